@@ -1,0 +1,61 @@
+"""Turning a failed validation into one line that a person can act on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from fedmosaic_cli.errors import RequestError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
+
+
+def checked(make: Callable[..., T], values: Mapping[str, Any], known: Iterable[str], where: str) -> T:
+    """`make(**values)`; what it refuses becomes a RequestError that names key, value and what is allowed."""
+    check_keys(values, known, where)
+    try:
+        return make(**values)
+    except ValidationError as error:
+        raise RequestError(explain(error, where)) from None
+
+
+def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuse the first key that nobody would read."""
+    options = list(known)
+    for key in values:
+        if key not in options:
+            raise unknown("key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in options], "configuration")
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """The first wrong field, its value and everything that it could have been instead."""
+    problems = error.errors(include_url=False)
+    field = problems[0]["loc"][0]
+    own = [problem for problem in problems if problem["loc"][0] == field]
+    value = own[0]["input"] if len(own[0]["loc"]) == 1 or len(own) > 1 else own[0]["input"]
+    wishes = " or ".join(dict.fromkeys(wish(problem) for problem in own))
+    return f"{where}.{field} is {value!r} (configuration): it must be {wishes}"
+
+
+def wish(problem: Any) -> str:
+    context = problem.get("ctx", {})
+    kinds = {
+        "literal_error": lambda: context["expected"],
+        "greater_than": lambda: f"greater than {context['gt']:g}",
+        "greater_than_equal": lambda: f"at least {context['ge']:g}",
+        "less_than": lambda: f"less than {context['lt']:g}",
+        "less_than_equal": lambda: f"at most {context['le']:g}",
+        "float_type": lambda: "a number",
+        "int_type": lambda: "a whole number",
+        "string_type": lambda: "a text",
+        "tuple_type": lambda: "a list",
+        "finite_number": lambda: "finite",
+        "none_required": lambda: "null",
+        "value_error": lambda: f"such that {context['error']}",
+    }
+    kind = problem["type"]
+    return kinds[kind]() if kind in kinds else problem["msg"][0].lower() + problem["msg"][1:]

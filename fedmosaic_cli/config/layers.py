@@ -1,0 +1,70 @@
+"""Layering: later layers win, key by key, and every value remembers where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmosaic_cli.config.checks import check_keys
+from fedmosaic_cli.config.yaml_files import parse
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.models.settings import ModelSettings
+
+SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
+
+
+@dataclass
+class Layers:
+    """`values` holds one mapping a section (`data`, `train`, `methods.fedct`, ...); `origins` who set `section.key`."""
+
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def add(self, origin: str, content: dict[str, Any]) -> None:
+        """Lay `content` over what is there."""
+        check_keys(content, [*SECTIONS, "methods"], "")
+        for section, values in content.items():
+            if section != "methods":
+                self._put(origin, section, values)
+                continue
+            for method, hyperparameters in as_mapping(values, "methods", origin).items():
+                check_method(method, f"methods.{method}")
+                self._put(origin, f"methods.{method}", hyperparameters)
+
+    def set(self, assignment: str) -> None:
+        """Lay one `section.key=value` over what is there."""
+        path, equals, text = assignment.partition("=")
+        section, _, key = path.strip().rpartition(".")
+        if not equals or not section or not key:
+            raise RequestError(f"cannot read '{assignment}' (--set): write section.key=value, e.g. train.rounds=20")
+        content: dict[str, Any] = {key: parse(text, f"--set {path}")}
+        for name in reversed(section.split(".")):
+            content = {name: content}
+        self.add("--set", content)
+
+    def _put(self, origin: str, section: str, values: Any) -> None:
+        known = METHODS[section.split(".")[1]] if section.startswith("methods.") else SECTIONS[section]
+        fields = field_names(known)
+        check_keys(as_mapping(values, section, origin), fields, section)
+        self.values.setdefault(section, {}).update(values)
+        self.origins.update({f"{section}.{key}": origin for key in values})
+
+
+def field_names(kind: type) -> list[str]:
+    """The keys that a section or a method reads."""
+    return list(getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {}))
+
+
+def as_mapping(values: Any, section: str, origin: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise RequestError(f"section '{section}' is {values!r}, not a mapping ({origin}): write its keys below it")
+    return values
+
+
+def check_method(name: str, where: str) -> None:
+    """Refuse a method that does not exist."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, where, "'fedmosaic baseline --list' shows all")

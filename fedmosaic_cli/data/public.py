@@ -1,0 +1,68 @@
+"""The public set U: drawn before anything is dealt, disjoint from every client, labels left behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.settings import DataSettings
+
+    Index = NDArray[np.int64]
+
+
+def draw_public(dataset: Dataset, settings: DataSettings, rng: np.random.Generator) -> Index:
+    """Sorted indices of the public set: balanced over classes and domains, or with classes skewed by `public_alpha`."""
+    size = settings.public_size or 0
+    room = len(dataset) - 2 * settings.clients
+    if size > room:
+        raise RequestError(
+            f"a public set of {size} does not fit (data.public_size): '{dataset.name}' has {len(dataset)} examples and "
+            f"{settings.clients} clients need some too; ask for at most {max(room, 0)}"
+        )
+    groups = grouped(dataset)
+    available = np.array([len(group) for group in groups])
+    if settings.public_alpha is None:
+        wanted = fill_evenly(available, size, rng)
+    else:
+        wanted = fill_skewed(dataset, groups, available, size, settings.public_alpha, rng)
+    drawn = [rng.permutation(group)[:count] for group, count in zip(groups, wanted, strict=True)]
+    return np.sort(np.concatenate([*drawn, np.empty(0, dtype=np.int64)])).astype(np.int64)
+
+
+def grouped(dataset: Dataset) -> list[Index]:
+    """The examples of each class, or of each class in each domain."""
+    domains = np.zeros_like(dataset.labels) if dataset.domains is None else dataset.domains
+    keys = domains * dataset.num_classes + dataset.labels
+    count = max(len(dataset.domain_names), 1) * dataset.num_classes
+    return [np.flatnonzero(keys == key) for key in range(count)]
+
+
+def fill_evenly(available: Index, size: int, rng: np.random.Generator) -> Index:
+    """How many to take from each group: as equal as can be, no more than there are, `size` in all."""
+    taken = np.zeros_like(available)
+    while (missing := size - taken.sum()) > 0:
+        open_groups = np.flatnonzero(taken < available)
+        share, extra = divmod(missing, len(open_groups))
+        more = np.full(len(open_groups), share)
+        more[rng.permutation(len(open_groups))[:extra]] += 1
+        taken[open_groups] = np.minimum(taken[open_groups] + more, available[open_groups])
+    return taken
+
+
+def fill_skewed(
+    dataset: Dataset, groups: list[Index], available: Index, size: int, alpha: float, rng: np.random.Generator
+) -> Index:
+    """The same with class shares drawn from Dirichlet(alpha); what a class cannot give is spread over the others."""
+    share = rng.dirichlet(np.full(dataset.num_classes, alpha))
+    group_class = np.array([dataset.labels[group[0]] if len(group) else 0 for group in groups])
+    per_class = np.bincount(group_class, minlength=dataset.num_classes)
+    ideal = size * share[group_class] / per_class[group_class]
+    taken = np.minimum(np.floor(ideal).astype(np.int64), available)
+    return taken + fill_evenly(available - taken, size - int(taken.sum()), rng)

@@ -1,0 +1,1 @@
+"""What every method runs on: the contract, the one loop, the one trainer, the one evaluator, the one channel."""

@@ -1,0 +1,19 @@
+"""The only way between clients and server: everything that travels is serialised, counted and read back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.method import Received
+
+
+def send(message: Message) -> tuple[Received, int]:
+    """The message as the other side sees it, and how many bits it took."""
+    received: Received = {}
+    bits = 0
+    for name, part in message.items():
+        received[name], part_bits = part.travel()
+        bits += part_bits
+    return received, bits

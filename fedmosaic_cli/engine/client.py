@@ -1,0 +1,91 @@
+"""A simulated client: its data, its memory, and the services a method may ask of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedmosaic_cli.engine import batches, evaluation
+from fedmosaic_cli.engine.objective import mean_cross_entropy
+from fedmosaic_cli.engine.training import Draw, fit, of
+from fedmosaic_cli.seeds import derive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator, Tensor
+
+    from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.method import Parameters, State, Term
+    from fedmosaic_cli.engine.workspace import Workspace
+
+
+class SimulatedClient:
+    """Implements `engine.method.Client`. `merged` says how many clients' data it holds (1, unless pooled)."""
+
+    def __init__(
+        self, client_id: int, seed: int, private: Examples, public: Examples, workspace: Workspace, merged: int = 1
+    ) -> None:
+        self.id = client_id
+        self.round = 0
+        self.state: State = {}
+        self.notes: dict[str, float] = {}
+        self.private = private
+        self.public = public
+        self.merged = merged
+        self._seed = seed
+        self._workspace = workspace
+
+    @property
+    def init(self) -> Parameters:
+        names: tuple[str | int, ...] = ("init",)
+        if self._workspace.train.init == "per-client":
+            names = ("init", self.id)
+        return self._workspace.initial_parameters(derive(self._seed, *names))
+
+    @property
+    def class_counts(self) -> Tensor:
+        return torch.bincount(of(self.private.labels), minlength=self._workspace.num_classes)
+
+    def train(self, model: str, terms: Sequence[Term] = ()) -> None:
+        settings = self._workspace.train
+        optimizer_state = self.state.setdefault(f"{model}.optimizer", {})
+        if settings.optimizer_state == "reset":
+            optimizer_state.clear()
+        private_loss, term_losses = fit(
+            self._workspace, self.state[model], optimizer_state, self.private, self.public, self._draw(bool(terms)), terms
+        )
+        self.notes.setdefault("loss_private", private_loss)
+        for term, loss in zip(terms, term_losses, strict=True):
+            self.notes.setdefault(term.log_as, loss)
+
+    def private_loss(self, parameters: Parameters) -> float:
+        log_probs = evaluation.log_probabilities(self._workspace, parameters, self.private)
+        return mean_cross_entropy(log_probs, of(self.private.labels))
+
+    def predict_public(self, parameters: Parameters) -> Tensor:
+        return evaluation.log_probabilities(self._workspace, parameters, self.public)
+
+    def note(self, **values: float) -> None:
+        self.notes.update(values)
+
+    def _draw(self, with_public: bool) -> Draw:
+        """This round's batches. The private ones are the same whether or not public ones are drawn."""
+        settings, device = self._workspace.train, self._workspace.device
+        if settings.local_steps is None:
+            private = batches.epochs(
+                len(self.private), settings.batch_size, settings.local_epochs, self._stream("private")
+            )
+        else:
+            private = batches.steps(
+                len(self.private), settings.batch_size, settings.local_steps * self.merged, self._stream("private")
+            )
+        public: list[Tensor] = []
+        if with_public:
+            public = batches.steps(len(self.public), settings.batch_size, len(private), self._stream("public"))
+        return Draw(batches.on_device(private, device), batches.on_device(public, device))
+
+    def _stream(self, purpose: str) -> Generator:
+        return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))
+

@@ -1,0 +1,30 @@
+"""The `train` section: how long, in what steps, by which optimizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedmosaic_cli.settings import Section
+
+Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class TrainSettings(Section):
+    """The same for every method, so that a table compares methods and nothing else.
+
+    A round is `local_epochs` passes over a client's data or, where given, `local_steps` steps (the paper's b).
+    """
+
+    rounds: Positive = 100
+    local_epochs: Positive = 1
+    local_steps: Positive | None = None
+    batch_size: Positive = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0)] = 0.001
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    init: Literal["per-client", "common"] = "per-client"
+    checkpoint_every: Positive = 10
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0

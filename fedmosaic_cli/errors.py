@@ -1,0 +1,44 @@
+"""Everything that can go wrong on purpose, each kind with the exit code it ends in.
+
+A message says what is wrong with which value, where, and how to mend it, in one line.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class FedMosaicError(Exception):
+    """A failed run: the request was fine, the work was not."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class RequestError(FedMosaicError):
+    """The request cannot be carried out as it stands: arguments, configuration, data or shards."""
+
+    exit_code = 2
+
+
+class RunStateError(FedMosaicError):
+    """The run directory is in no state to go on from."""
+
+    exit_code = 3
+
+
+class ResourceError(FedMosaicError):
+    """The machine refused: no room, no permission."""
+
+    exit_code = 4
+
+
+def unknown(kind: str, name: str, known: Iterable[str], where: str, hint: str = "") -> RequestError:
+    """The error for a name that nothing answers to, with the nearest one that something does."""
+    options = sorted(known)
+    near = get_close_matches(name, options, n=1)
+    advice = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(options) or 'none'}"
+    return RequestError(f"unknown {kind} '{name}' ({where}): {advice}{'; ' + hint if hint else ''}")

@@ -1,0 +1,33 @@
+"""On what a run was made: versions, device, threads."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scikit-learn", "safetensors", "pydantic", "typer", "rich")
+
+
+def versions() -> dict[str, str]:
+    """fedmosaic, Python and the libraries that it stands on."""
+    return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def environment(device: torch.device, workers: int, arguments: Sequence[str]) -> dict[str, Any]:
+    """What is written to env.json."""
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "workers": workers,
+        "threads_per_worker": 1,
+        "arguments": list(arguments),
+    }

@@ -1,0 +1,157 @@
+"""One run, recorded: from the first round, or from the last checkpoint, to the summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedmosaic_cli.config.run import first_difference, stored_run
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.workers import one_core
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment.assemble import assemble, find_device
+from fedmosaic_cli.experiment.environment import environment
+from fedmosaic_cli.experiment.shards import dataset_of
+from fedmosaic_cli.experiment.state import capture, restore, to_arrays
+from fedmosaic_cli.records import checkpoints
+from fedmosaic_cli.records.runs import SCHEMA, RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.records.shards import Shards
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The run goes on after this round; `warnings` tell of checkpoints that could not be used."""
+
+    round: int
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round is played and logged."""
+
+    round: int
+    accuracy: float
+    trust: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is complete."""
+
+    summary: dict[str, Any]
+
+
+Event = Resumed | RoundDone | Finished
+
+
+def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
+    """Refuse a run directory that cannot be used, before anything is written anywhere."""
+    if not files.exists():
+        return
+    if not resume:
+        raise RequestError(f"run directory is not empty ({files.path}): add --resume to go on, or choose another --run-dir")
+    if not files.config.is_file():
+        raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
+    difference = first_difference(stored_run(files.config), config)
+    if difference:
+        raise RequestError(f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir")
+
+
+def run(config: RunConfig, shards: Shards, files: RunFiles, device_name: str, arguments: Sequence[str]) -> Iterator[Event]:
+    """Play and record the run, from where it stands. The caller may stop after any event and resume later."""
+    if files.finished() and files.summary()["rounds"] == config.train.rounds:
+        yield Finished(files.summary())
+        return
+    one_core()
+    device = find_device(device_name)
+    federation = assemble(config, dataset_of(shards), shards.partition, device)
+    with federation.workers:
+        yield from go_back(files, federation, device)
+        files.create(config.to_dict(), environment(device, federation.workers.count, arguments))
+        started = time.perf_counter()
+        for done in play(federation, config.train.rounds):
+            seconds = time.perf_counter() - started
+            files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
+            if done.number % config.train.checkpoint_every == 0 or done.number == config.train.rounds:
+                save_checkpoint(files, federation)
+            trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
+            accuracy = fmean(row["accuracy"] for row in done.rows)
+            yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds)
+            started = time.perf_counter()
+        save_models(files, federation)
+    summary = summarise(config, shards, files.rounds())
+    files.save_summary(summary)
+    yield Finished(summary)
+
+
+def go_back(files: RunFiles, federation: Federation, device: torch.device) -> Iterator[Event]:
+    """Bring the session to the newest checkpoint, and the logs with it."""
+    if not files.exists():
+        return
+    checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
+    if checkpoint is None:
+        files.cut_logs({"rounds.jsonl": 0, "timings.jsonl": 0})
+        return
+    restore(federation.session, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
+    files.cut_logs(checkpoint.logs)
+    yield Resumed(checkpoint.round, warnings)
+
+
+def save_checkpoint(files: RunFiles, federation: Federation) -> None:
+    arrays, values = capture(federation.session)
+    checkpoint = checkpoints.Checkpoint(federation.session.finished, arrays, values, files.log_lengths())
+    checkpoints.save(files.checkpoints, checkpoint)
+
+
+def save_models(files: RunFiles, federation: Federation) -> None:
+    """The final personal models, one a client."""
+    models = personal_models(federation)
+    arrays = {id(model): to_arrays(model) for model in models.values()}
+    files.save_models({exam.client: arrays[id(models[exam.owner])] for exam in federation.exams})
+
+
+def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary of a finished run. The number is the last round's; the best round stands beside it for information."""
+    by_round: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_round.setdefault(row["round"], []).append(row)
+    means = {number: fmean(row["accuracy"] for row in played) for number, played in by_round.items()}
+    best = max(means, key=lambda number: (means[number], -number))
+    last = [row["accuracy"] for row in by_round[config.train.rounds]]
+    sizes = shards.test_sizes()
+    method = config.method
+    return {
+        "schema": SCHEMA,
+        "preset": config.setting,
+        "dataset": config.data.dataset,
+        "scheme": config.data.scheme,
+        "method": method.name,
+        "variant": method.variant,
+        "expertise": getattr(method, "expertise", None),
+        "hyperparameters": config.to_dict()["methods"][method.name],
+        "seed": config.seed,
+        "rounds": config.train.rounds,
+        "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
+        "accuracy": {
+            "client_mean": fmean(last),
+            "sample_weighted": sum(a * n for a, n in zip(last, sizes, strict=True)) / sum(sizes),
+            "client_std": pstdev(last),
+            "worst": min(last),
+            "per_client": last,
+        },
+        "best_round": {"round": best, "client_mean": means[best]},
+        "bits": {"up": sum(row["bits_up"] for row in rows), "down": sum(row["bits_down"] for row in rows)},
+        "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
+    }

@@ -1,0 +1,64 @@
+"""The state of a session as arrays and plain values, for checkpoints, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.engine.rounds import Session
+    from fedmosaic_cli.records.runs import Arrays
+
+SEPARATOR = "/"
+
+
+def to_arrays(parameters: Parameters) -> Arrays:
+    """A model as NumPy arrays."""
+    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in parameters.items()}
+
+
+def to_tensors(arrays: Arrays, device: torch.device) -> Parameters:
+    """A model as tensors of its own on `device`."""
+    return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
+
+
+def capture(session: Session) -> tuple[Arrays, dict[str, Any]]:
+    """Everything that server and clients remember: tensors, and the rest."""
+    tree: State = {"server": session.server, **{f"client-{client.id}": client.state for client in session.clients}}
+    tensors: Parameters = {}
+    values: dict[str, Any] = {}
+    flatten(tree, "", tensors, values)
+    return to_arrays(tensors), values
+
+
+def restore(session: Session, arrays: Arrays, values: dict[str, Any], finished: int, device: torch.device) -> None:
+    """Put a session back where `capture` found it."""
+    tree = unflatten({**to_tensors(arrays, device), **values})
+    session.server = tree.get("server", {})
+    for client in session.clients:
+        client.state = tree.get(f"client-{client.id}", {})
+    session.finished = finished
+
+
+def flatten(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flatten(value, name + SEPARATOR, tensors, values)
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value
+        else:
+            values[name] = value
+
+
+def unflatten(flat: dict[str, Any]) -> State:
+    tree: State = {}
+    for name, value in flat.items():
+        *parents, last = name.split(SEPARATOR)
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = value
+    return tree

@@ -1,0 +1,78 @@
+"""FedCT: clients share hard labels on a public set, and the majority's labels join everybody's training.
+
+Abourayya et al., Little is Enough: Boosting Privacy by Sharing Only Hard Labels in Federated Semi-Supervised Learning,
+AAAI 2025. Differs from the paper: the loss is the sum CE(private batch) + CE(public batch) rather than one mean over
+a batch of the union, so that FedMosaic with trust 1 and equal votes is exactly this method.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from fedmosaic_cli.cotraining.consensus import majority_vote
+from fedmosaic_cli.engine.messages import Labels
+from fedmosaic_cli.engine.method import Method, hyperparameters
+from fedmosaic_cli.engine.objective import PseudoLabels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.method import Client, Received, State, World
+
+
+@hyperparameters
+class FedCT(Method):
+    """`warmup_rounds` are played alone before the first exchange.
+
+    1 is the paper's choice: its first round has no pseudo-labels yet. 0 means the same, for the same reason.
+    """
+
+    warmup_rounds: Annotated[int, Field(ge=0)] = 1
+
+    name = "fedct"
+    title = "FedCT"
+    family = "FL"
+    travels = "hard labels on the public set, both ways"
+    citation = "Abourayya et al. 2025"
+
+    def broadcast(self, server: State, client_id: int, world: World) -> Message:
+        return {name: Labels(labels, world.num_classes) for name, labels in server.items()}
+
+    def local_round(self, client: Client, received: Received, world: World) -> Message:
+        consensus = received.get("labels")
+        trust = self.trust_in(consensus, client)
+        client.note(trust=trust)
+        # With no trust at all the public set is left alone: then this is local training, bit for bit.
+        client.train("model", [PseudoLabels(consensus, trust)] if trust else [])
+        if client.round < self.warmup_rounds:
+            return {}
+        log_probs = client.predict_public(client.state["model"])
+        client.state["log_probs"] = log_probs
+        return self.opinion(log_probs, client)
+
+    def trust_in(self, consensus: Tensor | None, client: Client) -> float:
+        """The weight of the public loss in this round; there is none before the first consensus."""
+        return 0.0 if consensus is None else 1.0
+
+    def opinion(self, log_probs: Tensor, client: Client) -> Message:
+        """What the client tells the server about the public set."""
+        return {"labels": Labels(log_probs.argmax(dim=1), log_probs.shape[1])}
+
+    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+        return {"labels": self.consensus(list(uploads.values()), world.num_classes)}
+
+    def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
+        """The pseudo-labels that the clients' opinions amount to."""
+        return majority_vote(stacked(opinions, "labels"), num_classes)
+
+
+def stacked(opinions: list[Received], part: str) -> Tensor:
+    """One part of everybody's opinion, as [clients, examples]."""
+    import torch
+
+    return torch.stack([opinion[part] for opinion in opinions])

@@ -1,0 +1,1 @@
+"""Architectures: one file each, every one with a `body` and a `head`."""

@@ -1,0 +1,75 @@
+"""Writing so that a file is there whole or not at all, and reading with errors that name the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write(path, to_json(content))
+
+
+def to_json(content: Any) -> bytes:
+    """The one way we write JSON documents: the same content is the same bytes."""
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that we wrote."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RequestError(f"file is missing ({path}): check the path") from None
+    except (ValueError, RecursionError):
+        raise RequestError(f"not valid JSON ({path}): the file is damaged; make it anew") from None
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which takes its real name only when everything in it was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename last."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

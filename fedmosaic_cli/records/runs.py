@@ -1,0 +1,127 @@
+"""A run on disk: its configuration, a line a round and client, models, and last of all the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.records.files import read_json, write, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[np.generic]]
+
+SCHEMA = 1
+SUMMARY = "summary.json"
+LOGS = ("rounds.jsonl", "timings.jsonl")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run directory."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def crash(self) -> Path:
+        return self.path / "crash.txt"
+
+    def exists(self) -> bool:
+        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+
+    def finished(self) -> bool:
+        return (self.path / SUMMARY).is_file()
+
+    def create(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write(self.config, yaml.safe_dump(config, sort_keys=False).encode())
+        write_json(self.path / "env.json", environment)
+
+    def append(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
+        """Add a round to the logs."""
+        for name, lines in zip(LOGS, (rows, [timing]), strict=True):
+            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(text)
+
+    def log_lengths(self) -> dict[str, int]:
+        """How long the logs are, once they have reached the disk."""
+        lengths = {}
+        for name in LOGS:
+            with (self.path / name).open("ab") as file:
+                os.fsync(file.fileno())
+                lengths[name] = file.tell()
+        return lengths
+
+    def cut_logs(self, lengths: dict[str, int]) -> None:
+        """Forget what was logged after a checkpoint: those rounds are played again."""
+        for name in LOGS:
+            with (self.path / name).open("ab") as file:
+                if file.tell() < lengths[name]:
+                    raise RequestError(f"log is shorter than its checkpoint says ({self.path / name}): start the run anew")
+                file.truncate(lengths[name])
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """All lines of rounds.jsonl."""
+        path = self.path / LOGS[0]
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError):
+            raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
+
+    def save_models(self, models: dict[int, Arrays]) -> None:
+        """The personal models. Clients that share one share its file, too."""
+        folder = self.path / "models"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        written: dict[int, Path] = {}
+        for client, arrays in models.items():
+            path = folder / f"client-{client:03d}.safetensors"
+            if id(arrays) in written:
+                os.link(written[id(arrays)], path)
+            else:
+                write(path, save_tensors(arrays))  # type: ignore[arg-type]
+                written[id(arrays)] = path
+
+    def load_model(self, client: int) -> Arrays:
+        """The personal model of one client."""
+        path = self.path / "models" / f"client-{client:03d}.safetensors"
+        try:
+            return load_tensors(path.read_bytes())  # type: ignore[return-value]
+        except Exception as error:
+            raise RequestError(f"cannot read the model ({path}): {error or type(error).__name__}") from None
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        write_json(self.path / SUMMARY, summary)
+
+    def summary(self) -> dict[str, Any]:
+        content = read_json(self.path / SUMMARY)
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise RequestError(f"not a summary of schema {SCHEMA} ({self.path / SUMMARY}): run it again")
+        return content
+
+    def save_evaluation(self, split: str, content: dict[str, Any]) -> Path:
+        path = self.path / ("evaluation.json" if split == "test" else f"evaluation-{split}.json")
+        write_json(path, content)
+        return path

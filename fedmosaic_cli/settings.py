@@ -1,0 +1,18 @@
+"""What all sections of a configuration have in common: frozen, strictly typed, and no key that nobody reads."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+# YAML knows lists, not tuples; the elements stay strict.
+Integers = Annotated[tuple[StrictInt, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """One section of the configuration."""
+
+    model_config = ConfigDict(**STRICT, frozen=True)
