@@ -15,6 +15,11 @@ def label_bits(num_classes: int) -> int:
     return max(1, (num_classes - 1).bit_length())
 
 
+def packed_bits(count: int, bits: int) -> int:
+    """What `count` values of `bits` bits take once packed into whole bytes."""
+    return 8 * -(-count * bits // 8)
+
+
 def pack(values: NDArray[np.int64], bits: int) -> bytes:
     """`values`, each in [0, 2^bits), one after the other, highest bit first; the last byte is filled with zeros."""
     shifts = np.arange(bits - 1, -1, -1)

@@ -48,6 +48,14 @@ class World:
     """How many training examples each client declared when it joined."""
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Bits that go to and from a client in a round."""
+
+    up: int = 0
+    down: int = 0
+
+
 class Term(Protocol):
     """A term that a method adds to a client's private cross-entropy."""
 
@@ -138,6 +146,10 @@ class Method(ABC):
         """The client's personal model: the one that is evaluated and saved. Nothing is changed."""
         model: Parameters = client.state["model"]
         return model
+
+    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
+        """What a round of exchange costs a client, foretold from the sizes of a model and of the public set."""
+        return Traffic()
 
     @property
     def variant(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.evaluation import Score, score
+from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.errors import FedMosaicError
 
 if TYPE_CHECKING:
@@ -44,14 +45,6 @@ class Round:
 
     number: int
     rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bits that went to and from a client in a round."""
-
-    up: int
-    down: int
 
 
 @dataclass(frozen=True)

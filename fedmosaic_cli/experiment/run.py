@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.config.run import first_difference, stored_run
+from fedmosaic_cli.config.run import FREE_TO_CHANGE
 from fedmosaic_cli.engine.rounds import personal_models, play
 from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.assemble import assemble, find_device
 from fedmosaic_cli.experiment.environment import environment
-from fedmosaic_cli.experiment.shards import dataset_of
+from fedmosaic_cli.experiment.plan import dataset_of
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.records import checkpoints
 from fedmosaic_cli.records.runs import SCHEMA, RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.engine.rounds import Federation
@@ -47,36 +46,38 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """The run was asked to stop and can be resumed after this round."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is complete."""
 
     summary: dict[str, Any]
 
 
-Event = Resumed | RoundDone | Finished
+Event = Resumed | RoundDone | Stopped | Finished
 
 
-def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
-    """Refuse a run directory that cannot be used, before anything is written anywhere."""
-    if not files.exists():
-        return
-    if not resume:
-        raise RequestError(f"run directory is not empty ({files.path}): add --resume to go on, or choose another --run-dir")
-    if not files.config.is_file():
-        raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
-    difference = first_difference(stored_run(files.config), config)
-    if difference:
-        raise RequestError(f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir")
-
-
-def run(config: RunConfig, shards: Shards, files: RunFiles, device_name: str, arguments: Sequence[str]) -> Iterator[Event]:
-    """Play and record the run, from where it stands. The caller may stop after any event and resume later."""
+def run(
+    config: RunConfig,
+    shards: Shards,
+    files: RunFiles,
+    device_name: str,
+    arguments: Sequence[str] = (),
+    asked_to_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Play and record the run, from where it stands. Asked to stop, it does so after a round, with a checkpoint."""
     if files.finished() and files.summary()["rounds"] == config.train.rounds:
         yield Finished(files.summary())
         return
     one_core()
     device = find_device(device_name)
     federation = assemble(config, dataset_of(shards), shards.partition, device)
+    files.reopen()
     with federation.workers:
         yield from go_back(files, federation, device)
         files.create(config.to_dict(), environment(device, federation.workers.count, arguments))
@@ -84,11 +85,15 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, device_name: str, ar
         for done in play(federation, config.train.rounds):
             seconds = time.perf_counter() - started
             files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
-            if done.number % config.train.checkpoint_every == 0 or done.number == config.train.rounds:
+            stopping = asked_to_stop() and done.number < config.train.rounds
+            if stopping or done.number % config.train.checkpoint_every == 0 or done.number == config.train.rounds:
                 save_checkpoint(files, federation)
             trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
             accuracy = fmean(row["accuracy"] for row in done.rows)
             yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds)
+            if stopping:
+                yield Stopped(done.number)
+                return
             started = time.perf_counter()
         save_models(files, federation)
     summary = summarise(config, shards, files.rounds())
@@ -102,7 +107,7 @@ def go_back(files: RunFiles, federation: Federation, device: torch.device) -> It
         return
     checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
     if checkpoint is None:
-        files.cut_logs({"rounds.jsonl": 0, "timings.jsonl": 0})
+        files.cut_logs()
         return
     restore(federation.session, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
     files.cut_logs(checkpoint.logs)
@@ -131,7 +136,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
     best = max(means, key=lambda number: (means[number], -number))
     last = [row["accuracy"] for row in by_round[config.train.rounds]]
     sizes = shards.test_sizes()
-    method = config.method
+    method, content = config.method, config.to_dict()
     return {
         "schema": SCHEMA,
         "preset": config.setting,
@@ -140,9 +145,11 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "method": method.name,
         "variant": method.variant,
         "expertise": getattr(method, "expertise", None),
-        "hyperparameters": config.to_dict()["methods"][method.name],
+        "hyperparameters": content["methods"][method.name],
         "seed": config.seed,
         "rounds": config.train.rounds,
+        "model": content["model"],
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {
             "client_mean": fmean(last),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.messages import Weights
-from fedmosaic_cli.engine.method import Method, hyperparameters
+from fedmosaic_cli.engine.method import Method, Traffic, hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,3 +53,6 @@ class FedAvg(Method):
     def personal(self, server: State, client: Client) -> Parameters:
         model: Parameters = server["model"]
         return model
+
+    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
+        return Traffic(up=model_bits, down=model_bits)

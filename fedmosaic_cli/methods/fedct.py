@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from fedmosaic_cli.cotraining.codecs import label_bits, packed_bits
 from fedmosaic_cli.cotraining.consensus import majority_vote
 from fedmosaic_cli.engine.messages import Labels
-from fedmosaic_cli.engine.method import Method, hyperparameters
+from fedmosaic_cli.engine.method import Method, Traffic, hyperparameters
 from fedmosaic_cli.engine.objective import PseudoLabels
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class FedCT(Method):
     def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
         """The pseudo-labels that the clients' opinions amount to."""
         return majority_vote(stacked(opinions, "labels"), num_classes)
+
+    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
+        labels = packed_bits(public_size, label_bits(num_classes))
+        return Traffic(up=labels, down=labels)
 
 
 def stacked(opinions: list[Received], part: str) -> Tensor:

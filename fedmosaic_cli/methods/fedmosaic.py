@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from fedmosaic_cli.cotraining.codecs import packed_bits
 from fedmosaic_cli.cotraining.consensus import weighted_vote
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
@@ -21,7 +22,7 @@ from fedmosaic_cli.cotraining.expertise import (
 )
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.messages import Labels, Scores
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import Traffic, hyperparameters
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 from fedmosaic_cli.methods.fedct import FedCT, stacked
 
@@ -81,3 +82,7 @@ class FedMosaic(FedCT):
 
     def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
         return weighted_vote(stacked(opinions, "labels"), stacked(opinions, "expertise"), num_classes)
+
+    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
+        labels = super().traffic(model_bits, public_size, num_classes)
+        return Traffic(up=labels.up + packed_bits(public_size, self.expertise_bits), down=labels.down)

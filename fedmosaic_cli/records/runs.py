@@ -58,6 +58,10 @@ class RunFiles:
         write(self.config, yaml.safe_dump(config, sort_keys=False).encode())
         write_json(self.path / "env.json", environment)
 
+    def reopen(self) -> None:
+        """A run that is to go on is not finished any more."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
+
     def append(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
         """Add a round to the logs."""
         for name, lines in zip(LOGS, (rows, [timing]), strict=True):
@@ -74,8 +78,9 @@ class RunFiles:
                 lengths[name] = file.tell()
         return lengths
 
-    def cut_logs(self, lengths: dict[str, int]) -> None:
-        """Forget what was logged after a checkpoint: those rounds are played again."""
+    def cut_logs(self, lengths: dict[str, int] | None = None) -> None:
+        """Forget what was logged after a checkpoint, or everything: those rounds are played again."""
+        lengths = lengths or dict.fromkeys(LOGS, 0)
         for name in LOGS:
             with (self.path / name).open("ab") as file:
                 if file.tell() < lengths[name]:

@@ -1,0 +1,100 @@
+"""The application: its commands, and how failures end."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from fedmosaic_cli import __version__
+from fedmosaic_cli.cli import doctor, evaluate, partition, presets, report, train
+from fedmosaic_cli.errors import FedMosaicError, ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Typer stands on click up to 0.2x and on a copy of its own later; both spell the ancestors of BadParameter the same.
+UsageError, ClickException = typer.BadParameter.__mro__[1:3]
+
+
+class OneLineErrors(TyperGroup):
+    """Ends every failure in one line on stderr and the exit code that the documentation promises."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode:
+            return super().main(given, *others, standalone_mode=False, **more)
+        try:
+            result = super().main(given, *others, standalone_mode=False, **more)
+        except (Exception, KeyboardInterrupt) as error:
+            fail(error, debug="--debug" in given)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def fail(error: BaseException, debug: bool) -> NoReturn:
+    """Say what went wrong, in one line, and leave."""
+    if debug:
+        traceback.print_exception(error)
+    line, code = describe(error)
+    sys.stderr.write(f"error: {line}\n")
+    sys.exit(code)
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code of a failure."""
+    if isinstance(error, FedMosaicError):
+        return " ".join(str(error).split()), error.exit_code
+    if isinstance(error, ClickException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "fedmosaic"
+        message = error.format_message()  # type: ignore[attr-defined]
+        return f"{' '.join(message.split()).rstrip('.')} ({command}): see '{command} --help'", 2
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return f"{error.strerror or error} ({error.filename or 'file system'}): free room or permission, then --resume", (
+            ResourceError.exit_code
+        )
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (fedmosaic): nothing was lost that a checkpoint held", 130
+    return f"{type(error).__name__}: {' '.join(str(error).split())} (a bug in fedmosaic): run again with --debug and report it", 1
+
+
+app = typer.Typer(
+    name="fedmosaic",
+    cls=OneLineErrors,
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Personalized federated learning by co-training.
+
+    Clients share predictions on a public data set, never data or models. Start with
+
+      fedmosaic train --preset quickstart
+
+    then  fedmosaic baseline all --preset quickstart  and  fedmosaic report.
+    """
+    if version:
+        typer.echo(f"fedmosaic {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command()(partition.partition)
+app.command()(train.train)
+app.command()(train.baseline)
+app.command()(evaluate.evaluate)
+app.command()(report.report)
+app.add_typer(presets.app, name="presets")
+app.command()(doctor.doctor)

@@ -1,0 +1,37 @@
+"""Where output goes: results to stdout, progress and remarks to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+
+# A pipe has no width: nothing is cut off in it.
+PIPE_WIDTH = 1000
+
+
+def out() -> Console:
+    """For results. Made when needed, so that it follows whatever stdout is then."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def err() -> Console:
+    """For progress and remarks."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+
+
+def say(text: str) -> None:
+    """A plain line to stdout: no markup is read in it, no line is wrapped."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def remark(text: str) -> None:
+    """A plain line to stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def say_json(content: Any) -> None:
+    say(json.dumps(content, indent=2))

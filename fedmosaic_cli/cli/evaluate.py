@@ -1,0 +1,74 @@
+"""`fedmosaic evaluate`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedmosaic_cli.cli.console import out, say, say_json
+from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, VerboseOption
+from fedmosaic_cli.records.runs import RunFiles
+
+
+class SplitName(str, Enum):
+    test = "test"
+    train = "train"
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    split: Annotated[SplitName, typer.Option(help="Which part of each client's data.")] = SplitName.test,
+    device: DeviceOption = Device.auto,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Examine the saved personal models of finished runs, without training.
+
+    Writes evaluation.json into each run directory. [bold]Examples[/bold]
+
+      fedmosaic evaluate runs/quickstart/*/seed-0
+
+      fedmosaic evaluate runs/quickstart/local/seed-0 --split train --verbose
+    """
+    from fedmosaic_cli.experiment.evaluate import evaluate as examine
+
+    # All of them first: if one is unfit, nothing is written.
+    results = [(RunFiles(run), examine(RunFiles(run), split.value, device.value)) for run in runs]
+    for files, result in results:
+        files.save_evaluation(split.value, result)
+    if as_json:
+        say_json([result for _, result in results])
+    elif not quiet:
+        show(results, split.value, verbose)
+
+
+def show(results: list[tuple[RunFiles, dict[str, Any]]], split: str, verbose: bool) -> None:
+    view = Table(box=None, pad_edge=False)
+    view.add_column("run")
+    for heading in ("mean %", "weighted %", "std", "worst %", "clients"):
+        view.add_column(heading, justify="right")
+    for files, result in results:
+        accuracy = result["accuracy"]
+        numbers = [accuracy[key] for key in ("client_mean", "sample_weighted", "client_std", "worst")]
+        view.add_row(str(files.path), *(f"{100 * number:.2f}" for number in numbers), str(len(result["per_client"])))
+    out().print(view)
+    if verbose:
+        for files, result in results:
+            out().print(per_client(str(files.path), result["per_client"]))
+    say(f"accuracy on each client's own {split} part; written to evaluation{'' if split == 'test' else '-' + split}.json")
+
+
+def per_client(title: str, marks: list[dict[str, Any]]) -> Table:
+    view = Table("client", "domain", title=title, title_justify="left", box=None, pad_edge=False)
+    for heading in ("examples", "accuracy %", "loss"):
+        view.add_column(heading, justify="right")
+    for mark in marks:
+        numbers = (str(mark["examples"]), f"{100 * mark['accuracy']:.2f}", f"{mark['loss']:.4f}")
+        view.add_row(str(mark["client"]), mark["domain"] or "-", *numbers)
+    return view

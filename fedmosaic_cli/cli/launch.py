@@ -1,0 +1,219 @@
+"""From the options of a training command to its runs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import typer
+from rich.table import Table
+
+from fedmosaic_cli.cli.console import err, out, remark, say, say_json
+from fedmosaic_cli.cli.dry_run import show_plan
+from fedmosaic_cli.cli.interrupt import stop_request
+from fedmosaic_cli.cli.options import whole_numbers
+from fedmosaic_cli.cli.progress import view
+from fedmosaic_cli.config.checks import checked
+from fedmosaic_cli.config.layers import Layers, field_names
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run import RunConfig, resolve_run
+from fedmosaic_cli.config.yaml_files import read
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.errors import FedMosaicError, RequestError
+from fedmosaic_cli.experiment.plan import Deal, check_run, find_shards
+from fedmosaic_cli.records import shards as shard_records
+from fedmosaic_cli.records.runs import RunFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedmosaic_cli.cli.interrupt import StopRequest
+    from fedmosaic_cli.cli.options import Device
+    from fedmosaic_cli.cli.progress import View
+    from fedmosaic_cli.records.shards import Shards
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `train` and `baseline`."""
+
+    methods: list[str]
+    preset: str | None
+    shards: Path | None
+    expertise: str | None
+    rounds: int | None
+    seed: int | None
+    seeds: str | None
+    config: Path | None
+    assignments: list[str] | None
+    runs_dir: Path
+    run_dir: Path | None
+    resume: bool
+    workers: int | None
+    device: Device
+    dry_run: bool
+    as_json: bool
+    quiet: bool
+    verbose: bool
+
+    SHARED: ClassVar[list[str]]
+
+
+Request.SHARED = [field.name for field in fields(Request) if field.name != "methods"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to be made."""
+
+    config: RunConfig
+    files: RunFiles
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.setting} {self.config.method.variant} seed {self.config.seed}"
+
+
+def launch(request: Request) -> None:
+    """Check everything that was asked for, then make the runs one after the other."""
+    layers, setting, given = layers_of(request)
+    runs = plan(request, layers, setting, given)
+    if request.dry_run:
+        show_plan([run.config for run in runs], layers, [str(run.files.path) for run in runs])
+        return
+
+    for run in runs:
+        check_run(run.config, run.files, request.resume)
+    standard = standard_data(request)
+    found = [given or find_shards(run.config, standard) for run in runs]
+    check_device(request.device.value)
+    if not request.quiet:
+        err().print(f"{len(runs)} run{'s' * (len(runs) > 1)} in {request.run_dir or request.runs_dir / setting}")
+    summaries = []
+    with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
+        for run, shards in zip(runs, found, strict=True):
+            ready = shards.written() if isinstance(shards, Deal) else shards
+            summaries.append(follow(run, ready, request, progress, asked_to_stop))
+    if request.as_json:
+        say_json(summaries)
+    else:
+        show_results(runs, summaries, request)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there. From here on torch is needed."""
+    from fedmosaic_cli.experiment.assemble import find_device
+
+    find_device(name)
+
+
+def follow(run: Planned, shards: Shards, request: Request, progress: View, asked_to_stop: StopRequest) -> dict[str, Any]:
+    """Make one run and show how it goes. Its summary."""
+    from fedmosaic_cli.experiment import run as experiment
+
+    progress.begin(run.label, run.config.train.rounds)
+    try:
+        for event in experiment.run(run.config, shards, run.files, request.device.value, sys.argv[1:], asked_to_stop):
+            if isinstance(event, experiment.Resumed):
+                for warning in event.warnings:
+                    remark(f"warning: {warning}; using the one before")
+                progress.skip_to(event.round)
+            elif isinstance(event, experiment.RoundDone):
+                progress.update(event)
+            elif isinstance(event, experiment.Stopped):
+                remark(f"stopped after round {event.round} of {run.label}: go on with --resume")
+                raise typer.Exit(asked_to_stop.code)
+            else:
+                return event.summary
+    except (FedMosaicError, typer.Exit, OSError):
+        raise
+    except Exception:
+        if run.files.path.is_dir():
+            run.files.crash.write_text(traceback.format_exc(), encoding="utf-8")
+        raise
+    raise AssertionError("a run ends with a summary or is stopped")
+
+
+def layers_of(request: Request) -> tuple[Layers, str, Shards | None]:
+    """The layers of the configuration, the name of the setting, and the shards where they are given."""
+    layers, setting, given = Layers(), "", None
+    if request.preset is not None:
+        preset = load_preset(request.preset)
+        setting = preset.name
+        for origin, content in preset.layers:
+            layers.add(origin, content)
+    if request.shards is not None:
+        given = shard_records.load(request.shards)
+        setting = request.shards.resolve().name
+        layers.add(f"shards {request.shards}", {"data": given.manifest["settings"]})
+    if not setting:
+        raise RequestError("nothing to train on (fedmosaic): add --preset quickstart or --shards DIR")
+    if request.config is not None:
+        layers.add(f"file {request.config}", read(request.config))
+    for assignment in request.assignments or []:
+        layers.set(assignment)
+    flags = {"rounds": request.rounds, "workers": request.workers}
+    layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
+    if request.expertise is not None:
+        layers.add("flag", {"methods": {"fedmosaic": {"expertise": request.expertise}}})
+    return layers, setting, given
+
+
+def plan(request: Request, layers: Layers, setting: str, given: Shards | None) -> list[Planned]:
+    """The runs that the request amounts to, each checked."""
+    if request.seeds is not None and request.seed is not None:
+        raise RequestError("both --seed and --seeds are given (fedmosaic): use one of them")
+    seeds = whole_numbers(request.seeds, "--seeds") if request.seeds is not None else (request.seed or 0,)
+    partition_seed = given.partition.seed if given else None
+    configs = [resolve_run(setting, layers, name, seed, partition_seed) for name in request.methods for seed in seeds]
+    if given and any(config.data != given.partition.settings for config in configs):
+        raise RequestError(f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew")
+    if request.run_dir is not None and len(configs) > 1:
+        raise RequestError(f"{len(configs)} runs do not fit into one directory (--run-dir): use --runs-dir")
+    return [Planned(config, RunFiles(request.run_dir or default_run_dir(request.runs_dir, config))) for config in configs]
+
+
+def default_run_dir(runs_dir: Path, config: RunConfig) -> Path:
+    return runs_dir / config.setting / config.method.variant / f"seed-{config.seed}"
+
+
+def standard_data(request: Request) -> DataSettings | None:
+    """How the preset alone deals the data."""
+    if request.preset is None:
+        return None
+    layers = Layers()
+    for origin, content in load_preset(request.preset).layers:
+        layers.add(origin, content)
+    return checked(DataSettings, layers.values.get("data", {}), field_names(DataSettings), "data")
+
+
+def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: Request) -> None:
+    """The numbers of the runs, and what one would do next."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run")
+    for heading in ("accuracy %", "weighted %", "worst client %", "kB up", "kB down"):
+        table.add_column(heading, justify="right")
+    for run, summary in zip(runs, summaries, strict=True):
+        accuracy = summary["accuracy"]
+        numbers = [f"{100 * accuracy[key]:.2f}" for key in ("client_mean", "sample_weighted", "worst")]
+        traffic = [f"{summary['bits'][way] / 8000:.1f}" for way in ("up", "down")]
+        table.add_row(str(run.files.path), *numbers, *traffic)
+        if request.verbose:
+            text = " ".join(f"{100 * value:.1f}" for value in accuracy["per_client"])
+            table.add_row(f"  per client: {text}")
+    out().print(table)
+    if not request.quiet:
+        say("accuracy: mean over clients, each on its own test part, last round")
+        for line in next_steps(runs, request):
+            say(line)
+
+
+def next_steps(runs: list[Planned], request: Request) -> list[str]:
+    source = f"--preset {request.preset}" if request.preset else f"--shards {request.shards}"
+    report = "fedmosaic report" if str(request.runs_dir) == "runs" else f"fedmosaic report {request.runs_dir}"
+    if all(run.config.method.name == "fedmosaic" for run in runs):
+        seeds = f" --seeds {request.seeds}" if request.seeds else ""
+        return [f"next: fedmosaic baseline all {source}{seeds}", f"then: {report}"]
+    return [f"next: {report}"]

@@ -1,0 +1,37 @@
+"""Options that several commands share, spelt and explained once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmosaic_cli.errors import RequestError
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="More detail: every client's accuracy.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Tracebacks on failure.")]
+PresetOption = Annotated[
+    str | None, typer.Option(help="A preset's name, or a YAML file; 'fedmosaic presets list' shows all.")
+]
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """The numbers of a list such as 0,1,2, each at least 0 and none twice."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise RequestError(f"cannot read '{text}' ({option}): write different whole numbers such as 0,1,2")
+    return tuple(map(int, parts))

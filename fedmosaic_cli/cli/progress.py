@@ -1,0 +1,126 @@
+"""Progress of runs: a moving bar on a terminal, a plain line a round in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedmosaic_cli.cli.console import err, remark
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from fedmosaic_cli.experiment.run import RoundDone
+
+
+class View(Protocol):
+    """Shows how far the runs are."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def begin(self, label: str, rounds: int) -> None: ...
+
+    def skip_to(self, number: int) -> None: ...
+
+    def update(self, done: RoundDone) -> None: ...
+
+
+def view(quiet: bool, runs: int) -> View:
+    """The view that suits where stderr goes."""
+    if quiet:
+        return Silent()
+    return Bars(runs) if sys.stderr.isatty() else Lines(runs)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def begin(self, label: str, rounds: int) -> None:
+        return None
+
+    def skip_to(self, number: int) -> None:
+        return None
+
+    def update(self, done: RoundDone) -> None:
+        return None
+
+
+class Lines(Silent):
+    """A plain line a round."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs = runs
+        self._number = 0
+        self._label = ""
+        self._rounds = 0
+
+    def begin(self, label: str, rounds: int) -> None:
+        self._number += 1
+        self._rounds = rounds
+        self._label = f"[{self._number}/{self._runs}] {label}" if self._runs > 1 else label
+
+    def skip_to(self, number: int) -> None:
+        remark(f"{self._label}  resumed after round {number}")
+
+    def update(self, done: RoundDone) -> None:
+        remark(f"{self._label}  round {done.round}/{self._rounds}  {values(done)}  {done.seconds:.2f} s")
+
+
+class Bars(Silent):
+    """One bar for the runs, where there are several, and one for the rounds of the present run, with the time to go."""
+
+    def __init__(self, runs: int) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=err(), transient=True)
+        self._runs = self._progress.add_task("runs", total=runs, values="") if runs > 1 else None
+        self._rounds = self._progress.add_task("", total=None, values="")
+        self._begun = 0
+
+    def __enter__(self) -> View:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, label: str, rounds: int) -> None:
+        if self._runs is not None:
+            self._progress.update(self._runs, completed=self._begun)
+        self._begun += 1
+        self._progress.reset(self._rounds, description=label, total=rounds, values="preparing")
+
+    def skip_to(self, number: int) -> None:
+        self._progress.update(self._rounds, completed=number)
+
+    def update(self, done: RoundDone) -> None:
+        self._progress.update(self._rounds, completed=done.round, values=values(done))
+
+
+def values(done: RoundDone) -> str:
+    """The numbers of a round."""
+    trust = "" if done.trust is None else f"  lambda {done.trust:.3f}"
+    return f"accuracy {100 * done.accuracy:.2f}%{trust}"

@@ -1,0 +1,1 @@
+"""From run directories to comparison tables. Reads files only; nothing here needs torch."""

@@ -1,0 +1,32 @@
+"""The paper's colour rule: what a method is worth beside training alone and training on everything."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Verdict(Enum):
+    """Name, mark in plain text, colour of the paper."""
+
+    BASELINE = ("baseline", "", "377EB8")
+    WORSE_THAN_BOTH = ("worse than both baselines", "▼", "E41A1C")
+    WORSE_THAN_LOCAL = ("worse than local training", "▽", "D95F02")
+    BETTER_THAN_BOTH = ("better than both baselines", "▲", "1B9E77")
+    NEITHER = ("between the baselines or equal to one", "", "")
+    UNKNOWN = ("a baseline is missing", "?", "")
+
+    def __init__(self, meaning: str, mark: str, colour: str) -> None:
+        self.meaning = meaning
+        self.mark = mark
+        self.colour = colour
+
+
+def judge(accuracy: float, local: float | None, centralized: float | None) -> Verdict:
+    """The verdict on a method. Values are compared as they are, not as they are printed; a tie is neither better nor worse."""
+    if local is None or centralized is None:
+        return Verdict.UNKNOWN
+    if accuracy < local:
+        return Verdict.WORSE_THAN_BOTH if accuracy < centralized else Verdict.WORSE_THAN_LOCAL
+    if accuracy > local and accuracy > centralized:
+        return Verdict.BETTER_THAN_BOTH
+    return Verdict.NEITHER
