@@ -23,12 +23,12 @@ UsageError, ClickException = typer.BadParameter.__mro__[1:3]
 class OneLineErrors(TyperGroup):
     """Ends every failure in one line on stderr and the exit code that the documentation promises."""
 
-    def main(self, args: Sequence[str] | None = None, *others: Any, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, **more: Any) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
-        if not standalone_mode:
-            return super().main(given, *others, standalone_mode=False, **more)
+        if not more.pop("standalone_mode", True):
+            return super().main(given, standalone_mode=False, **more)
         try:
-            result = super().main(given, *others, standalone_mode=False, **more)
+            result = super().main(given, standalone_mode=False, **more)
         except (Exception, KeyboardInterrupt) as error:
             fail(error, debug="--debug" in given)
         sys.exit(result if isinstance(result, int) else 0)
@@ -53,12 +53,14 @@ def describe(error: BaseException) -> tuple[str, int]:
         message = error.format_message()  # type: ignore[attr-defined]
         return f"{' '.join(message.split()).rstrip('.')} ({command}): see '{command} --help'", 2
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        return f"{error.strerror or error} ({error.filename or 'file system'}): free room or permission, then --resume", (
-            ResourceError.exit_code
+        return (
+            f"{error.strerror or error} ({error.filename or 'file system'}): free room or permission, then --resume",
+            (ResourceError.exit_code),
         )
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (fedmosaic): nothing was lost that a checkpoint held", 130
-    return f"{type(error).__name__}: {' '.join(str(error).split())} (a bug in fedmosaic): run again with --debug and report it", 1
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{message} (a bug in fedmosaic): run again with --debug and report it", 1
 
 
 app = typer.Typer(

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-
 # A pipe has no width: nothing is cut off in it.
 PIPE_WIDTH = 1000
 

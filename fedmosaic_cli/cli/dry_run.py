@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def show_plan(configs: list[RunConfig], layers: Layers, paths: list[str]) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
     view = Table("key", "value", "from", box=None, pad_edge=False)
-    shown = {}
+    shown: dict[str, object] = {}
     for config in configs:
         shown |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
     for key, value in shown.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOpt
 from fedmosaic_cli.records.runs import RunFiles
 
 
-class SplitName(str, Enum):
+class SplitName(StrEnum):
     test = "test"
     train = "train"
 
@@ -61,7 +61,7 @@ def show(results: list[tuple[RunFiles, dict[str, Any]]], split: str, verbose: bo
     if verbose:
         for files, result in results:
             out().print(per_client(str(files.path), result["per_client"]))
-    say(f"accuracy on each client's own {split} part; written to evaluation{'' if split == 'test' else '-' + split}.json")
+    say(f"accuracy on each client's own {split} part; written beside each run's summary.json")
 
 
 def per_client(title: str, marks: list[dict[str, Any]]) -> Table:

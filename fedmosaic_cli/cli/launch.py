@@ -109,7 +109,9 @@ def check_device(name: str) -> None:
     find_device(name)
 
 
-def follow(run: Planned, shards: Shards, request: Request, progress: View, asked_to_stop: StopRequest) -> dict[str, Any]:
+def follow(
+    run: Planned, shards: Shards, request: Request, progress: View, asked_to_stop: StopRequest
+) -> dict[str, Any]:
     """Make one run and show how it goes. Its summary."""
     from fedmosaic_cli.experiment import run as experiment
 
@@ -169,10 +171,14 @@ def plan(request: Request, layers: Layers, setting: str, given: Shards | None) -
     partition_seed = given.partition.seed if given else None
     configs = [resolve_run(setting, layers, name, seed, partition_seed) for name in request.methods for seed in seeds]
     if given and any(config.data != given.partition.settings for config in configs):
-        raise RequestError(f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew")
+        raise RequestError(
+            f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew"
+        )
     if request.run_dir is not None and len(configs) > 1:
         raise RequestError(f"{len(configs)} runs do not fit into one directory (--run-dir): use --runs-dir")
-    return [Planned(config, RunFiles(request.run_dir or default_run_dir(request.runs_dir, config))) for config in configs]
+    return [
+        Planned(config, RunFiles(request.run_dir or default_run_dir(request.runs_dir, config))) for config in configs
+    ]
 
 
 def default_run_dir(runs_dir: Path, config: RunConfig) -> Path:

@@ -40,7 +40,8 @@ def partition(
         int | None, typer.Option(help="dirichlet: the fewest examples of a client. [default: 10]", show_default=False)
     ] = None,
     public_size: Annotated[
-        int | None, typer.Option(help="Size of the unlabelled public set. [default: 300 for digits]", show_default=False)
+        int | None,
+        typer.Option(help="Size of the unlabelled public set. [default: 300 for digits]", show_default=False),
     ] = None,
     public_alpha: Annotated[
         float | None, typer.Option(help="Skew its classes by Dirichlet(alpha). [default: balanced]", show_default=False)

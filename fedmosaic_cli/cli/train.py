@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -120,7 +120,7 @@ def baseline(
     launch(Request(chosen, **without_methods(locals())))
 
 
-def without_methods(given: dict[str, object]) -> dict[str, object]:
+def without_methods(given: dict[str, Any]) -> dict[str, Any]:
     """What both commands take, of all that one of them was given."""
     return {name: given[name] for name in Request.SHARED}
 

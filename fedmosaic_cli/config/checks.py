@@ -28,7 +28,12 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> N
     options = list(known)
     for key in values:
         if key not in options:
-            raise unknown("key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in options], "configuration")
+            raise unknown(
+                "key",
+                f"{where}.{key}" if where else key,
+                [f"{where}.{k}" if where else k for k in options],
+                "configuration",
+            )
 
 
 def explain(error: ValidationError, where: str) -> str:
@@ -36,14 +41,13 @@ def explain(error: ValidationError, where: str) -> str:
     problems = error.errors(include_url=False)
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
-    value = own[0]["input"] if len(own[0]["loc"]) == 1 or len(own) > 1 else own[0]["input"]
     wishes = " or ".join(dict.fromkeys(wish(problem) for problem in own))
-    return f"{where}.{field} is {value!r} (configuration): it must be {wishes}"
+    return f"{where}.{field} is {own[0]['input']!r} (configuration): it must be {wishes}"
 
 
 def wish(problem: Any) -> str:
     context = problem.get("ctx", {})
-    kinds = {
+    kinds: dict[str, Callable[[], str]] = {
         "literal_error": lambda: context["expected"],
         "greater_than": lambda: f"greater than {context['gt']:g}",
         "greater_than_equal": lambda: f"at least {context['ge']:g}",
@@ -58,4 +62,5 @@ def wish(problem: Any) -> str:
         "value_error": lambda: f"such that {context['error']}",
     }
     kind = problem["type"]
-    return kinds[kind]() if kind in kinds else problem["msg"][0].lower() + problem["msg"][1:]
+    message: str = problem["msg"]
+    return kinds[kind]() if kind in kinds else message[0].lower() + message[1:]

@@ -11,16 +11,16 @@ from fedmosaic_cli.config.checks import checked
 from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.partition import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fedmosaic_cli.data.settings import DataSettings
     from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.engine.settings import TrainSettings
+    from fedmosaic_cli.models.settings import ModelSettings
 
 # What may differ between a run and its continuation: none of it changes a number.
 FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.checkpoint_every"}
@@ -64,9 +64,9 @@ def resolve_run(setting: str, layers: Layers, method: str, seed: int, partition_
     return RunConfig(
         setting=setting,
         seed=seed,
-        data=resolve(sections["data"]),  # type: ignore[arg-type]
-        model=sections["model"],  # type: ignore[arg-type]
-        train=sections["train"],  # type: ignore[arg-type]
+        data=resolve(sections["data"]),
+        model=sections["model"],
+        train=sections["train"],
         method=checked(kind, hyperparameters, field_names(kind), f"methods.{method}"),
         partition_seed=seed if partition_seed is None else partition_seed,
     )
@@ -80,7 +80,9 @@ def stored_run(path: Path) -> RunConfig:
         layers.add(str(path), {name: content[name] for name in (*SECTIONS, "methods")})
         return resolve_run(content["setting"], layers, content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
-        raise RequestError(f"no {error.args[0]!r} in the configuration ({path}): this is not a run of fedmosaic") from None
+        raise RequestError(
+            f"no {error.args[0]!r} in the configuration ({path}): this is not a run of fedmosaic"
+        ) from None
 
 
 def first_difference(old: RunConfig, new: RunConfig) -> str | None:

@@ -20,10 +20,12 @@ class Loader(yaml.SafeLoader):
     """YAML 1.1 takes 1e-3 for a text and lets the last of two equal keys win; here neither happens."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
         for position, key in enumerate(keys):
             if key in keys[:position]:
-                raise yaml.YAMLError(f"key '{key}' stands twice, the second time in line {node.value[position][0].start_mark.line + 1}")
+                raise yaml.YAMLError(
+                    f"key '{key}' stands twice, the second time in line {node.value[position][0].start_mark.line + 1}"
+                )
         return super().construct_mapping(node, deep=deep)
 
 

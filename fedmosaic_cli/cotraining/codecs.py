@@ -42,4 +42,4 @@ def quantise(values: NDArray[np.float64], low: float, high: float, bits: int) ->
 
 def dequantise(levels: NDArray[np.int64], low: float, high: float, bits: int) -> NDArray[np.float64]:
     """What the receiver takes each level for. Level 0 is exactly `low`."""
-    return low + levels * ((high - low) / ((1 << bits) - 1))
+    return low + levels.astype(np.float64) * ((high - low) / ((1 << bits) - 1))

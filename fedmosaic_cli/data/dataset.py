@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """`images` is uint8 [examples, height, width, channels]; `labels` and `domains` index into the names beside them."""
+    """`images` is uint8 [examples, height, width, channels]; `labels` and `domains` index the names beside them."""
 
     name: str
     images: NDArray[np.uint8]
@@ -33,7 +33,8 @@ class Dataset:
 
     def class_counts(self, index: NDArray[np.int64]) -> list[int]:
         """How many of the examples `index` each class has."""
-        return np.bincount(self.labels[index], minlength=self.num_classes).tolist()
+        counts: list[int] = np.bincount(self.labels[index], minlength=self.num_classes).tolist()
+        return counts
 
     @cached_property
     def fingerprint(self) -> str:

@@ -31,7 +31,9 @@ def distribution_picture(counts: Sequence[Sequence[int]], class_names: Sequence[
     axes.grid(color="0.9")
     # The scale stands in the margin: two dots and what they stand for.
     for value in dict.fromkeys((largest, max(largest // 4, 1))):
-        axes.scatter([], [], s=220 * value / largest, color="#1b6ca8", edgecolor="black", linewidth=0.4, label=str(value))
+        axes.scatter(
+            [], [], s=220 * value / largest, color="#1b6ca8", edgecolor="black", linewidth=0.4, label=str(value)
+        )
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)

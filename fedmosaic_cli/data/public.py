@@ -65,4 +65,5 @@ def fill_skewed(
     per_class = np.bincount(group_class, minlength=dataset.num_classes)
     ideal = size * share[group_class] / per_class[group_class]
     taken = np.minimum(np.floor(ideal).astype(np.int64), available)
-    return taken + fill_evenly(available - taken, size - int(taken.sum()), rng)
+    taken += fill_evenly(available - taken, size - int(taken.sum()), rng)
+    return taken

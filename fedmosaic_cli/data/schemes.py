@@ -1,4 +1,4 @@
-"""How the private examples are dealt: one function a scheme. Each gives a list of (indices, domain name), one a client."""
+"""How the private examples are dealt: one function a scheme, which gives (indices, domain name) a client."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.
             parts = [np.split(examples, cut) for examples, cut in zip(by_class, cuts, strict=True)]
             return everywhere(np.concatenate(part) for part in zip(*parts, strict=True))
     raise RequestError(
-        f"no split of {len(private)} examples gives each of {clients} clients {minimum} (data.alpha={settings.alpha:g}): "
-        "raise alpha, or lower clients or min_size"
+        f"no split of {len(private)} examples gives each of {clients} clients {minimum} "
+        f"(data.alpha={settings.alpha:g}): raise alpha, or lower clients or min_size"
     )
 
 

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 def epochs(count: int, batch_size: int, passes: int, generator: Generator) -> list[Tensor]:
     """`passes` times through `count` examples in new orders. The last batch of a pass may be short; none is dropped."""
-    return [
-        batch for _ in range(passes) for batch in torch.randperm(count, generator=generator).split(batch_size)
-    ]
+    return [batch for _ in range(passes) for batch in torch.randperm(count, generator=generator).split(batch_size)]
 
 
 def steps(count: int, batch_size: int, number: int, generator: Generator) -> list[Tensor]:

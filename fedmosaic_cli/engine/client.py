@@ -54,7 +54,13 @@ class SimulatedClient:
         if settings.optimizer_state == "reset":
             optimizer_state.clear()
         private_loss, term_losses = fit(
-            self._workspace, self.state[model], optimizer_state, self.private, self.public, self._draw(bool(terms)), terms
+            self._workspace,
+            self.state[model],
+            optimizer_state,
+            self.private,
+            self.public,
+            self._draw(bool(terms)),
+            terms,
         )
         self.notes.setdefault("loss_private", private_loss)
         for term, loss in zip(terms, term_losses, strict=True):
@@ -88,4 +94,3 @@ class SimulatedClient:
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))
-

@@ -43,4 +43,3 @@ def score(workspace: Workspace, parameters: Parameters, examples: Examples) -> S
     log_probs, labels = log_probabilities(workspace, parameters, examples), of(examples.labels)
     correct = (log_probs.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(log_probs, labels), len(examples))
-

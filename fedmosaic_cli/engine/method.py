@@ -59,9 +59,12 @@ class Traffic:
 class Term(Protocol):
     """A term that a method adds to a client's private cross-entropy."""
 
-    weight: float
-    log_as: str
-    """The name of its mean over a round in the log."""
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def log_as(self) -> str:
+        """The name of its mean over a round in the log."""
 
     def loss(self, step: Step) -> Tensor:
         """The unweighted value on this step's batches, with its gradient."""
@@ -83,10 +86,14 @@ class Client(Protocol):
     round: int
     """The round that is being played; the first is 1."""
     state: State
-    init: Parameters
-    """Where this client's own model starts."""
-    class_counts: Tensor
-    """The histogram of its training labels."""
+
+    @property
+    def init(self) -> Parameters:
+        """Where this client's own model starts."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """The histogram of its training labels."""
 
     def train(self, model: str, terms: Sequence[Term] = ()) -> None:
         """One round of local training of the parameters `state[model]`, in place; notes the mean losses."""
@@ -104,7 +111,7 @@ class Client(Protocol):
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
     """The decorator of every method: a frozen dataclass whose fields are checked when it is made."""
-    return validated_dataclass(frozen=True, config=STRICT)(cls)
+    return validated_dataclass(frozen=True, config=STRICT)(cls)  # type: ignore[return-value]
 
 
 class Method(ABC):

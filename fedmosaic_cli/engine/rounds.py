@@ -80,7 +80,9 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
             check_finite(client)
             return upload, Traffic(bits_up, bits_down)
 
-        heard = dict(zip((c.id for c in session.clients), federation.workers.map(take_part, session.clients), strict=True))
+        heard = dict(
+            zip((c.id for c in session.clients), federation.workers.map(take_part, session.clients), strict=True)
+        )
         uploads = {client: upload for client, (upload, _) in heard.items() if upload}
         session.server = method.aggregate(session.server, uploads, federation.world) if uploads else session.server
         session.finished = number
@@ -115,7 +117,10 @@ def rows(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, 
             **notes,
         }
 
-    return [row(exam, mark) for exam, mark in zip(federation.exams, federation.workers.map(examine, federation.exams), strict=True)]
+    return [
+        row(exam, mark)
+        for exam, mark in zip(federation.exams, federation.workers.map(examine, federation.exams), strict=True)
+    ]
 
 
 def check_finite(client: SimulatedClient) -> None:
@@ -123,5 +128,6 @@ def check_finite(client: SimulatedClient) -> None:
     for name, value in client.notes.items():
         if not math.isfinite(value):
             raise FedMosaicError(
-                f"client {client.id} diverged in round {client.round}: {name} is {value} (train.lr): lower the learning rate"
+                f"client {client.id} diverged in round {client.round}: {name} is {value} (train.lr): "
+                "lower the learning rate"
             )

@@ -63,11 +63,11 @@ def fit(
             logits = module(inputs)
         loss = cross_entropy(logits, labels)
         private_total += loss.detach() * len(labels)
-        for term, total in zip(terms, term_totals, strict=True):
+        for position, term in enumerate(terms):
             value = term.loss(step)
-            total += value.detach() * len(labels)
+            term_totals[position] += value.detach() * len(labels)
             loss = loss + term.weight * value
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         seen += len(labels)
     optimizer_state.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedmosaic_cli.engine.client import SimulatedClient
@@ -17,6 +16,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from fedmosaic_cli.config.run import RunConfig

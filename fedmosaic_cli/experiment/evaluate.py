@@ -88,5 +88,7 @@ def load_model(files: RunFiles, client: int, workspace: Workspace) -> Parameters
     parameters = to_tensors(files.load_model(client), workspace.device)
     expected = workspace.initial_parameters(0)
     if {name: t.shape for name, t in parameters.items()} != {name: t.shape for name, t in expected.items()}:
-        raise RequestError(f"the model of client {client} does not fit the run's architecture ({files.path}): it is damaged")
+        raise RequestError(
+            f"the model of client {client} does not fit the run's architecture ({files.path}): it is damaged"
+        )
     return parameters

@@ -78,9 +78,13 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
     if not files.exists():
         return
     if not resume:
-        raise RequestError(f"run directory is not empty ({files.path}): add --resume to go on, or choose another --run-dir")
+        raise RequestError(
+            f"run directory is not empty ({files.path}): add --resume to go on, or choose another --run-dir"
+        )
     if not files.config.is_file():
         raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
     difference = first_difference(stored_run(files.config), config)
     if difference:
-        raise RequestError(f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir")
+        raise RequestError(
+            f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir"
+        )

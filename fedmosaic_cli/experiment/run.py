@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedmosaic_cli.config.run import FREE_TO_CHANGE
 from fedmosaic_cli.engine.rounds import personal_models, play
 from fedmosaic_cli.engine.workers import one_core
@@ -21,6 +19,8 @@ from fedmosaic_cli.records.runs import SCHEMA, RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.engine.rounds import Federation
@@ -128,7 +128,7 @@ def save_models(files: RunFiles, federation: Federation) -> None:
 
 
 def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary of a finished run. The number is the last round's; the best round stands beside it for information."""
+    """The summary of a finished run. The number is the last round's; the best round is there for information."""
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)

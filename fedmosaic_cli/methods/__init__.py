@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fedmosaic_cli.engine.method import Method
+from typing import TYPE_CHECKING
+
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Centralized, Local, FedAvg, FedCT, FedMosaic)
-}
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.method import Method
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Centralized, Local, FedAvg, FedCT, FedMosaic)}

@@ -7,14 +7,14 @@ a batch of the union, so that FedMosaic with trust 1 and equal votes is exactly 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from fedmosaic_cli.cotraining.codecs import label_bits, packed_bits
 from fedmosaic_cli.cotraining.consensus import majority_vote
 from fedmosaic_cli.engine.messages import Labels
-from fedmosaic_cli.engine.method import Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Family, Method, Traffic, hyperparameters
 from fedmosaic_cli.engine.objective import PseudoLabels
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FedCT(Method):
 
     name = "fedct"
     title = "FedCT"
-    family = "FL"
+    family: ClassVar[Family] = "FL"
     travels = "hard labels on the public set, both ways"
     citation = "Abourayya et al. 2025"
 
@@ -49,7 +49,7 @@ class FedCT(Method):
         trust = self.trust_in(consensus, client)
         client.note(trust=trust)
         # With no trust at all the public set is left alone: then this is local training, bit for bit.
-        client.train("model", [PseudoLabels(consensus, trust)] if trust else [])
+        client.train("model", [PseudoLabels(consensus, trust)] if trust and consensus is not None else [])
         if client.round < self.warmup_rounds:
             return {}
         log_probs = client.predict_public(client.state["model"])

@@ -34,7 +34,7 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all, then drop those that are too old."""
-    files = {TENSORS: save_tensors(checkpoint.arrays), VALUES: to_json(checkpoint.values)}  # type: ignore[arg-type]
+    files = {TENSORS: save_tensors(checkpoint.arrays), VALUES: to_json(checkpoint.values)}
     path = folder / f"round-{checkpoint.round:05d}"
     if path.exists():
         shutil.rmtree(path)
@@ -59,7 +59,7 @@ def all_in(folder: Path) -> list[Path]:
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and a warning for each newer one that is not; None where there are none."""
-    warnings = []
+    warnings: list[str] = []
     for path in reversed(all_in(folder)):
         try:
             return load(path), warnings
@@ -79,6 +79,6 @@ def load(path: Path) -> Checkpoint:
             if sha256(data) != manifest["files"][name]["sha256"]:
                 raise RunStateError(f"checkpoint file is damaged ({path / name})")
         values = read_json(path / VALUES)
-        return Checkpoint(manifest["round"], load_tensors(contents[TENSORS]), values, manifest["logs"])  # type: ignore[arg-type]
+        return Checkpoint(manifest["round"], load_tensors(contents[TENSORS]), values, manifest["logs"])
     except (OSError, KeyError, TypeError):
         raise RunStateError(f"checkpoint is incomplete ({path})") from None

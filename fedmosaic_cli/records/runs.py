@@ -84,7 +84,9 @@ class RunFiles:
         for name in LOGS:
             with (self.path / name).open("ab") as file:
                 if file.tell() < lengths[name]:
-                    raise RequestError(f"log is shorter than its checkpoint says ({self.path / name}): start the run anew")
+                    raise RequestError(
+                        f"log is shorter than its checkpoint says ({self.path / name}): start the run anew"
+                    )
                 file.truncate(lengths[name])
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -106,14 +108,14 @@ class RunFiles:
             if id(arrays) in written:
                 os.link(written[id(arrays)], path)
             else:
-                write(path, save_tensors(arrays))  # type: ignore[arg-type]
+                write(path, save_tensors(arrays))
                 written[id(arrays)] = path
 
     def load_model(self, client: int) -> Arrays:
         """The personal model of one client."""
         path = self.path / "models" / f"client-{client:03d}.safetensors"
         try:
-            return load_tensors(path.read_bytes())  # type: ignore[return-value]
+            return load_tensors(path.read_bytes())
         except Exception as error:
             raise RequestError(f"cannot read the model ({path}): {error or type(error).__name__}") from None
 

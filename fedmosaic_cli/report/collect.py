@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError
@@ -14,6 +13,8 @@ from fedmosaic_cli.records.runs import SUMMARY, RunFiles
 from fedmosaic_cli.report.verdict import Verdict, judge
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
 COLUMNS = ["setting", "protocol", "method", "variant", "hyperparameters", "seed", "accuracy", "path"]
@@ -87,7 +88,9 @@ def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
             skipped.append(Skipped(files.path, f"{SUMMARY} is damaged: {type(error).__name__} {error}"))
     frame = pd.DataFrame(lines, columns=COLUMNS)
     again = frame.duplicated([name for name in COLUMNS if name not in ("accuracy", "path")])
-    skipped += [Skipped(path, "a run of the same configuration and seed is in the table already") for path in frame.path[again]]
+    skipped += [
+        Skipped(path, "a run of the same configuration and seed is in the table already") for path in frame.path[again]
+    ]
     return frame[~again], skipped
 
 
@@ -96,7 +99,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
     same = ("dataset", "scheme", "rounds", "model", "train", "evaluation_clients")
     content = {**summary, "evaluation_clients": summary["evaluation"]["clients"]}
     protocol = [summary["shards"]["parameters"], *(content[name] for name in same)]
-    line = {
+    line: dict[str, Any] = {
         "setting": str(summary["preset"]),
         "protocol": sha256(to_json(protocol))[:6],
         "method": str(summary["method"]),
@@ -117,9 +120,11 @@ def tabulate(frame: pd.DataFrame) -> Table:
     columns = sorted({(line.setting, line.protocol) for line in frame.itertuples()})
     settings = [setting for setting, _ in columns]
     labels = tuple(
-        setting if settings.count(setting) == 1 else f"{setting} [{protocol}]" for setting, protocol in columns
+        str(setting) if settings.count(setting) == 1 else f"{setting} [{protocol}]" for setting, protocol in columns
     )
-    by_column = [cells_of(frame[(frame.setting == setting) & (frame.protocol == protocol)]) for setting, protocol in columns]
+    by_column = [
+        cells_of(frame[(frame.setting == setting) & (frame.protocol == protocol)]) for setting, protocol in columns
+    ]
     order = list(METHODS)
     keys = sorted({key for cells in by_column for key in cells}, key=lambda key: (order.index(key[0]), *key))
     rows = tuple(
@@ -145,9 +150,7 @@ def cells_of(runs: pd.DataFrame) -> dict[Key, Cell]:
             mean=means[key],
             std=float(group.accuracy.std()) if len(group) > 1 else None,
             seeds=tuple(int(seed) for seed in group.seed),
-            verdict=Verdict.BASELINE
-            if METHODS[key[0]].family == "baseline"
-            else judge(means[key], local, centralized),
+            verdict=Verdict.BASELINE if METHODS[key[0]].family == "baseline" else judge(means[key], local, centralized),
             best=means[key] == max(means.values()),
         )
         for key, group in groups.items()

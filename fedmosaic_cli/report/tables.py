@@ -11,10 +11,11 @@ from fedmosaic_cli.report.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     from fedmosaic_cli.report.collect import Cell, Row, Table
 
-MISSING = "–"
+MISSING = "-"
 
 
 def to_markdown(table: Table) -> str:
@@ -114,17 +115,21 @@ def to_terminal(table: Table) -> RichTable:
     for family, rows in families(table):
         for number, row in enumerate(rows):
             cells = [terminal_cell(cell, table, column) for column, cell in enumerate(row.cells)]
-            view.add_row(Text(family if number == 0 else "", style="dim"), row.title, *cells, end_section=number == len(rows) - 1)
+            view.add_row(
+                Text(family if number == 0 else "", style="dim"), row.title, *cells, end_section=number == len(rows) - 1
+            )
     return view
 
 
-def terminal_cell(cell: Cell | None, table: Table, column: int) -> object:
+def terminal_cell(cell: Cell | None, table: Table, column: int) -> Text:
     from rich.text import Text
 
     if cell is None:
         return Text(MISSING, style="dim")
     style = f"#{cell.verdict.colour}" if cell.verdict.colour else ""
-    return Text(f"{plain(cell, table, column)} {cell.verdict.mark or ' '}", style=f"bold {style}" if cell.best else style)
+    return Text(
+        f"{plain(cell, table, column)} {cell.verdict.mark or ' '}", style=f"bold {style}" if cell.best else style
+    )
 
 
 def markdown_cell(cell: Cell | None, table: Table, column: int) -> str:

@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 
 def judge(accuracy: float, local: float | None, centralized: float | None) -> Verdict:
-    """The verdict on a method. Values are compared as they are, not as they are printed; a tie is neither better nor worse."""
+    """The verdict on a method. Unrounded values are compared; a tie is neither better nor worse."""
     if local is None or centralized is None:
         return Verdict.UNKNOWN
     if accuracy < local:

@@ -39,8 +39,10 @@ def faint(images: Images) -> Images:
 def blurred(images: Images) -> Images:
     """The mean over each pixel's 3x3 neighbourhood."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = [padded[:, row : row + images.shape[1], column : column + images.shape[2]] for row, column in np.ndindex(3, 3)]
-    return np.mean(windows, axis=0)
+    windows = [
+        padded[:, row : row + images.shape[1], column : column + images.shape[2]] for row, column in np.ndindex(3, 3)
+    ]
+    return np.asarray(np.mean(windows, axis=0))
 
 
 def shifted(images: Images) -> Images:
