@@ -204,7 +204,8 @@ def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: 
     for run, summary in zip(runs, summaries, strict=True):
         accuracy = summary["accuracy"]
         numbers = [f"{100 * accuracy[key]:.2f}" for key in ("client_mean", "sample_weighted", "worst")]
-        traffic = [f"{summary['bits'][way] / 8000:.1f}" for way in ("up", "down")]
+        bits = [summary["bits"][way] for way in ("up", "down")]
+        traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
         if request.verbose:
             text = " ".join(f"{100 * value:.1f}" for value in accuracy["per_client"])

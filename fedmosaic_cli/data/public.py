@@ -65,5 +65,5 @@ def fill_skewed(
     per_class = np.bincount(group_class, minlength=dataset.num_classes)
     ideal = size * share[group_class] / per_class[group_class]
     taken = np.minimum(np.floor(ideal).astype(np.int64), available)
-    taken += fill_evenly(available - taken, size - int(taken.sum()), rng)
-    return taken
+    total: Index = taken + fill_evenly(available - taken, size - int(taken.sum()), rng)
+    return total

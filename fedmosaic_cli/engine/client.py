@@ -37,6 +37,11 @@ class SimulatedClient:
         self._seed = seed
         self._workspace = workspace
 
+    def begin_round(self, number: int) -> None:
+        """Turn to a new page of the log."""
+        self.round = number
+        self.notes = {}
+
     @property
     def init(self) -> Parameters:
         names: tuple[str | int, ...] = ("init",)

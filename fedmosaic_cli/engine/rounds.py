@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine import channel
@@ -48,6 +48,15 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A client's part in a round."""
+
+    client: SimulatedClient
+    upload: Received
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
 class Federation:
     """Everything a method plays with."""
 
@@ -56,7 +65,7 @@ class Federation:
     exams: list[Exam]
     workspace: Workspace
     workers: Workers
-    session: Session = field(compare=False)
+    session: Session
 
 
 def begin(method: Method, clients: list[SimulatedClient], world: World) -> Session:
@@ -68,25 +77,22 @@ def begin(method: Method, clients: list[SimulatedClient], world: World) -> Sessi
 
 def play(federation: Federation, rounds: int) -> Iterator[Round]:
     """Play on from where the session stands until `rounds` are finished, a round at a time."""
-    method, session = federation.method, federation.session
+    method, world, session = federation.method, federation.world, federation.session
+
+    def take_part(client: SimulatedClient) -> Turn:
+        client.begin_round(session.finished + 1)
+        received, bits_down = channel.send(method.broadcast(session.server, client.id, world))
+        upload, bits_up = channel.send(method.local_round(client, received, world))
+        check_finite(client)
+        return Turn(client, upload, Traffic(bits_up, bits_down))
+
     while session.finished < rounds:
-        number = session.finished + 1
-
-        def take_part(client: SimulatedClient, number: int = number) -> tuple[Received, Traffic]:
-            client.round = number
-            client.notes = {}
-            received, bits_down = channel.send(method.broadcast(session.server, client.id, federation.world))
-            upload, bits_up = channel.send(method.local_round(client, received, federation.world))
-            check_finite(client)
-            return upload, Traffic(bits_up, bits_down)
-
-        heard = dict(
-            zip((c.id for c in session.clients), federation.workers.map(take_part, session.clients), strict=True)
-        )
-        uploads = {client: upload for client, (upload, _) in heard.items() if upload}
-        session.server = method.aggregate(session.server, uploads, federation.world) if uploads else session.server
-        session.finished = number
-        yield Round(number, rows(federation, {client: traffic for client, (_, traffic) in heard.items()}))
+        turns = federation.workers.map(take_part, session.clients)
+        uploads = {turn.client.id: turn.upload for turn in turns if turn.upload}
+        if uploads:
+            session.server = method.aggregate(session.server, uploads, world)
+        session.finished += 1
+        yield Round(session.finished, examine(federation, turns))
 
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
@@ -95,32 +101,35 @@ def personal_models(federation: Federation) -> dict[int, Parameters]:
     return {client.id: federation.method.personal(session.server, client) for client in session.clients}
 
 
-def rows(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:
-    """Examine everybody, and lay what they noted beside their marks."""
-    models, clients = personal_models(federation), {client.id: client for client in federation.session.clients}
+def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
+    """Let everybody sit the exam, and lay the marks beside what happened in the round."""
+    models = personal_models(federation)
+    turn_of = {turn.client.id: turn for turn in turns}
 
-    def examine(exam: Exam) -> Score:
+    def sit(exam: Exam) -> Score:
         return score(federation.workspace, models[exam.owner], exam.test)
 
-    def row(exam: Exam, mark: Score) -> dict[str, Any]:
-        notes = dict(clients[exam.owner].notes)
-        return {
-            "round": federation.session.finished,
-            "client": exam.client,
-            "lambda": notes.pop("trust", None),
-            "loss_private": notes.pop("loss_private", None),
-            "loss_public": notes.pop("loss_public", None),
-            "accuracy": mark.accuracy,
-            "test_loss": mark.loss,
-            "bits_up": traffic[exam.owner].up,
-            "bits_down": traffic[exam.owner].down,
-            **notes,
-        }
+    marks = federation.workers.map(sit, federation.exams)
+    return [row(exam, mark, turn_of[exam.owner]) for exam, mark in zip(federation.exams, marks, strict=True)]
 
-    return [
-        row(exam, mark)
-        for exam, mark in zip(federation.exams, federation.workers.map(examine, federation.exams), strict=True)
-    ]
+
+def row(exam: Exam, mark: Score, turn: Turn) -> dict[str, Any]:
+    """A client's line in the log of a round."""
+    notes = dict(turn.client.notes)
+    # A pooled client holds others' raw data: that is no message, and 0 bits would flatter it.
+    counted = turn.client.merged == 1
+    return {
+        "round": turn.client.round,
+        "client": exam.client,
+        "lambda": notes.pop("trust", None),
+        "loss_private": notes.pop("loss_private", None),
+        "loss_public": notes.pop("loss_public", None),
+        "accuracy": mark.accuracy,
+        "test_loss": mark.loss,
+        "bits_up": turn.traffic.up if counted else None,
+        "bits_down": turn.traffic.down if counted else None,
+        **notes,
+    }
 
 
 def check_finite(client: SimulatedClient) -> None:

@@ -159,6 +159,6 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
             "per_client": last,
         },
         "best_round": {"round": best, "client_mean": means[best]},
-        "bits": {"up": sum(row["bits_up"] for row in rows), "down": sum(row["bits_down"] for row in rows)},
+        "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
     }

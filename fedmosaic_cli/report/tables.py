@@ -74,7 +74,6 @@ def to_latex(table: Table) -> str:
             "\\makeatletter",
             "\\ifx\\@classoptionslist\\relax",
             "  \\documentclass{article}",
-            "  \\usepackage[T1]{fontenc}",
             "  \\usepackage{booktabs,xcolor}",
             "  \\begin{document}",
             "  \\def\\fedmosaicends{\\end{document}}",
