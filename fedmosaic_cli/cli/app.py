@@ -30,28 +30,30 @@ class OneLineErrors(TyperGroup):
         try:
             result = super().main(given, standalone_mode=False, **more)
         except (Exception, KeyboardInterrupt) as error:
-            fail(error, debug="--debug" in given)
+            fail(error, given)
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def fail(error: BaseException, debug: bool) -> NoReturn:
-    """Say what went wrong, in one line, and leave."""
-    if debug:
+def fail(error: BaseException, given: list[str]) -> NoReturn:
+    """Say what went wrong with the arguments `given`, in one line, and leave."""
+    if "--debug" in given:
         traceback.print_exception(error)
-    line, code = describe(error)
+    line, code = describe(error, given)
     sys.stderr.write(f"error: {line}\n")
     sys.exit(code)
 
 
-def describe(error: BaseException) -> tuple[str, int]:
+def describe(error: BaseException, given: list[str]) -> tuple[str, int]:
     """The line and the exit code of a failure."""
     if isinstance(error, FedMosaicError):
         return " ".join(str(error).split()), error.exit_code
     if isinstance(error, ClickException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "fedmosaic"
-        message = error.format_message()  # type: ignore[attr-defined]
-        return f"{' '.join(message.split()).rstrip('.')} ({command}): see '{command} --help'", 2
+        message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        value = refused_value(error, given)
+        remark = f" in '{value}'" if value and value not in message else ""
+        return f"{message}{remark} ({command}): see '{command} --help'", 2
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return (
             f"{error.strerror or error} ({error.filename or 'file system'}): free room or permission, then --resume",
@@ -61,6 +63,16 @@ def describe(error: BaseException) -> tuple[str, int]:
         return "interrupted (fedmosaic): nothing was lost that a checkpoint held", 130
     message = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return f"{message} (a bug in fedmosaic): run again with --debug and report it", 1
+
+
+def refused_value(error: BaseException, given: list[str]) -> str:
+    """What stood behind the option that was refused; not every version of typer says it."""
+    names = getattr(getattr(error, "param", None), "opts", [])
+    for name, value in zip(given, [*given[1:], ""], strict=True):
+        option, _, attached = name.partition("=")
+        if option in names:
+            return attached or value
+    return ""
 
 
 app = typer.Typer(

@@ -137,7 +137,7 @@ def load_client(path: Path, entry: dict[str, Any]) -> Shard:
 def load_indices(path: Path, names: list[str], digest: str) -> list[Index]:
     """The index arrays of one file."""
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
             arrays = [content[name] for name in names]
     except FileNotFoundError:
         raise RequestError(f"shard file is missing ({path}): make the shards anew") from None

@@ -1,0 +1,150 @@
+"""From layers to a configuration: who wins, what is refused, and in what words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run import first_difference, flat, resolve_run, stored_run
+from fedmosaic_cli.config.yaml_files import parse, read
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.records.runs import RunFiles
+
+
+def layered(*assignments: str, preset: str = "quickstart") -> Layers:
+    layers = Layers()
+    for origin, content in load_preset(preset).layers:
+        layers.add(origin, content)
+    for assignment in assignments:
+        layers.set(assignment)
+    return layers
+
+
+def test_later_layers_win_and_every_value_knows_its_origin():
+    layers = layered("train.lr=0.5", preset="quickstart-hybrid")
+    run = resolve_run("x", layers, "fedmosaic", seed=0)
+    assert (run.train.lr, run.train.rounds, run.data.scheme, run.train.momentum) == (0.5, 30, "hybrid", 0.0)
+    assert layers.origins["train.lr"] == "--set"
+    assert layers.origins["train.rounds"] == "preset quickstart"
+    assert layers.origins["data.scheme"] == "preset quickstart-hybrid"
+    assert "train.momentum" not in layers.origins
+
+
+def test_a_method_reads_its_own_section_only():
+    layers = layered("methods.fedct.warmup_rounds=9")
+    assert resolve_run("x", layers, "fedct", 0).method.warmup_rounds == 9
+    assert resolve_run("x", layers, "fedmosaic", 0).method.warmup_rounds == 5
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("train.ruonds=3", "did you mean 'train.rounds'"),
+        ("trian.rounds=3", "did you mean 'train'"),
+        ("methods.fedmosiac.trust=1", "did you mean 'fedmosaic'"),
+        ("methods.fedmosaic.trsut=1", "did you mean 'methods.fedmosaic.trust'"),
+        ("methods.fedmosaic.trust=papr", "must be 'paper' or 'stabilised' or a number"),
+        ("methods.fedmosaic.trust=-1", "at least 0"),
+        ("methods.fedmosaic.warmup_rounds=1.5", "a whole number"),
+        ("methods.fedmosaic.expertise=frequent", "'frequency'"),
+        ("train.lr=fast", "train.lr is 'fast'"),
+        ("train.lr=true", "train.lr is True"),
+        ("train.lr='0.1'", "train.lr is '0.1'"),
+        ("train.lr=.nan", "train.lr is nan"),
+        ("train.lr=.inf", "train.lr is inf"),
+        ("train.lr=0", "greater than 0"),
+        ("train.rounds=0", "at least 1"),
+        ("train.optimizer=adamw", "'adam' or 'sgd'"),
+        ("data.alpha=0", "data.alpha is 0"),
+        ("data.alpha=-1", "greater than 0"),
+        ("data.scheme=dirichlett", "data.scheme is 'dirichlett'"),
+        ("data.dataset=digit", "did you mean 'digits'"),
+        ("data.flip_labels=[0, 99]", "no client 99"),
+        ("data.flip_labels=3", "a list"),
+        ("data.test_fraction=1", "less than 1"),
+        ("model.hidden=[0]", "between 1 and 65536"),
+        ("train", "write section.key=value"),
+        ("train.rounds", "write section.key=value"),
+        ("train.rounds=[", "not valid YAML"),
+        ("data=3", "write section.key=value"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
+    with pytest.raises(RequestError) as refused:
+        resolve_run("x", layered(assignment), "fedmosaic", seed=0)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@given(st.text(max_size=30))
+def test_no_assignment_can_do_worse_than_be_refused(text):
+    with suppress(RequestError):
+        resolve_run("x", layered(f"train.lr={text}"), "fedmosaic", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 0.001), ("3E4", 3e4), ("-1e5", -1e5), ("7", 7), ("1.5", 1.5), ("a1e3", "a1e3")]
+)
+def test_numbers_are_read_as_people_write_them(text, value):
+    assert parse(text, "here") == value
+    assert type(parse(text, "here")) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2\n", "stands twice"),
+        ("- a\n- b\n", "is a mapping"),
+        ("a: [1\n", "not valid YAML"),
+        ("!!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_configuration_are_refused(tmp_path, text, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RequestError, match=words):
+        read(path)
+
+
+def test_binary_and_missing_files_are_refused(tmp_path):
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RequestError, match="not a text file"):
+        read(tmp_path / "b.yaml")
+    with pytest.raises(RequestError, match="cannot read"):
+        read(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_is_valid_for_every_method(preset, method):
+    loaded = load_preset(preset)
+    assert loaded.description
+    assert loaded.path.read_text().startswith("# "), "a preset opens with a comment"
+    assert resolve_run(preset, layered(preset=preset), method, seed=0).method.name == method
+
+
+def test_a_stored_run_comes_back_as_it_was(tmp_path):
+    run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3)
+    files = RunFiles(tmp_path / "run")
+    files.create(run.to_dict(), {})
+    assert stored_run(files.config) == run
+
+
+def test_a_continuation_may_only_change_what_changes_no_number():
+    old = resolve_run("x", layered(), "local", seed=0)
+    assert first_difference(old, resolve_run("x", layered("train.rounds=40", "train.workers=7"), "local", 0)) is None
+    assert "train.lr was 0.003 and is now 0.5" in first_difference(
+        old, resolve_run("x", layered("train.lr=0.5"), "local", 0)
+    )
+    assert "fewer" in first_difference(old, resolve_run("x", layered("train.rounds=10"), "local", 0))
+    assert "seed" in first_difference(old, resolve_run("x", layered(), "local", 1))
+
+
+def test_flat_spells_nested_keys_with_dots():
+    assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}

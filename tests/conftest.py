@@ -1,0 +1,43 @@
+"""What several tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """No variable of the person who runs the tests reaches them."""
+    for name in ("FEDMOSAIC_RUNS", "FEDMOSAIC_DATA", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def fedmosaic(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`fedmosaic` as typed, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "fedmosaic_cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory) -> Path:
+    """The runs of a few methods, made once."""
+    folder = tmp_path_factory.mktemp("finished")
+    short = ("--preset", "quickstart", "--rounds", "7", "--quiet")
+    for arguments in (
+        ("train", *short, "--seeds", "0,1"),
+        ("baseline", "all", *short, "--seeds", "0,1"),
+    ):
+        done = fedmosaic(*arguments, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder / "runs"

@@ -1,0 +1,42 @@
+"""Checkpoints: whole or not used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmosaic_cli.errors import RunStateError
+from fedmosaic_cli.records.checkpoints import Checkpoint, all_in, load_newest, save
+
+
+def checkpoint(number: int) -> Checkpoint:
+    return Checkpoint(number, {"a": np.full(3, number, dtype=np.float32)}, {"b": number}, {"rounds.jsonl": 10 * number})
+
+
+def test_the_newest_comes_back_and_two_are_kept(tmp_path):
+    for number in (1, 2, 3):
+        save(tmp_path, checkpoint(number))
+    found, warnings = load_newest(tmp_path)
+    assert (found.round, found.values, found.logs, warnings) == (3, {"b": 3}, {"rounds.jsonl": 30}, [])
+    assert found.arrays["a"].tolist() == [3, 3, 3]
+    assert [path.name for path in all_in(tmp_path)] == ["round-00002", "round-00003"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
+def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, name):
+    for number in (1, 2):
+        save(tmp_path, checkpoint(number))
+    path = tmp_path / "round-00002" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    found, warnings = load_newest(tmp_path)
+    assert found.round == 1
+    assert "round-00002" in warnings[0]
+    assert path.exists(), "the damaged checkpoint is evidence and stays"
+
+
+def test_none_at_all_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
+    assert load_newest(tmp_path / "nothing") == (None, [])
+    save(tmp_path, checkpoint(1))
+    (tmp_path / "round-00001" / "state.json").unlink()
+    with pytest.raises(RunStateError, match="no valid checkpoint"):
+        load_newest(tmp_path)

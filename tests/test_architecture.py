@@ -1,0 +1,142 @@
+"""The layout is the architecture: who may import whom, and what must not import torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedmosaic_cli
+
+ROOT = Path(fedmosaic_cli.__file__).parent
+
+# Each part may import itself, what stands in its line, and the leaves.
+LEAVES = {"errors", "seeds", "settings", ""}
+ALLOWED = {
+    "cotraining": set(),
+    "data": set(),
+    "models": set(),
+    "engine": {"cotraining", "models"},
+    "methods": {"engine", "cotraining"},
+    "records": {"data"},
+    "config": {"methods", "engine", "models", "data"},
+    "report": {"records", "methods"},
+    "experiment": {"config", "records", "methods", "engine", "models", "data"},
+    "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
+    "errors": set(),
+    "seeds": set(),
+    "settings": set(),
+}
+# The paper's formulas are at home anywhere: they import nothing of ours at all.
+NO_OTHER_IMPORTS = {"cotraining"}
+
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path.name not in ("__main__.py",))
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of the package that a module imports, for its types alone included."""
+    parts = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+            if node.module == "fedmosaic_cli":
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
+        parts |= {[*name.split("."), ""][1] for name in names if name.split(".")[0] == "fedmosaic_cli"}
+    return {part for part in parts if not part.startswith("__")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_one_way(path):
+    part = path.parts[0].removesuffix(".py") if path.name != "__init__.py" or len(path.parts) > 1 else ""
+    if part == "":
+        assert imported_parts(path) == set()
+        return
+    leaves = set() if part in NO_OTHER_IMPORTS else LEAVES
+    assert imported_parts(path) <= ALLOWED[part] | leaves | {part}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "methods"], ids=str)
+def test_methods_cannot_reach_past_the_contract(path):
+    """A method speaks to clients through the contract; loop, trainer and evaluator are out of its reach."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for module in ("client", "training", "evaluation", "rounds", "workspace", "workers", "batches", "examples"):
+        assert f"engine.{module} " not in text
+        assert f"engine import {module}" not in text
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_only_the_command_line_speaks_and_exits(path):
+    if path.parts[0] == "cli":
+        return
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("print", "sys.exit", "exit", "os.system", "torch.manual_seed", "np.random.seed"), (
+                called
+            )
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, "a bare except"
+        if isinstance(node, ast.Assert):
+            pytest.fail("an assert as validation")
+
+
+INSTANT = [
+    [],
+    ["--help"],
+    ["--version"],
+    *([command, "--help"] for command in ("partition", "train", "baseline", "evaluate", "report", "presets", "doctor")),
+    ["presets", "list"],
+    ["presets", "show", "quickstart"],
+    ["baseline", "--list"],
+    ["report", "no-such-directory"],
+    ["partition", "--scheme", "round-robin"],
+    ["partition", "--scheme", "iid", "--clients", "0"],
+    ["train"],
+    ["train", "--preset", "quickstrat"],
+    ["train", "--preset", "quickstart", "--set", "train.ruonds=3"],
+    ["train", "--preset", "quickstart", "--set", "methods.fedmosaic.trsut=3"],
+    ["train", "--preset", "quickstart", "--set", "data.public_size=100000"],
+    ["train", "--preset", "quickstart", "--expertise", "guess"],
+    ["train", "--preset", "quickstart", "--seeds", "0,x"],
+    ["train", "--preset", "quickstart", "--bogus"],
+    ["baseline", "fedpox", "--preset", "quickstart"],
+]
+
+
+def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
+    """One process for all of them: had any imported torch, it would show at the end."""
+    script = (
+        "import sys\n"
+        "from fedmosaic_cli.cli import app\n"
+        f"for arguments in {INSTANT!r}:\n"
+        "    try:\n"
+        "        app(arguments)\n"
+        "    except SystemExit as leaving:\n"
+        "        pass\n"
+        "    assert 'torch' not in sys.modules, arguments\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_real_runs_does_not_import_torch(tmp_path, finished_runs):
+    script = (
+        "import sys\n"
+        "from fedmosaic_cli.cli import app\n"
+        "for form in ([], ['--latex'], ['--markdown'], ['--csv'], ['--json']):\n"
+        "    try:\n"
+        f"        app(['report', {str(finished_runs)!r}, *form])\n"
+        "    except SystemExit as leaving:\n"
+        "        assert leaving.code == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

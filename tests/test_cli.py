@@ -1,0 +1,427 @@
+"""The commands as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli import app
+from fedmosaic_cli.methods import METHODS
+from tests.conftest import fedmosaic
+
+SHORT = ("--preset", "quickstart", "--rounds", "3")
+RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """A command in an empty directory, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return call
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """The files that must be the same whenever a run is made again."""
+    files = [folder / "rounds.jsonl", folder / "summary.json", *sorted((folder / "models").iterdir())]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_whole_path(tmp_path):
+    done = fedmosaic("partition", "--scheme", "dirichlet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shards = tmp_path / "shards" / "digits-dirichlet-s0"
+    names = {path.name for path in shards.iterdir()}
+    assert {
+        "manifest.json",
+        "client-000.npz",
+        "client-014.npz",
+        "public.npz",
+        "distribution.csv",
+        "distribution.png",
+    } <= names
+
+    done = fedmosaic("train", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fedmosaic baseline all --preset quickstart" in done.stdout
+    assert "fedmosaic report" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if "round" in line]
+    assert len(lines) == 3
+    assert re.search(r"round 3/3  accuracy \d+\.\d+%  lambda \d\.\d+", lines[-1])
+
+    done = fedmosaic("baseline", "local", "centralized", *SHORT, "--seeds", "0,1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    done = fedmosaic("evaluate", str(RUN), "runs/quickstart/local/seed-0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    evaluation = json.loads((tmp_path / RUN / "evaluation.json").read_text())
+    summary = json.loads((tmp_path / RUN / "summary.json").read_text())
+    assert [mark["accuracy"] for mark in evaluation["per_client"]] == summary["accuracy"]["per_client"]
+    assert evaluation["accuracy"]["client_mean"] == summary["accuracy"]["client_mean"]
+
+    for form, words in (
+        ("--markdown", "| baseline | Centralized |"),
+        ("--latex", "\\begin{tabular}"),
+        ("--csv", "setting,"),
+    ):
+        done = fedmosaic("report", form, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
+    done = fedmosaic("report", cwd=tmp_path)
+    assert "| baseline | Centralized |" in done.stdout
+
+
+def test_a_run_leaves_the_files_it_promises(finished_runs):
+    run = finished_runs / "quickstart" / "fedmosaic-entropy" / "seed-1"
+    assert {"config.yaml", "env.json", "rounds.jsonl", "timings.jsonl", "checkpoints", "models", "summary.json"} <= {
+        path.name for path in run.iterdir()
+    }
+    rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in range(1, 8) for c in range(10)]
+    # Five rounds alone, the first exchange after the fifth.
+    assert [sum(row["bits_up"] for row in rows if row["round"] == r) > 0 for r in range(1, 8)] == [False] * 4 + [
+        True
+    ] * 3
+    assert all(row["lambda"] == 0 for row in rows if row["round"] <= 5)
+    assert all(row["lambda"] > 0 for row in rows if row["round"] == 7)
+    summary = json.loads((run / "summary.json").read_text())
+    promised = {
+        "schema",
+        "preset",
+        "dataset",
+        "scheme",
+        "method",
+        "expertise",
+        "seed",
+        "rounds",
+        "accuracy",
+        "best_round",
+    }
+    assert promised | {"bits", "evaluation"} <= summary.keys()
+    assert {"client_mean", "sample_weighted", "client_std", "worst", "per_client"} == summary["accuracy"].keys()
+    assert summary["evaluation"]["round"] == "last"
+    assert summary["bits"] == {
+        "up": sum(row["bits_up"] for row in rows),
+        "down": sum(row["bits_down"] for row in rows),
+    }
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["methods"] == {
+        "fedmosaic": {"warmup_rounds": 5, "expertise": "entropy", "trust": "stabilised", "expertise_bits": 8}
+    }
+    assert len(list((run / "models").iterdir())) == 10
+
+
+def test_methods_are_compared_on_the_same_shards(finished_runs):
+    digests = {
+        json.loads(path.read_text())["shards"]["digest"]
+        for path in finished_runs.glob("quickstart/*/seed-0/summary.json")
+    }
+    assert len(digests) == 1
+    assert {path.name for path in (finished_runs / "quickstart").iterdir()} == {
+        *(set(METHODS) - {"fedmosaic"}),
+        "fedmosaic-entropy",
+    }
+
+
+def test_the_same_run_twice_gives_the_same_bytes_with_any_number_of_workers(tmp_path):
+    for name, workers in (("a", "1"), ("b", "3")):
+        done = fedmosaic("train", *SHORT, "--runs-dir", name, "--workers", workers, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    folders = [tmp_path / name / "quickstart" / "fedmosaic-entropy" / "seed-0" for name in ("a", "b")]
+    assert results(folders[0]) == results(folders[1])
+
+
+@pytest.mark.parametrize("command", [["train"], ["baseline", "fedavg"]])
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
+    arguments = [*command, "--preset", "quickstart", "--rounds", "12", "--set", "train.checkpoint_every=2"]
+    done = fedmosaic(*arguments, "--runs-dir", "whole", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [whole] = (tmp_path / "whole").glob("*/*/seed-0")
+    killed = tmp_path / "killed" / whole.relative_to(tmp_path / "whole")
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedmosaic_cli", *arguments, "--runs-dir", "killed"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    log = killed / "rounds.jsonl"
+    while not (log.exists() and log.read_bytes().count(b"\n") >= 50) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "summary.json").exists(), "it was killed too late to show anything"
+
+    done = fedmosaic(*arguments, "--runs-dir", "killed", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after round" in done.stderr
+    assert results(killed) == results(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_after_the_round_and_the_run_can_go_on(tmp_path, number, code):
+    arguments = ["train", "--preset", "quickstart", "--rounds", "200"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    log = tmp_path / RUN / "rounds.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_bytes().count(b"\n") >= 10) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    played = len(log.read_text().splitlines()) // 10
+    done = fedmosaic(*arguments[:-1], str(max(played + 1, 6)), "--resume", cwd=tmp_path)
+    # Fewer rounds than asked for at first: refused. Exactly as many: it goes on.
+    assert done.returncode == 2
+    assert "fewer" in done.stderr
+    assert list((tmp_path / RUN / "checkpoints").iterdir())
+
+
+def test_resume_leaves_finished_runs_alone_and_can_add_rounds(tmp_path):
+    assert fedmosaic("train", *SHORT, cwd=tmp_path).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / RUN).rglob("*") if path.is_file()}
+    done = fedmosaic("train", *SHORT, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / RUN).rglob("*") if path.is_file()} == before
+
+    assert fedmosaic("train", "--preset", "quickstart", "--rounds", "5", "--resume", cwd=tmp_path).returncode == 0
+    assert (
+        fedmosaic("train", "--preset", "quickstart", "--rounds", "5", "--runs-dir", "b", cwd=tmp_path).returncode == 0
+    )
+    assert results(tmp_path / RUN) == results(tmp_path / "b" / RUN.relative_to("runs"))
+
+
+REFUSED = [
+    (["train", "--preset", "quickstrat"], "did you mean 'quickstart'?"),
+    (["train"], "--preset quickstart"),
+    (["train", "--preset", "missing.yaml"], "cannot read"),
+    (["train", "--preset", "quickstart", "--bogus"], "--bogus"),
+    (["train", "--preset", "quickstart", "--rounds", "many"], "many"),
+    (["train", "--preset", "quickstart", "--rounds", "0"], "at least 1"),
+    (["train", "--preset", "quickstart", "--seeds", "1,1"], "different whole numbers"),
+    (["train", "--preset", "quickstart", "--seeds", "-1"], "different whole numbers"),
+    (["train", "--preset", "quickstart", "--seed", "1", "--seeds", "2"], "use one of them"),
+    (["train", "--preset", "quickstart", "--seeds", "1,2", "--run-dir", "x"], "--runs-dir"),
+    (["train", "--preset", "quickstart", "--set", "train.nope=1"], "unknown key 'train.nope'"),
+    (["train", "--preset", "quickstart", "--set", "data.public_size=5000"], "does not fit"),
+    (["train", "--preset", "quickstart", "--set", "data.clients=400"], "lower clients"),
+    (["train", "--preset", "quickstart", "--config", "nope.yaml"], "cannot read"),
+    (["train", "--preset", "quickstart", "--device", "tpu"], "tpu"),
+    (["train", "--preset", "quickstart", "--device", "cuda"], "no cuda device"),
+    (["train", "--shards", "nowhere"], "no shards here"),
+    (["baseline"], "no method is named"),
+    (["baseline", "fedpox", "--preset", "quickstart"], "unknown method 'fedpox'"),
+    (["baseline", "local", "everything", "--preset", "quickstart"], "unknown method 'everything'"),
+    (["partition"], "no scheme is given"),
+    (["partition", "--scheme", "round-robin"], "round-robin"),
+    (["partition", "--scheme", "dirichlet", "--alpha", "0"], "data.alpha is 0.0"),
+    (["partition", "--scheme", "dirichlet", "--alpha", "-1"], "greater than 0"),
+    (["partition", "--scheme", "dirichlet", "--alpha", "nan"], "data.alpha is nan"),
+    (["partition", "--scheme", "pathological", "--classes-per-client", "11"], "at most 10"),
+    (["partition", "--scheme", "iid", "--public-size", "1797"], "does not fit"),
+    (["partition", "--scheme", "iid", "--clients", "0"], "at least 1"),
+    (["partition", "--scheme", "domain", "--dataset", "digits"], "has no domains"),
+    (["partition", "--scheme", "iid", "--dataset", "mnits"], "unknown data set 'mnits'"),
+    (["partition", "--scheme", "iid", "--flip-labels", "15"], "no client 15"),
+    (["partition", "--scheme", "iid", "--flip-labels", "a"], "whole numbers"),
+    (["evaluate", "nowhere"], "not a run directory"),
+    (["evaluate"], "RUN"),
+    (["report"], "no runs here"),
+    (["report", "--latex", "--csv"], "choose one"),
+    (["presets", "show", "nope"], "unknown preset 'nope'"),
+    (["frobnicate"], "frobnicate"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, arguments, words):
+    if "cuda" in arguments:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_that_is_not_empty_is_left_alone(invoke, tmp_path):
+    folder = tmp_path / RUN
+    folder.mkdir(parents=True)
+    (folder / "thesis.txt").write_text("irreplaceable")
+    for more in ([], ["--resume"]):
+        result = invoke("train", *SHORT, *more)
+        assert result.exit_code == 2
+        assert str(RUN) in result.stderr
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+    assert not (tmp_path / "shards").exists()
+
+
+def test_resuming_with_another_configuration_is_refused(invoke, finished_runs, tmp_path):
+    shutil.copytree(finished_runs, tmp_path / "runs")
+    result = invoke("train", "--preset", "quickstart", "--rounds", "7", "--set", "train.lr=0.5", "--resume")
+    assert result.exit_code == 2
+    assert "train.lr was 0.003 and is now 0.5" in result.stderr
+
+
+def test_damaged_models_and_unfinished_runs_are_not_evaluated(invoke, finished_runs, tmp_path):
+    shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
+    bad = tmp_path / "q" / "local" / "seed-0"
+    model = bad / "models" / "client-003.safetensors"
+    model.write_bytes(model.read_bytes()[:-10])
+    result = invoke("evaluate", "q/fedct/seed-0", "q/local/seed-0")
+    assert result.exit_code == 2
+    assert "client-003.safetensors" in result.stderr
+    assert not (tmp_path / "q" / "fedct" / "seed-0" / "evaluation.json").exists()
+    (bad / "summary.json").unlink()
+    assert "not finished" in invoke("evaluate", "q/local/seed-0").stderr
+
+
+def test_evaluate_can_look_at_the_training_part(invoke, finished_runs, tmp_path):
+    shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
+    result = invoke("evaluate", "q/local/seed-0", "--split", "train", "--json")
+    assert result.exit_code == 0, result.stderr
+    [evaluation] = json.loads(result.stdout)
+    assert evaluation["split"] == "train"
+    assert evaluation["accuracy"]["client_mean"] > 0.5
+    assert (tmp_path / "q" / "local" / "seed-0" / "evaluation-train.json").is_file()
+
+
+def test_training_on_shards_keeps_to_them(invoke, tmp_path):
+    assert (
+        invoke("partition", "--scheme", "pathological", "--clients", "5", "--seed", "7", "--out", "mine").exit_code == 0
+    )
+    manifest = json.loads((tmp_path / "mine" / "manifest.json").read_text())
+    result = invoke("train", "--shards", "mine", "--rounds", "2", "--json")
+    assert result.exit_code == 0, result.stderr
+    [summary] = json.loads(result.stdout)
+    assert summary["shards"]["digest"] == manifest["digest"]
+    assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine", 0, 5)
+    result = invoke("train", "--shards", "mine", "--set", "data.alpha=0.7", "--runs-dir", "other")
+    assert result.exit_code == 2
+    assert "partition anew" in result.stderr
+
+
+def test_a_variation_of_a_preset_gets_shards_of_its_own(invoke, tmp_path):
+    assert invoke("train", *SHORT).exit_code == 0
+    assert invoke("train", *SHORT, "--set", "data.alpha=0.5", "--runs-dir", "other").exit_code == 0
+    assert invoke("partition", "--preset", "quickstart").exit_code == 0, "the preset's own shards are there already"
+    names = sorted(path.name for path in (tmp_path / "shards").iterdir())
+    assert len(names) == 2
+    assert names[0].startswith("quickstart-")
+    assert "quickstart-s0" in names
+
+
+def test_dry_run_tells_origins_and_costs_and_writes_nothing(invoke, tmp_path):
+    result = invoke("train", *SHORT, "--set", "train.lr=0.5", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    text = re.sub(r" +", " ", result.stdout)
+    assert "train.lr 0.5 --set" in text
+    assert "train.rounds 3 flag" in text
+    assert "data.alpha 1.0 preset quickstart" in text
+    assert "3,600 1,200" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_presets_can_be_copied_changed_and_used(invoke, tmp_path):
+    assert invoke("presets", "copy", "quickstart", "mine.yaml").exit_code == 0
+    text = (tmp_path / "mine.yaml").read_text().replace("rounds: 30", "rounds: 2")
+    (tmp_path / "mine.yaml").write_text(text)
+    assert invoke("train", "--preset", "mine.yaml", "-q").exit_code == 0
+    assert (tmp_path / "runs" / "mine" / "fedmosaic-entropy" / "seed-0" / "summary.json").is_file()
+    again = invoke("presets", "copy", "quickstart", "mine.yaml")
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+
+
+def test_json_is_one_document(invoke):
+    result = invoke("baseline", "local", "fedavg", *SHORT, "--json")
+    assert [summary["method"] for summary in json.loads(result.stdout)] == ["local", "fedavg"]
+    assert json.loads(invoke("partition", "--scheme", "iid", "--json").stdout)["scheme"] == "iid"
+    assert json.loads(invoke("report", "--json").stdout)[0]["method"] == "Local training"
+    assert "torch" in json.loads(invoke("doctor", "--json").stdout)["versions"]
+
+
+def test_divergence_stops_the_run_and_names_the_client(tmp_path):
+    done = fedmosaic(
+        "baseline", "local", *SHORT, "--set", "train.optimizer=sgd", "--set", "train.lr=1e30", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"error: client \d+ diverged in round 1: .*lower the learning rate", done.stderr.splitlines()[-1]
+    )
+
+
+def test_a_directory_that_cannot_be_written_is_a_lack_of_resources(invoke, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = invoke("partition", "--scheme", "iid", "--out", "file/below")
+    assert result.exit_code in (2, 4)
+    assert result.stderr.count("\n") == 1
+
+
+def test_runs_can_be_sent_elsewhere_by_the_environment(tmp_path):
+    done = fedmosaic("train", *SHORT, "-q", cwd=tmp_path, FEDMOSAIC_RUNS=str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "elsewhere" / "quickstart").is_dir()
+    done = fedmosaic("report", cwd=tmp_path, FEDMOSAIC_RUNS=str(tmp_path / "elsewhere"))
+    assert "FedMosaic (entropy)" in done.stdout
+
+
+def test_report_writes_every_form(invoke, finished_runs, tmp_path):
+    result = invoke("report", finished_runs, "--out", "tables")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [
+        "table.csv",
+        "table.md",
+        "table.svg",
+        "table.tex",
+    ]
+    assert (tmp_path / "tables" / "table.md").read_text() == result.stdout
+    assert "FedMosaic" in (tmp_path / "tables" / "table.svg").read_text()
+
+
+def test_a_terminal_gets_a_moving_bar_and_colours(tmp_path):
+    """Through a pseudo-terminal, as a person would see it."""
+    pty = pytest.importorskip("pty")
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedmosaic_cli", "train", *SHORT],
+        cwd=tmp_path,
+        stdout=secondary,
+        stderr=secondary,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
+    )
+    os.close(secondary)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(primary, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        seen += piece
+    assert process.wait() == 0
+    assert b"\x1b[" in seen
+    assert b"eta" in seen
+    assert "━".encode() in seen

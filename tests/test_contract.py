@@ -1,0 +1,171 @@
+"""What must hold for every method in every federation."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from fedmosaic_cli.engine import channel
+from fedmosaic_cli.engine.method import Method, Traffic
+from fedmosaic_cli.engine.rounds import Turn, examine, personal_models, play
+from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from tests.toys import CPU, TOYS, close, dealt, models, played, relabelled, repainted, same
+
+VARIANTS: dict[str, Method] = {
+    **{name: method() for name, method in METHODS.items()},
+    "fedmosaic-entropy": FedMosaic(expertise="entropy", trust="stabilised"),
+    "fedmosaic-late": FedMosaic(expertise="uniform", trust=0.5, warmup_rounds=2),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def method(request) -> Method:
+    return VARIANTS[request.param]
+
+
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_a_run_can_be_repeated_bit_for_bit(method, toy):
+    assert same(models(method, toy), models(method, toy))
+
+
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_every_model_learns_something_and_stays_finite(method, toy):
+    before, after = models(method, toy, rounds=0), models(method, toy)
+    assert not same(before, after)
+    assert all(torch.isfinite(tensor).all() for model in after for tensor in model.values())
+
+
+def test_the_seed_matters(method):
+    assert not same(models(method, TOYS["even"], seed=0), models(method, TOYS["even"], seed=1))
+
+
+def test_the_number_of_workers_does_not_matter(method):
+    toy = TOYS["uneven"]
+    assert same(models(method, toy), models(method, toy.changed(workers=3)))
+
+
+def test_the_order_of_clients_does_not_matter(method):
+    toy = TOYS["uneven"]
+    federation = toy.federation(method)
+    federation.session.clients.reverse()
+    with federation.workers:
+        list(play(federation, 3))
+    ours = personal_models(federation)
+    assert close([ours[client] for client in sorted(ours)], models(method, toy))
+
+
+def test_evaluation_leaves_no_trace(method):
+    federation = TOYS["even"].federation(method)
+    turns = [Turn(client, {}, Traffic()) for client in federation.session.clients]
+    with federation.workers:
+        list(play(federation, 2))
+        before, noise = deepcopy(capture(federation.session)), torch.random.get_rng_state()
+        assert examine(federation, turns) == examine(federation, turns)
+        after = deepcopy(capture(federation.session))
+        list(play(federation, 3))
+    assert before[1] == after[1]
+    assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
+    assert torch.equal(noise, torch.random.get_rng_state())
+    assert same(list(personal_models(federation).values()), models(method, TOYS["even"]))
+
+
+def test_test_labels_and_public_labels_do_not_reach_training(method):
+    toy = TOYS["even"]
+    tests = np.concatenate([shard.test for shard in toy.partition.shards])
+    for hidden in (tests, toy.partition.public):
+        other = toy.changed(dataset=relabelled(toy.dataset, hidden))
+        assert same(models(method, toy), models(method, other))
+    train = toy.partition.shards[0].train
+    assert not same(models(method, toy), models(method, toy.changed(dataset=relabelled(toy.dataset, train))))
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+def test_a_client_cannot_look_into_another_ones_data(name):
+    method, toy = VARIANTS[name], TOYS["even"]
+    other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
+    first, second = toy.federation(method), other.federation(method)
+    uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
+    assert uploads[0].keys() == uploads[1].keys()
+    for part, value in uploads[0].items():
+        pairs = zip(flat(value), flat(uploads[1][part]), strict=True)
+        assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def one_turn(method, federation, client):
+    """What a client uploads in the first round."""
+    player = federation.session.clients[client]
+    player.begin_round(1)
+    received, _ = channel.send(method.broadcast(federation.session.server, client, federation.world))
+    return channel.send(method.local_round(player, received, federation.world))[0]
+
+
+def flat(value):
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+def test_traffic_is_as_foretold(name):
+    method, toy = VARIANTS[name], dealt([5, 6, 7], public=10)
+    federation = toy.federation(method)
+    model_bits = sum(8 * tensor.numel() * tensor.element_size() for tensor in federation.world.init.values())
+    foretold = method.traffic(model_bits, public_size=10, num_classes=3)
+    with federation.workers:
+        rounds = list(play(federation, 4))
+    last = rounds[-1].rows[0]
+    assert (last["bits_up"], last["bits_down"]) == (foretold.up, foretold.down)
+
+
+def test_what_was_sent_is_not_shared_with_the_sender():
+    toy, method = TOYS["even"], METHODS["fedavg"]()
+    federation = toy.federation(method)
+    received, _ = channel.send(method.broadcast(federation.session.server, 0, federation.world))
+    for tensor in received["model"].values():
+        tensor.zero_()
+    assert any(tensor.any() for tensor in federation.session.server["model"].values())
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_going_on_from_a_checkpoint_changes_nothing(method, stop):
+    toy = TOYS["uneven"]
+    halfway = played(method, toy, rounds=stop)
+    again = toy.federation(method)
+    restore(again.session, *capture(halfway.session), stop, CPU)
+    with again.workers:
+        rounds = list(play(again, 4))
+    assert [done.number for done in rounds] == list(range(stop + 1, 5))
+    assert same(list(personal_models(again).values()), models(method, toy, rounds=4))
+
+
+def test_rows_hold_what_the_documentation_promises(method):
+    federation = TOYS["even"].federation(method)
+    with federation.workers:
+        rounds = list(play(federation, 2))
+    promised = [
+        "round",
+        "client",
+        "lambda",
+        "loss_private",
+        "loss_public",
+        "accuracy",
+        "test_loss",
+        "bits_up",
+        "bits_down",
+    ]
+    for done in rounds:
+        assert [row["client"] for row in done.rows] == [0, 1, 2]
+        assert all(list(row)[: len(promised)] == promised for row in done.rows)
+
+
+def test_a_method_is_frozen_and_says_who_it_is(method):
+    with pytest.raises(Exception, match=r"frozen|assign"):
+        method.name_of_a_new_field = 1
+    assert method.title
+    assert method.travels
+    assert method.evaluated
+    assert METHODS[method.name](**asdict(method)) == method

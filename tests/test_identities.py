@@ -1,0 +1,180 @@
+"""Where one method must equal another, and where the usual wrong version would not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedmosaic_cli.data.partition import Partition, Shard
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.objective import PseudoLabels
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.local import Centralized, Local
+from tests.toys import TOYS, close, dealt, models, played, same
+
+EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+
+
+@EVERY_TOY
+def test_fedmosaic_without_trust_is_local_training(toy):
+    assert same(models(FedMosaic(trust=0.0), toy), models(Local(), toy))
+    assert not same(models(FedMosaic(trust=0.5), toy), models(Local(), toy))
+
+
+@EVERY_TOY
+def test_fedmosaic_with_full_trust_and_equal_votes_is_fedct(toy):
+    assert same(models(FedMosaic(trust=1.0, expertise="uniform"), toy), models(FedCT(), toy))
+    assert not same(models(FedMosaic(trust=0.9, expertise="uniform"), toy), models(FedCT(), toy))
+
+
+@EVERY_TOY
+@pytest.mark.parametrize("warmup", [1, 2, 3])
+def test_before_the_first_exchange_fedct_is_local_training(toy, warmup):
+    method = FedCT(warmup_rounds=warmup)
+    assert same(models(method, toy, rounds=warmup), models(Local(), toy, rounds=warmup))
+    # The consensus must reach the steps that follow: a version that forgets it stays Local for ever.
+    assert not same(models(method, toy, rounds=warmup + 1), models(Local(), toy, rounds=warmup + 1))
+
+
+def test_no_warmup_means_one_round_of_it():
+    assert same(models(FedCT(warmup_rounds=0), TOYS["even"]), models(FedCT(warmup_rounds=1), TOYS["even"]))
+
+
+def test_lambda_is_zero_until_the_first_exchange():
+    federation = TOYS["even"].federation(FedMosaic(warmup_rounds=2))
+    with federation.workers:
+        trusts = [[row["lambda"] for row in done.rows] for done in play(federation, 4)]
+    assert trusts[:2] == [[0.0] * 3] * 2
+    assert all(trust > 0 for trusts_of_round in trusts[2:] for trust in trusts_of_round)
+
+
+def test_lambda_follows_from_the_losses_in_the_log():
+    federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="paper", expertise="entropy"))
+    with federation.workers:
+        rows = [row for done in play(federation, 4) for row in done.rows if done.number > 1]
+    for row in rows:
+        private, public = row["loss_private"], row["loss_public"]
+        assert row["lambda"] == pytest.approx(np.exp(-(public - private) / (private + 1e-8)), rel=1e-12)
+
+
+def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
+    method, toy = FedMosaic(trust="paper"), dealt([9, 9, 9], public=12)
+    before = played(method, toy, rounds=2)
+    client, consensus = before.session.clients[0], before.session.server["labels"]
+    model = client.state["model"]
+    private_loss = client.private_loss(model)
+    public_loss = cross_entropy(client.predict_public(model), consensus).item()
+    federation = toy.federation(method)
+    with federation.workers:
+        row = list(play(federation, 3))[2].rows[0]
+    assert row["loss_private"] == pytest.approx(private_loss, rel=1e-12)
+    assert row["loss_public"] == pytest.approx(public_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
+def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
+    """A lambda that is part of the graph would add terms of its own."""
+    federation = TOYS["even"].changed(optimizer="sgd", lr=1.0).federation(FedCT())
+    client, workspace = federation.session.clients[0], federation.workspace
+    labels = torch.arange(len(client.public)) % 3
+    draw = Draw([torch.arange(4)], [torch.arange(5)])
+    trained = params.copy(client.init)
+    fit(workspace, trained, {}, client.private, client.public, draw, [PseudoLabels(labels, weight)])
+
+    start = params.copy(client.init)
+    module = workspace.module(start)
+    parts = []
+    for inputs, targets in (
+        (client.private.inputs(torch.arange(4)), client.private.labels[:4]),
+        (client.public.inputs(torch.arange(5)), labels[:5]),
+    ):
+        loss = cross_entropy(module(inputs), targets)
+        parts.append(torch.autograd.grad(loss, list(module.parameters())))
+    for name, private, public in zip(start, *parts, strict=True):
+        assert torch.allclose(start[name] - trained[name], private + weight * public, rtol=0, atol=1e-12)
+
+
+def test_local_training_is_fedavg_of_one():
+    toy = TOYS["alone"].changed(init="common")
+    assert same(models(Local(), toy), models(FedAvg(), toy))
+
+
+def test_centralized_is_fedavg_of_one_who_holds_everything():
+    toy = TOYS["epochs"].changed(init="common")
+    everything = np.concatenate([shard.train for shard in toy.partition.shards])
+    owner = Shard(0, everything, toy.partition.shards[0].test)
+    pooled = toy.changed(partition=Partition(toy.partition.settings, 0, (owner,), toy.partition.public))
+    assert same(models(Centralized(), toy), models(FedAvg(), pooled))
+
+
+def test_centralized_takes_as_many_steps_as_everybody_together():
+    toy = TOYS["even"]
+    federation = toy.federation(Centralized())
+    federation.session.clients[0].begin_round(1)
+    assert len(federation.session.clients[0]._draw(with_public=False).private) == 3 * toy.train["local_steps"]
+
+
+def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
+    toy = TOYS["uneven"].changed(optimizer="sgd", lr=0.2, local_steps=1, batch_size=1000)
+    [averaged] = models(FedAvg(), toy)[:1]
+
+    federation = toy.federation(Centralized())
+    client, workspace = federation.session.clients[0], federation.workspace
+    expected = params.copy(federation.world.init)
+    for _ in range(3):
+        module = workspace.module(expected)
+        loss = cross_entropy(module(client.private.inputs(slice(None))), client.private.labels)
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        expected = {name: expected[name] - 0.2 * g for name, g in zip(expected, gradients, strict=True)}
+    assert close([averaged], [expected])
+
+
+def test_fedavg_weights_clients_by_their_data():
+    class Uniform(FedAvg):
+        def aggregate(self, server, uploads, world):
+            return {"model": params.weighted_mean([u["model"] for u in uploads.values()], [1] * len(uploads))}
+
+    assert not close(models(FedAvg(), TOYS["uneven"]), models(Uniform(), TOYS["uneven"]), 1e-6)
+    assert close(models(FedAvg(), TOYS["even"]), models(Uniform(), TOYS["even"]))
+
+
+def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
+    federation = played(FedAvg(), TOYS["uneven"])
+    personal = personal_models(federation)
+    assert all(personal[client] is federation.session.server["model"] for client in personal)
+
+
+def test_a_mean_of_equals_is_the_same_model():
+    model = TOYS["even"].federation(Local()).world.init
+    assert close([params.weighted_mean([model] * 3, [1, 5, 2])], [model])
+
+
+def test_the_first_consensus_of_one_client_is_its_own_opinion():
+    federation = played(FedCT(), TOYS["alone"], rounds=1)
+    client = federation.session.clients[0]
+    assert torch.equal(federation.session.server["labels"], client.state["log_probs"].argmax(dim=1))
+
+
+def test_clients_start_alike_in_every_method_and_differ_from_each_other():
+    toy = TOYS["even"]
+    local = models(Local(), toy, rounds=0)
+    assert same(local, models(FedMosaic(), toy, rounds=0))
+    assert not same(local[:1], local[1:2])
+    common = models(Local(), toy.changed(init="common"), rounds=0)
+    assert same(common[:1], common[1:2])
+
+
+def test_the_flipped_client_is_examined_on_flipped_labels():
+    toy = TOYS["flipped"]
+    shards = tuple(replace(shard, flipped=False) for shard in toy.partition.shards)
+    straight = toy.changed(partition=replace(toy.partition, shards=shards))
+    turned = toy.federation(Local()).exams[0].test.labels
+    assert torch.equal(turned, 2 - straight.federation(Local()).exams[0].test.labels)

@@ -1,0 +1,131 @@
+"""Federations small enough to be exact: a few images, a network of a few dozen weights, float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmosaic_cli.config.run import RunConfig
+from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.data.partition import Partition, Shard
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.method import Method, Parameters
+from fedmosaic_cli.engine.rounds import Federation, personal_models, play
+from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.experiment.assemble import assemble
+from fedmosaic_cli.models.settings import ModelSettings
+
+CPU = torch.device("cpu")
+CLASSES = 3
+
+
+class Toy:
+    """A data set, how it is dealt, and how it is trained on."""
+
+    def __init__(self, dataset: Dataset, partition: Partition, **train: Any) -> None:
+        self.dataset = dataset
+        self.partition = partition
+        self.train: dict[str, Any] = {"rounds": 3, "local_steps": 3, "batch_size": 4, "lr": 0.05, "workers": 1, **train}
+
+    def changed(self, **changes: Any) -> Toy:
+        """The same with other examples, shards or training settings."""
+        dataset = changes.pop("dataset", self.dataset)
+        partition = changes.pop("partition", self.partition)
+        return Toy(dataset, partition, **{**self.train, **changes})
+
+    def federation(self, method: Method, seed: int = 0) -> Federation:
+        config = RunConfig(
+            setting="toy",
+            seed=seed,
+            data=self.partition.settings,
+            model=ModelSettings(hidden=(3,)),
+            train=TrainSettings(**self.train),
+            method=method,
+            partition_seed=0,
+        )
+        return assemble(config, self.dataset, self.partition, CPU, torch.float64)
+
+
+def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
+    """`count` images of 2x2 pixels whose brightness tells their class."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    pixels = rng.integers(0, 80, (count, 2, 2, 1)) + 80 * labels[:, None, None, None]
+    return Dataset(
+        name="toy",
+        images=pixels.astype(np.uint8),
+        labels=labels.astype(np.int64),
+        class_names=("a", "b", "c"),
+        domains=np.arange(count) // CLASSES % domains if domains else None,
+        domain_names=tuple(f"domain-{number}" for number in range(domains)),
+    )
+
+
+def dealt(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> Toy:
+    """Clients with so many training examples each, three test examples each, and a public set."""
+    dataset = images(sum(sizes) + 3 * len(sizes) + public)
+    rest = np.random.default_rng(1).permutation(len(dataset))
+    shards = []
+    for client, size in enumerate(sizes):
+        train, test, rest = rest[:size], rest[size : size + 3], rest[size + 3 :]
+        shards.append(Shard(client, np.sort(train), np.sort(test), flipped=client in flipped))
+    settings = DataSettings(dataset="toy", clients=len(sizes), public_size=public, flip_labels=flipped)
+    return Toy(dataset, Partition(settings, 0, tuple(shards), np.sort(rest)))
+
+
+TOYS = {
+    "even": dealt([8, 8, 8]),
+    "uneven": dealt([3, 6, 11]),
+    "alone": dealt([9]),
+    "tiny": dealt([1, 2, 5]),
+    "flipped": dealt([6, 6, 6], flipped=(0,)),
+    "epochs": dealt([5, 7, 6]).changed(local_steps=None, local_epochs=2),
+    "sgd": dealt([8, 5, 8]).changed(optimizer="sgd", lr=0.1, momentum=0.5),
+    "forgetful": dealt([8, 5, 8]).changed(optimizer_state="reset"),
+}
+
+
+def played(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federation:
+    """The federation after so many rounds."""
+    federation = toy.federation(method, seed)
+    with federation.workers:
+        for _ in play(federation, rounds):
+            pass
+    return federation
+
+
+def models(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> list[Parameters]:
+    """Every client's personal model after so many rounds."""
+    return list(personal_models(played(method, toy, rounds, seed)).values())
+
+
+def same(left: list[Parameters], right: list[Parameters]) -> bool:
+    """Whether two lists of models are equal, bit for bit."""
+    return len(left) == len(right) and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def close(left: list[Parameters], right: list[Parameters], tolerance: float = 1e-10) -> bool:
+    """Whether two lists of models agree up to rounding."""
+    return all(
+        torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for a, b in zip(left, right, strict=True) for name in a
+    )
+
+
+def relabelled(dataset: Dataset, index: np.ndarray) -> Dataset:
+    """The data set with other labels on the examples `index`."""
+    labels = dataset.labels.copy()
+    labels[index] = (labels[index] + 1) % CLASSES
+    return replace(dataset, labels=labels)
+
+
+def repainted(dataset: Dataset, index: np.ndarray) -> Dataset:
+    """The data set with other pixels in the examples `index`."""
+    pixels = dataset.images.copy()
+    pixels[index] = 255 - pixels[index]
+    return replace(dataset, images=pixels)
