@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption
@@ -44,7 +42,7 @@ def report(
 
     from fedmosaic_cli.records.files import write
     from fedmosaic_cli.report.collect import collect, tabulate
-    from fedmosaic_cli.report.tables import to_csv, to_json, to_latex, to_markdown, to_terminal
+    from fedmosaic_cli.report.tables import to_csv, to_json, to_latex, to_markdown, to_svg, to_terminal
 
     frame, skipped = collect(runs_dir)
     for run in skipped:
@@ -54,10 +52,7 @@ def report(
     table = tabulate(frame)
     if output:
         output.mkdir(parents=True, exist_ok=True)
-        texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(table)}
-        canvas = Console(record=True, width=100, file=io.StringIO())
-        canvas.print(to_terminal(table))
-        texts["svg"] = canvas.export_svg(title="fedmosaic report")
+        texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(table), "svg": to_svg(table)}
         for ending, text in texts.items():
             write(output / f"table.{ending}", text.encode())
     if as_json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.collect import Cell, Row, Table
 
 MISSING = "-"
+NO_LIMIT = 1000
 
 
 def to_markdown(table: Table) -> str:
@@ -58,7 +61,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A booktabs table that compiles on its own and can be \\input into a paper that loads booktabs and xcolor."""
+    """A booktabs table that compiles on its own and can be \\input into a paper with booktabs, graphicx and xcolor."""
     colours = [verdict for verdict in Verdict if verdict.colour]
     body: list[str] = []
     for number, (family, rows) in enumerate(families(table)):
@@ -70,11 +73,11 @@ def to_latex(table: Table) -> str:
     key = ", ".join(f"\\{macro(verdict)}{{{verdict.meaning}}}" for verdict in table.verdicts() if verdict.colour)
     return "\n".join(
         [
-            "% Compiles on its own; in a paper, load booktabs and xcolor and \\input this file.",
+            "% Compiles on its own; in a paper, load booktabs, graphicx and xcolor and \\input this file.",
             "\\makeatletter",
             "\\ifx\\@classoptionslist\\relax",
             "  \\documentclass{article}",
-            "  \\usepackage{booktabs,xcolor}",
+            "  \\usepackage{booktabs,graphicx,xcolor}",
             "  \\begin{document}",
             "  \\def\\fedmosaicends{\\end{document}}",
             "\\else",
@@ -84,15 +87,18 @@ def to_latex(table: Table) -> str:
             *(f"\\definecolor{{{macro(v)}}}{{HTML}}{{{v.colour}}}" for v in colours),
             *(f"\\providecommand{{\\{macro(v)}}}[1]{{\\textcolor{{{macro(v)}}}{{#1}}}}" for v in colours),
             "\\begin{table}[t]",
-            "  \\centering",
+            "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
             f"  \\caption{{{escape_latex(table.caption)} Colours: {key}.}}",
+            "  \\smallskip",
+            "  % Shrunk to the line where it is too wide for it.",
+            "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
             f"  \\begin{{tabular}}{{ll{'r' * len(table.columns)}}}",
             "    \\toprule",
             "    & Method & " + " & ".join(map(escape_latex, table.columns)) + " \\\\",
             "    \\midrule",
             *body,
             "    \\bottomrule",
-            "  \\end{tabular}",
+            "  \\end{tabular}}",
             "\\end{table}",
             "\\fedmosaicends",
             "",
@@ -110,7 +116,7 @@ def to_terminal(table: Table) -> RichTable:
     view.add_column("")
     view.add_column("Method")
     for column in table.columns:
-        view.add_column(Text(column), justify="right")
+        view.add_column(Text(column), justify="right", overflow="fold")
     for family, rows in families(table):
         for number, row in enumerate(rows):
             cells = [terminal_cell(cell, table, column) for column, cell in enumerate(row.cells)]
@@ -118,6 +124,20 @@ def to_terminal(table: Table) -> RichTable:
                 Text(family if number == 0 else "", style="dim"), row.title, *cells, end_section=number == len(rows) - 1
             )
     return view
+
+
+def to_svg(table: Table) -> str:
+    """A picture of the terminal's view, as wide as the table needs."""
+    from rich.console import Console
+
+    view = to_terminal(table)
+    width = Console(width=NO_LIMIT).measure(view).maximum
+    canvas = Console(record=True, width=max(width, 80), file=io.StringIO())
+    canvas.print(view)
+    # Rich asks a server for its font; a picture should not: any monospace font will do.
+    template = inspect.signature(Console.export_svg).parameters["code_format"].default
+    template = re.sub(r"@font-face \{\{.*?\}\}", "", template, flags=re.DOTALL)
+    return canvas.export_svg(title="fedmosaic report", code_format=template)
 
 
 def terminal_cell(cell: Cell | None, table: Table, column: int) -> Text:

@@ -101,7 +101,7 @@ def test_latex_compiles_alone_and_inside_a_paper(runs, tmp_path, alone):
     fill(runs)
     (tmp_path / "table.tex").write_text(to_latex(table_of(runs)), encoding="utf-8")
     (tmp_path / "paper.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,xcolor}\\begin{document}A\\input{table}B\\end{document}"
+        "\\documentclass{article}\\usepackage{booktabs,graphicx,xcolor}\\begin{document}A\\input{table}B\\end{document}"
     )
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex" if alone else "paper.tex"],
