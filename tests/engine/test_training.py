@@ -1,0 +1,134 @@
+"""Batches, the trainer and the evaluator in the small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedmosaic_cli.engine import batches, evaluation, params
+from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
+from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.models.architectures import ARCHITECTURES
+from tests.toys import TOYS, dealt, models, played, same
+
+sizes = st.integers(1, 40)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@given(sizes, sizes, st.integers(1, 3))
+def test_an_epoch_shows_every_example_once_and_drops_none(count, batch_size, passes):
+    drawn = batches.epochs(count, batch_size, passes, generator())
+    assert all(1 <= len(batch) <= batch_size for batch in drawn)
+    assert torch.cat(drawn).bincount(minlength=count).tolist() == [passes] * count
+
+
+@given(sizes, sizes, st.integers(1, 12))
+def test_steps_are_full_batches_that_use_all_examples_evenly(count, batch_size, number):
+    drawn = batches.steps(count, batch_size, number, generator())
+    assert [len(batch) for batch in drawn] == [min(batch_size, count)] * number
+    seen = torch.cat(drawn).bincount(minlength=count)
+    assert seen.max() - seen.min() <= 1
+
+
+def test_public_batches_do_not_disturb_private_ones():
+    client = TOYS["even"].federation(FedCT()).session.clients[0]
+    client.begin_round(1)
+    alone, beside = client._draw(with_public=False), client._draw(with_public=True)
+    assert all(torch.equal(left, right) for left, right in zip(alone.private, beside.private, strict=True))
+    assert len(beside.public) == len(beside.private)
+    client.begin_round(2)
+    assert not torch.equal(torch.cat(client._draw(with_public=False).private), torch.cat(alone.private))
+
+
+def test_images_are_scaled_to_minus_one_and_one():
+    client = TOYS["even"].federation(Local()).session.clients[0]
+    inputs = client.private.inputs(slice(None))
+    pixels = client.private.images[client.private.index].permute(0, 3, 1, 2).double()
+    assert torch.allclose(inputs, pixels / 255 * 2 - 1)
+    assert inputs.shape == (len(client.private), 1, 2, 2)
+
+
+def test_losses_in_the_log_are_means_over_the_batches():
+    federation = TOYS["even"].changed(optimizer="sgd", lr=1e-300).federation(FedCT())
+    client, workspace = federation.session.clients[0], federation.workspace
+    labels = torch.arange(len(client.public)) % 3
+    draw = Draw([torch.arange(8)], [torch.arange(7)])
+    model = params.copy(client.init)
+    private, [public] = fit(workspace, model, {}, client.private, client.public, draw, [PseudoLabels(labels, 0.5)])
+    assert private == pytest.approx(client.private_loss(model), rel=1e-12)
+    assert public == pytest.approx(mean_cross_entropy(client.predict_public(model), labels), rel=1e-12)
+
+
+def test_scores_agree_with_a_direct_count():
+    federation = played(Local(), TOYS["even"])
+    client, workspace = federation.session.clients[0], federation.workspace
+    mark = evaluation.score(workspace, client.state["model"], client.private)
+    logits = workspace.module(client.state["model"])(client.private.inputs(slice(None)))
+    assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
+    assert mark.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
+    assert mark.count == len(client.private)
+
+
+def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
+    federation = played(Local(), TOYS["even"])
+    client = federation.session.clients[0]
+    whole = client.predict_public(client.state["model"])
+    monkeypatch.setattr(evaluation, "BATCH", 2)
+    assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
+
+
+class Normalised(nn.Module):
+    """A net with batch statistics."""
+
+    def __init__(self, settings, input_shape, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs))
+
+
+@pytest.fixture
+def with_batch_norm(monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "mlp", Normalised)
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+class TestBatchNorm:
+    def test_private_and_public_statistics_do_not_mix(self):
+        federation = TOYS["even"].federation(FedCT())
+        client, workspace = federation.session.clients[0], federation.workspace
+        labels = torch.zeros(len(client.public), dtype=torch.int64)
+        draw = Draw([torch.arange(4)], [torch.arange(5)])
+        model = params.copy(client.init)
+        fit(workspace, model, {}, client.private, client.public, draw, [PseudoLabels(labels, 1.0)])
+        assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
+
+    def test_predicting_changes_no_statistics(self):
+        federation = played(FedCT(), TOYS["even"])
+        client = federation.session.clients[0]
+        before = params.copy(client.state["model"])
+        first, second = client.predict_public(client.state["model"]), client.predict_public(client.state["model"])
+        assert torch.equal(first, second)
+        assert same([before], [client.state["model"]])
+
+    def test_a_single_example_has_no_statistics_and_is_skipped(self):
+        toy = dealt([5, 1, 4]).changed(local_steps=None, local_epochs=1)
+        before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
+        assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
+        assert not same(before[:1], after[:1])
+
+    def test_counters_are_copied_where_weights_are_averaged(self):
+        states = [{"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}]
+        mean = params.weighted_mean(states, [1, 3])
+        assert (mean["w"].item(), mean["n"].item()) == (2.5, 3)

@@ -1,0 +1,72 @@
+"""What the presets promise, on the real digits. Minutes, so behind a marker: `python -m pytest -m slow`."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import fmean
+
+import pytest
+
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run import resolve_run
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.sources import find_source
+from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.experiment.assemble import assemble
+from tests.toys import CPU
+
+pytestmark = pytest.mark.slow
+
+MISLEADING = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
+
+
+@cache
+def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()) -> list[dict]:
+    """The last round of a run."""
+    layers = Layers()
+    for origin, content in load_preset(preset).layers:
+        layers.add(origin, content)
+    for change in changes:
+        layers.set(change)
+    config = resolve_run(preset, layers, method, seed)
+    dataset = find_source(config.data.dataset).load()
+    federation = assemble(config, dataset, partition(dataset, config.data, seed), CPU)
+    with federation.workers:
+        return list(play(federation, config.train.rounds))[-1].rows
+
+
+def accuracy(preset: str, method: str, changes: tuple[str, ...] = ()) -> float:
+    """Percent, mean over clients and three seeds."""
+    return 100 * fmean(row["accuracy"] for seed in range(3) for row in last_rows(preset, method, seed, changes))
+
+
+def test_quickstart_co_training_beats_training_alone_and_plain_co_training():
+    ours = accuracy("quickstart", "fedmosaic")
+    assert ours > accuracy("quickstart", "local") + 1
+    assert ours > accuracy("quickstart", "fedct") + 2
+    trusts = [row["lambda"] for seed in range(3) for row in last_rows("quickstart", "fedmosaic", seed)]
+    assert all(0 <= trust <= 1 for trust in trusts)
+    assert fmean(trusts) > 0.3, "a lambda of 0 would mean that there is no collaboration to speak of"
+
+
+def test_under_feature_shift_fedmosaic_stays_near_local_training_and_averaging_does_not():
+    local = accuracy("quickstart-feature-shift", "local")
+    assert accuracy("quickstart-feature-shift", "fedmosaic") > local - 2
+    assert accuracy("quickstart-feature-shift", "fedavg") < local - 3
+
+
+def test_in_the_hybrid_setting_whatever_makes_clients_alike_loses_to_local_training():
+    local = accuracy("quickstart-hybrid", "local")
+    assert accuracy("quickstart-hybrid", "centralized") < local - 5
+    assert accuracy("quickstart-hybrid", "fedavg") < local - 10
+    assert abs(accuracy("quickstart-hybrid", "fedmosaic") - local) < 1
+
+
+def test_a_client_with_flipped_labels_opts_out_and_the_others_do_not():
+    for seed in range(3):
+        rows = last_rows("quickstart", "fedmosaic", seed, MISLEADING)
+        assert rows[0]["lambda"] < 1e-2
+        assert all(row["lambda"] > 0.5 for row in rows[1:])
+        # FedCT has no such choice.
+        assert last_rows("quickstart", "fedct", seed, MISLEADING)[0]["accuracy"] < rows[0]["accuracy"] - 0.2
