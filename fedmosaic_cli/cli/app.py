@@ -92,11 +92,13 @@ def root(
 ) -> None:
     """Personalized federated learning by co-training.
 
-    Clients share predictions on a public data set, never data or models. Start with
+    Clients share predictions on a public data set, never data or models.
 
-      fedmosaic train --preset quickstart
-
-    then  fedmosaic baseline all --preset quickstart  and  fedmosaic report.
+    \b
+    [bold]Start with[/bold]
+    fedmosaic train --preset quickstart
+    fedmosaic baseline all --preset quickstart
+    fedmosaic report
     """
     if version:
         typer.echo(f"fedmosaic {__version__}")

@@ -30,11 +30,12 @@ def evaluate(
 ) -> None:
     """Examine the saved personal models of finished runs, without training.
 
-    Writes evaluation.json into each run directory. [bold]Examples[/bold]
+    Writes evaluation.json into each run directory.
 
-      fedmosaic evaluate runs/quickstart/*/seed-0
-
-      fedmosaic evaluate runs/quickstart/local/seed-0 --split train --verbose
+    \b
+    [bold]Examples[/bold]
+    fedmosaic evaluate runs/quickstart/*/seed-0
+    fedmosaic evaluate runs/quickstart/local/seed-0 --split train --verbose
     """
     from fedmosaic_cli.experiment.evaluate import evaluate as examine
 

@@ -24,30 +24,29 @@ MOST_ROWS = 40
 def partition(
     scheme: Annotated[SchemeName | None, typer.Option(help="How to deal the examples to clients.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="[default: digits; digits-domains for domain and hybrid]", show_default=False)
+        str | None,
+        typer.Option(help="Which examples to deal.", show_default="digits; digits-domains for domain and hybrid"),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="[default: 15]", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="How many.", show_default="15")] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="dirichlet: the smaller, the more skewed. [default: 0.1]", show_default=False)
+        float | None, typer.Option(help="dirichlet: the smaller, the more skewed.", show_default="0.1")
     ] = None,
-    classes_per_client: Annotated[
-        int | None, typer.Option(help="pathological, hybrid. [default: 2]", show_default=False)
-    ] = None,
+    classes_per_client: Annotated[int | None, typer.Option(help="pathological, hybrid.", show_default="2")] = None,
     clients_per_domain: Annotated[
-        int | None, typer.Option(help="[default: 1 for domain, 5 for hybrid]", show_default=False)
+        int | None, typer.Option(help="domain, hybrid.", show_default="1 for domain, 5 for hybrid")
     ] = None,
     min_size: Annotated[
-        int | None, typer.Option(help="dirichlet: the fewest examples of a client. [default: 10]", show_default=False)
+        int | None, typer.Option(help="dirichlet: the fewest examples of a client.", show_default="10")
     ] = None,
     public_size: Annotated[
         int | None,
-        typer.Option(help="Size of the unlabelled public set. [default: 300 for digits]", show_default=False),
+        typer.Option(help="Size of the unlabelled public set.", show_default="300 for digits"),
     ] = None,
     public_alpha: Annotated[
-        float | None, typer.Option(help="Skew its classes by Dirichlet(alpha). [default: balanced]", show_default=False)
+        float | None, typer.Option(help="Skew its classes by Dirichlet(alpha).", show_default="balanced")
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Each client's share for testing. [default: 0.25]", show_default=False)
+        float | None, typer.Option(help="Each client's share for testing.", show_default="0.25")
     ] = None,
     flip_labels: Annotated[
         str | None, typer.Option(metavar="CLIENTS", help="Turn the labels of these clients around, e.g. 0,3.")
@@ -55,7 +54,8 @@ def partition(
     preset: PresetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Deals differently for each number.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--out", help="[default: shards/<dataset>-<scheme>-s<seed>]", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Where to write the shards.", show_default="shards/<dataset>-<scheme>-s<seed>"),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -63,13 +63,11 @@ def partition(
 ) -> None:
     """Deal a data set to clients: shards, counts and a picture.
 
+    \b
     [bold]Examples[/bold]
-
-      fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 20
-
-      fedmosaic partition --scheme hybrid --clients-per-domain 5 --classes-per-client 2
-
-      fedmosaic partition --preset quickstart --seed 1
+    fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 20
+    fedmosaic partition --scheme hybrid --clients-per-domain 5 --classes-per-client 2
+    fedmosaic partition --preset quickstart --seed 1
     """
     flags = {
         "scheme": scheme.value if scheme else None,

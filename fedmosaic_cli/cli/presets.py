@@ -44,9 +44,7 @@ def show(
 @app.command()
 def copy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset, e.g. quickstart.")],
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="[default: NAME.yaml]", show_default=False)
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Where to.", show_default="NAME.yaml")] = None,
     debug: DebugOption = False,
 ) -> None:
     """A copy of a preset, to change. Example: fedmosaic presets copy quickstart mine.yaml"""

@@ -15,7 +15,7 @@ from fedmosaic_cli.errors import RequestError
 
 def report(
     runs_dir: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")
+        Path, typer.Argument(metavar="RUNS_DIR", envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")
     ] = Path("runs"),
     latex: Annotated[bool, typer.Option("--latex", help="LaTeX: compiles alone, or \\input it.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown (the default in a pipe).")] = False,
@@ -28,14 +28,14 @@ def report(
 ) -> None:
     """Compare methods over settings: mean (std) over seeds, in the colours of the paper.
 
-    Blue are the baselines; a method is green if better than both, orange if worse than local training, red if
-    worse than both. [bold]Examples[/bold]
+    Blue are the baselines. A method is green if it is better than both,
+    orange if worse than local training, red if worse than both.
 
-      fedmosaic report
-
-      fedmosaic report --latex > table.tex && pdflatex table.tex
-
-      fedmosaic report runs --out tables
+    \b
+    [bold]Examples[/bold]
+    fedmosaic report
+    fedmosaic report --latex > table.tex && pdflatex table.tex
+    fedmosaic report runs --out tables
     """
     if latex + markdown + as_csv + as_json > 1:
         raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")

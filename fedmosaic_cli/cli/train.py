@@ -25,20 +25,21 @@ from fedmosaic_cli.methods import METHODS
 
 ShardsOption = Annotated[Path | None, typer.Option(help="Shards of 'fedmosaic partition' to train on.")]
 ExpertiseOption = Annotated[
-    str | None, typer.Option(help="fedmosaic: frequency, entropy or uniform votes. [default: the preset's]")
+    str | None, typer.Option(help="fedmosaic: frequency, entropy or uniform votes.", show_default="the preset's")
 ]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]
-SeedOption = Annotated[int | None, typer.Option(help="One seed. [default: 0]")]
+SeedOption = Annotated[int | None, typer.Option(help="One seed.", show_default="0")]
 SeedsOption = Annotated[str | None, typer.Option(help="Several seeds, a run each, e.g. 0,1,2.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="A YAML file laid over the preset.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One value, e.g. train.lr=0.01. May be repeated.")
 ]
 RunDirOption = Annotated[
-    Path | None, typer.Option(help="[default: <runs-dir>/<preset>/<method>/seed-<seed>]", show_default=False)
+    Path | None,
+    typer.Option(help="Where to write the one run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from checkpoints; finished runs are left alone.")]
-WorkersOption = Annotated[int | None, typer.Option(help="Threads; results do not depend on it. [default: cores]")]
+WorkersOption = Annotated[int | None, typer.Option(help="Threads; results do not depend on it.", show_default="cores")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")]
 
 
@@ -64,15 +65,12 @@ def train(
 ) -> None:
     """Train FedMosaic.
 
+    \b
     [bold]Examples[/bold]
-
-      fedmosaic train --preset quickstart
-
-      fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
-
-      fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
-
-      fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
+    fedmosaic train --preset quickstart
+    fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
+    fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
+    fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(Request(["fedmosaic"], **without_methods(locals())))
 
@@ -103,13 +101,11 @@ def baseline(
 ) -> None:
     """Train the methods that FedMosaic is compared with, on the same shards.
 
+    \b
     [bold]Examples[/bold]
-
-      fedmosaic baseline --list
-
-      fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
-
-      fedmosaic baseline all --preset quickstart --resume
+    fedmosaic baseline --list
+    fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
+    fedmosaic baseline all --preset quickstart --resume
     """
     if list_methods:
         show_methods()
