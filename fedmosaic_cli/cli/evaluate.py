@@ -20,7 +20,7 @@ class SplitName(StrEnum):
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")],
     split: Annotated[SplitName, typer.Option(help="Which part of each client's data.")] = SplitName.test,
     device: DeviceOption = Device.auto,
     as_json: JsonOption = False,

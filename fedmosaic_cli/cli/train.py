@@ -77,7 +77,7 @@ def train(
 
 def baseline(
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD...", help="Methods, or 'all' for all but fedmosaic.")
+        list[str] | None, typer.Argument(metavar="METHOD", help="Methods, or 'all' for all but fedmosaic.")
     ] = None,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods and exit.")] = False,
     preset: PresetOption = None,

@@ -42,8 +42,8 @@ class World:
     """What everybody may know. No client's data is in here."""
 
     num_classes: int
-    public: Any
     init: Parameters
+    """Where models that are averaged start."""
     sizes: Mapping[int, int]
     """How many training examples each client declared when it joined."""
 

@@ -78,7 +78,6 @@ def assemble(
     ]
     world = World(
         num_classes=dataset.num_classes,
-        public=public,
         init=workspace.initial_parameters(derive(config.seed, "init")),
         sizes={client.id: len(client.private) for client in clients},
     )
