@@ -41,6 +41,14 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def wait_for_rounds(log: Path, lines: int) -> None:
+    """Until a run that was started elsewhere has logged so much."""
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+        assert time.monotonic() < deadline, "the run does not get going"
+        time.sleep(0.01)
+
+
 def test_the_whole_path(tmp_path):
     done = fedmosaic("partition", "--scheme", "dirichlet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -159,10 +167,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 60
-    log = killed / "rounds.jsonl"
-    while not (log.exists() and log.read_bytes().count(b"\n") >= 50) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_rounds(killed / "rounds.jsonl", lines=50)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "summary.json").exists(), "it was killed too late to show anything"
@@ -180,9 +185,7 @@ def test_a_signal_stops_after_the_round_and_the_run_can_go_on(tmp_path, number, 
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     log = tmp_path / RUN / "rounds.jsonl"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_bytes().count(b"\n") >= 10) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_rounds(log, lines=10)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
@@ -425,3 +428,22 @@ def test_a_terminal_gets_a_moving_bar_and_colours(tmp_path):
     assert b"\x1b[" in seen
     assert b"eta" in seen
     assert "━".encode() in seen
+
+
+def test_a_run_has_one_writer(tmp_path):
+    arguments = ["train", "--preset", "quickstart", "--rounds", "500"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "fedmosaic_cli", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_rounds(tmp_path / RUN / "rounds.jsonl", lines=10)
+        second = fedmosaic(*arguments, "--resume", cwd=tmp_path)
+        assert second.returncode == 3
+        assert "another process is writing this run" in second.stderr.splitlines()[-1]
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()

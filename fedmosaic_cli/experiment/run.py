@@ -77,28 +77,39 @@ def run(
     one_core()
     device = find_device(device_name)
     federation = assemble(config, dataset_of(shards), shards.partition, device)
-    files.reopen()
-    with federation.workers:
+    with files.locked(), federation.workers:
+        files.reopen()
         yield from go_back(files, federation, device)
         files.create(config.to_dict(), environment(device, federation.workers.count, arguments))
-        started = time.perf_counter()
-        for done in play(federation, config.train.rounds):
-            seconds = time.perf_counter() - started
-            files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
-            stopping = asked_to_stop() and done.number < config.train.rounds
-            if stopping or done.number % config.train.checkpoint_every == 0 or done.number == config.train.rounds:
-                save_checkpoint(files, federation)
-            trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
-            accuracy = fmean(row["accuracy"] for row in done.rows)
-            yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds)
-            if stopping:
-                yield Stopped(done.number)
+        for event in record_rounds(config, files, federation, asked_to_stop):
+            yield event
+            if isinstance(event, Stopped):
                 return
-            started = time.perf_counter()
         save_models(files, federation)
-    summary = summarise(config, shards, files.rounds())
-    files.save_summary(summary)
-    yield Finished(summary)
+        summary = summarise(config, shards, files.rounds())
+        files.save_summary(summary)
+        yield Finished(summary)
+
+
+def record_rounds(
+    config: RunConfig, files: RunFiles, federation: Federation, asked_to_stop: Callable[[], bool]
+) -> Iterator[Event]:
+    """Play the rounds that remain, each logged, some kept as checkpoints."""
+    last = config.train.rounds
+    started = time.perf_counter()
+    for done in play(federation, last):
+        seconds = time.perf_counter() - started
+        files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
+        stopping = asked_to_stop() and done.number < last
+        if stopping or done.number == last or done.number % config.train.checkpoint_every == 0:
+            save_checkpoint(files, federation)
+        trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
+        accuracy = fmean(row["accuracy"] for row in done.rows)
+        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds)
+        if stopping:
+            yield Stopped(done.number)
+            return
+        started = time.perf_counter()
 
 
 def go_back(files: RunFiles, federation: Federation, device: torch.device) -> Iterator[Event]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,11 @@ import yaml
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, RunStateError
 from fedmosaic_cli.records.files import read_json, write, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import numpy as np
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SUMMARY = "summary.json"
+LOCK = ".lock"
 LOGS = ("rounds.jsonl", "timings.jsonl")
 
 
@@ -48,10 +51,26 @@ class RunFiles:
         return self.path / "crash.txt"
 
     def exists(self) -> bool:
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        """Whether there is anything here; a lock left behind by a run that never began is nothing."""
+        return self.path.exists() and (
+            not self.path.is_dir() or any(entry.name != LOCK for entry in self.path.iterdir())
+        )
 
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One writer a run directory. The system releases the lock when its holder dies, however it dies."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunStateError(
+                    f"another process is writing this run ({self.path}): wait for it or stop it"
+                ) from None
+            yield
 
     def create(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
