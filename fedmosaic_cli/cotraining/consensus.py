@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Far above the rounding of float64 sums, far below a level of quantised expertise.
+TIE = 1e-9
+
 
 def vote_scores(labels: Tensor, expertise: Tensor, num_classes: int) -> Tensor:
     """S = sum_i diag(E_i) L_i, as [examples, classes] in float64.
@@ -20,8 +23,8 @@ def vote_scores(labels: Tensor, expertise: Tensor, num_classes: int) -> Tensor:
 def weighted_vote(labels: Tensor, expertise: Tensor, num_classes: int) -> Tensor:
     """The consensus label of each public example: argmax over classes of its score. A tie goes to the lowest class."""
     scores = vote_scores(labels, expertise, num_classes)
-    # argmax alone may return any of several maxima; the first one is the promise.
-    winners = scores == scores.max(dim=1, keepdim=True).values
+    # Equal sums round differently when they are added up in another order: what is equal but for that is a tie.
+    winners = scores >= scores.max(dim=1, keepdim=True).values * (1 - TIE)
     return winners.int().argmax(dim=1)
 
 

@@ -40,5 +40,6 @@ def uniform_expertise(labels: Tensor) -> Tensor:
 
 def expertise_range(kind: str, num_classes: int) -> tuple[float, float]:
     """The bounds that a client's expertise of this kind cannot leave, known to both ends of the wire."""
-    high = {"frequency": 1.0, "entropy": math.log(num_classes), "uniform": 1.0}[kind]
-    return (1.0, 1.0) if kind == "uniform" else (FLOOR, high + FLOOR)
+    if kind == "uniform":
+        return 1.0, 1.0
+    return FLOOR, FLOOR + {"frequency": 1.0, "entropy": math.log(num_classes)}[kind]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from fedmosaic_cli.engine import batches, evaluation
+from fedmosaic_cli.engine import batches, evaluation, params
 from fedmosaic_cli.engine.objective import mean_cross_entropy
-from fedmosaic_cli.engine.training import Draw, fit, of
+from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class SimulatedClient:
         self.id = client_id
         self.round = 0
         self.state: State = {}
-        self.notes: dict[str, float] = {}
+        self.notes: dict[str, float | None] = {}
         self.private = private
         self.public = public
         self.merged = merged
@@ -51,7 +53,7 @@ class SimulatedClient:
 
     @property
     def class_counts(self) -> Tensor:
-        return torch.bincount(of(self.private.labels), minlength=self._workspace.num_classes)
+        return torch.bincount(self.private.targets.cpu(), minlength=self._workspace.num_classes)
 
     def train(self, model: str, terms: Sequence[Term] = ()) -> None:
         settings = self._workspace.train
@@ -67,18 +69,22 @@ class SimulatedClient:
             self._draw(bool(terms)),
             terms,
         )
+        if not all(map(math.isfinite, (private_loss, *term_losses))) or not params.finite(self.state[model]):
+            raise diverged(self.id, self.round)
+        # A loss that the method measured itself is the one to log.
         self.notes.setdefault("loss_private", private_loss)
         for term, loss in zip(terms, term_losses, strict=True):
             self.notes.setdefault(term.log_as, loss)
 
     def private_loss(self, parameters: Parameters) -> float:
         log_probs = evaluation.log_probabilities(self._workspace, parameters, self.private)
-        return mean_cross_entropy(log_probs, of(self.private.labels))
+        return mean_cross_entropy(log_probs, self.private.targets)
 
     def predict_public(self, parameters: Parameters) -> Tensor:
-        return evaluation.log_probabilities(self._workspace, parameters, self.public)
+        # What a client says of the public set leaves the device anyway, and needs float64, which not every GPU has.
+        return evaluation.log_probabilities(self._workspace, parameters, self.public).cpu()
 
-    def note(self, **values: float) -> None:
+    def note(self, **values: float | None) -> None:
         self.notes.update(values)
 
     def _draw(self, with_public: bool) -> Draw:
@@ -99,3 +105,8 @@ class SimulatedClient:
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))
+
+
+def diverged(client: int, number: int) -> FedMosaicError:
+    """The end of a run that would go on with noise."""
+    return FedMosaicError(f"client {client} diverged in round {number} (train.lr): lower the learning rate")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedmosaic_cli.engine.objective import mean_cross_entropy
-from fedmosaic_cli.engine.training import of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +39,6 @@ def log_probabilities(workspace: Workspace, parameters: Parameters, examples: Ex
 
 def score(workspace: Workspace, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
-    log_probs, labels = log_probabilities(workspace, parameters, examples), of(examples.labels)
+    log_probs, labels = log_probabilities(workspace, parameters, examples), examples.targets
     correct = (log_probs.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(log_probs, labels), len(examples))

@@ -25,6 +25,13 @@ class Examples:
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def targets(self) -> Tensor:
+        """The labels of a private set, which has them by construction."""
+        if self.labels is None:
+            raise ValueError("the public set has no labels")
+        return self.labels
+
     def inputs(self, positions: Tensor | slice) -> Tensor:
         """[batch, channels, height, width], scaled to [-1, 1] as in the paper."""
         pixels = self.images[self.index[positions]].permute(0, 3, 1, 2)

@@ -20,6 +20,7 @@ from fedmosaic_cli.settings import STRICT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     from torch import Tensor
 
     from fedmosaic_cli.engine.messages import Message
@@ -50,10 +51,10 @@ class World:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bits that go to and from a client in a round."""
+    """Bits that go to and from a client in a round; None where what travels is not a message."""
 
-    up: int = 0
-    down: int = 0
+    up: int | None = 0
+    down: int | None = 0
 
 
 class Term(Protocol):
@@ -65,6 +66,9 @@ class Term(Protocol):
     @property
     def log_as(self) -> str:
         """The name of its mean over a round in the log."""
+
+    def on(self, device: torch.device) -> Term:
+        """The term with its tensors where the model is; asked for once a round."""
 
     def loss(self, step: Step) -> Tensor:
         """The unweighted value on this step's batches, with its gradient."""
@@ -93,7 +97,7 @@ class Client(Protocol):
 
     @property
     def class_counts(self) -> Tensor:
-        """The histogram of its training labels."""
+        """The histogram of its training labels, on the CPU."""
 
     def train(self, model: str, terms: Sequence[Term] = ()) -> None:
         """One round of local training of the parameters `state[model]`, in place; notes the mean losses."""
@@ -102,9 +106,9 @@ class Client(Protocol):
         """The mean cross-entropy on all of its training data, in evaluation mode."""
 
     def predict_public(self, parameters: Parameters) -> Tensor:
-        """Log-probabilities [examples, classes] on the public set, in evaluation mode."""
+        """Log-probabilities [examples, classes] on the public set, in evaluation mode, on the CPU."""
 
-    def note(self, **values: float) -> None:
+    def note(self, **values: float | None) -> None:
         """Values for this round's line in the log."""
 
 
@@ -128,6 +132,8 @@ class Method(ABC):
     evaluated: ClassVar[str] = "the client's own model"
     pooled: ClassVar[bool] = False
     """Whether it trains on everybody's data in one place."""
+    needs_public: ClassVar[bool] = False
+    """Whether it cannot do without a public set."""
 
     def enter(self, client: Client) -> None:
         """Prepare `client.state` before the first round."""

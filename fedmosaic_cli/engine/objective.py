@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedmosaic_cli.engine.method import Step
@@ -22,6 +23,9 @@ class PseudoLabels:
     weight: float
     log_as: str = "loss_public"
 
+    def on(self, device: torch.device) -> PseudoLabels:
+        return replace(self, labels=self.labels.to(device))
+
     def loss(self, step: Step) -> Tensor:
         from torch.nn.functional import cross_entropy
 
@@ -30,4 +34,4 @@ class PseudoLabels:
 
 def mean_cross_entropy(log_probs: Tensor, labels: Tensor) -> float:
     """The mean cross-entropy of predictions that are at hand already, as [examples, classes] and [examples]."""
-    return -log_probs.gather(1, labels[:, None]).double().mean().item()
+    return -log_probs.gather(1, labels[:, None]).mean().item()

@@ -15,6 +15,11 @@ def copy(parameters: Parameters) -> Parameters:
     return {name: tensor.detach().clone() for name, tensor in parameters.items()}
 
 
+def finite(parameters: Parameters) -> bool:
+    """Whether every number of the model is one."""
+    return all(tensor.isfinite().all().item() for tensor in parameters.values())
+
+
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
     """sum_i w_i theta_i / sum_i w_i, tensor by tensor, in the order given. Integer buffers are the first model's.
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine import channel
+from fedmosaic_cli.engine.client import diverged
 from fedmosaic_cli.engine.evaluation import Score, score
 from fedmosaic_cli.engine.method import Traffic
-from fedmosaic_cli.errors import FedMosaicError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,8 +83,8 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
         client.begin_round(session.finished + 1)
         received, bits_down = channel.send(method.broadcast(session.server, client.id, world))
         upload, bits_up = channel.send(method.local_round(client, received, world))
-        check_finite(client)
-        return Turn(client, upload, Traffic(bits_up, bits_down))
+        # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
+        return Turn(client, upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down))
 
     while session.finished < rounds:
         turns = federation.workers.map(take_part, session.clients)
@@ -116,8 +116,8 @@ def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
 def row(exam: Exam, mark: Score, turn: Turn) -> dict[str, Any]:
     """A client's line in the log of a round."""
     notes = dict(turn.client.notes)
-    # A pooled client holds others' raw data: that is no message, and 0 bits would flatter it.
-    counted = turn.client.merged == 1
+    if not math.isfinite(mark.loss):
+        raise diverged(exam.owner, turn.client.round)
     return {
         "round": turn.client.round,
         "client": exam.client,
@@ -126,17 +126,7 @@ def row(exam: Exam, mark: Score, turn: Turn) -> dict[str, Any]:
         "loss_public": notes.pop("loss_public", None),
         "accuracy": mark.accuracy,
         "test_loss": mark.loss,
-        "bits_up": turn.traffic.up if counted else None,
-        "bits_down": turn.traffic.down if counted else None,
+        "bits_up": turn.traffic.up,
+        "bits_down": turn.traffic.down,
         **notes,
     }
-
-
-def check_finite(client: SimulatedClient) -> None:
-    """Refuse to go on with a model that has diverged: every later number would be noise."""
-    for name, value in client.notes.items():
-        if not math.isfinite(value):
-            raise FedMosaicError(
-                f"client {client.id} diverged in round {client.round}: {name} is {value} (train.lr): "
-                "lower the learning rate"
-            )

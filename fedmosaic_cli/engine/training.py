@@ -49,13 +49,14 @@ def fit(
     optimizer = workspace.optimizer()
     load_state(optimizer, module, optimizer_state)
     joined = not any(isinstance(layer, _BatchNorm) for layer in module.modules())
+    terms = [term.on(workspace.device) for term in terms]
     private_total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
     term_totals = [private_total.clone() for _ in terms]
     seen = 0
     for number, positions in enumerate(draw.private):
-        if len(positions) == 1 and not joined:
+        if not joined and min(len(batch) for batch in (positions, *draw.public[number : number + 1])) == 1:
             continue  # batch statistics of a single example do not exist
-        inputs, labels = private.inputs(positions), of(private.labels)[positions]
+        inputs, labels = private.inputs(positions), private.targets[positions]
         optimizer.zero_grad(set_to_none=True)
         if terms:
             logits, step = forward_both(module, inputs, public, draw.public[number], joined)
@@ -95,10 +96,3 @@ def load_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: State
 
 def read_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
     return {name: dict(optimizer.state[p]) for name, p in module.named_parameters() if p in optimizer.state}
-
-
-def of(labels: Tensor | None) -> Tensor:
-    """The labels of a private set, which has them by construction."""
-    if labels is None:
-        raise ValueError("the public set has no labels to train on")
-    return labels

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
 
+GLOBAL_STREAM = threading.Lock()
+
 
 class Workspace:
     """A module and an optimizer for each worker thread."""
@@ -49,7 +51,7 @@ class Workspace:
         return params.copy(self._new_module(seed).state_dict())
 
     def module(self, parameters: Parameters) -> nn.Module:
-        """This thread's module, running on `parameters`."""
+        """This thread's module, running on `parameters` until the next call."""
         self._prepare_thread()
         for name, tensor in self._mine.tensors.items():
             tensor.data = parameters[name]
@@ -71,7 +73,7 @@ class Workspace:
 
     def _new_module(self, seed: int) -> nn.Module:
         # Layers initialise themselves from torch's global stream: lend them a seeded one and put the old one back.
-        with torch.random.fork_rng(devices=[]):
+        with GLOBAL_STREAM, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = build(self.model, self.input_shape, self.num_classes)
         return module.to(self.device, self.dtype)

@@ -78,7 +78,6 @@ def run(
     device = find_device(device_name)
     federation = assemble(config, dataset_of(shards), shards.partition, device)
     with files.locked(), federation.workers:
-        files.reopen()
         yield from go_back(files, federation, device)
         files.create(config.to_dict(), environment(device, federation.workers.count, arguments))
         for event in record_rounds(config, files, federation, asked_to_stop):
@@ -118,10 +117,10 @@ def go_back(files: RunFiles, federation: Federation, device: torch.device) -> It
         return
     checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
     if checkpoint is None:
-        files.cut_logs()
+        files.reopen()
         return
     restore(federation.session, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
-    files.cut_logs(checkpoint.logs)
+    files.reopen(checkpoint.logs)
     yield Resumed(checkpoint.round, warnings)
 
 

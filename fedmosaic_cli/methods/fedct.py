@@ -39,10 +39,11 @@ class FedCT(Method):
     title = "FedCT"
     family: ClassVar[Family] = "FL"
     travels = "hard labels on the public set, both ways"
+    needs_public = True
     citation = "Abourayya et al. 2025"
 
     def broadcast(self, server: State, client_id: int, world: World) -> Message:
-        return {name: Labels(labels, world.num_classes) for name, labels in server.items()}
+        return {"labels": Labels(server["labels"], world.num_classes)} if server else {}
 
     def local_round(self, client: Client, received: Received, world: World) -> Message:
         consensus = received.get("labels")
@@ -52,9 +53,7 @@ class FedCT(Method):
         client.train("model", [PseudoLabels(consensus, trust)] if trust and consensus is not None else [])
         if client.round < self.warmup_rounds:
             return {}
-        log_probs = client.predict_public(client.state["model"])
-        client.state["log_probs"] = log_probs
-        return self.opinion(log_probs, client)
+        return self.opinion(client.predict_public(client.state["model"]), client)
 
     def trust_in(self, consensus: Tensor | None, client: Client) -> float:
         """The weight of the public loss in this round; there is none before the first consensus."""

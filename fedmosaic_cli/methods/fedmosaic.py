@@ -55,7 +55,7 @@ class FedMosaic(FedCT):
         if isinstance(self.trust, float):
             return 0.0 if consensus is None else self.trust
         private_loss = client.private_loss(client.state["model"])
-        client.note(loss_private=private_loss)
+        client.note(loss_private=private_loss, agreement=None)
         if consensus is None:
             return 0.0
         # The model has not changed since it gave its opinion, so those predictions give the public loss as well.
@@ -66,8 +66,8 @@ class FedMosaic(FedCT):
         return TRUST_RULES[self.trust](private_loss, public_loss)
 
     def opinion(self, log_probs: Tensor, client: Client) -> Message:
-        labels = log_probs.argmax(dim=1)
-        num_classes = log_probs.shape[1]
+        client.state["log_probs"] = log_probs
+        labels, num_classes = log_probs.argmax(dim=1), log_probs.shape[1]
         if self.expertise == "frequency":
             expertise = frequency_expertise(labels, client.class_counts)
         elif self.expertise == "entropy":
@@ -85,4 +85,4 @@ class FedMosaic(FedCT):
 
     def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
         labels = super().traffic(model_bits, public_size, num_classes)
-        return Traffic(up=labels.up + packed_bits(public_size, self.expertise_bits), down=labels.down)
+        return Traffic(up=(labels.up or 0) + packed_bits(public_size, self.expertise_bits), down=labels.down)

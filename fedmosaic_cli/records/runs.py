@@ -32,6 +32,13 @@ LOCK = ".lock"
 LOGS = ("rounds.jsonl", "timings.jsonl")
 
 
+SPLITS = ("test", "train")
+
+
+def evaluation_name(split: str) -> str:
+    return "evaluation.json" if split == "test" else f"evaluation-{split}.json"
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """The files of one run directory."""
@@ -75,11 +82,8 @@ class RunFiles:
     def create(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.config, yaml.safe_dump(config, sort_keys=False).encode())
-        write_json(self.path / "env.json", environment)
-
-    def reopen(self) -> None:
-        """A run that is to go on is not finished any more."""
-        (self.path / SUMMARY).unlink(missing_ok=True)
+        if not (self.path / "env.json").exists():  # a continuation keeps the record of how the run began
+            write_json(self.path / "env.json", environment)
 
     def append(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
         """Add a round to the logs."""
@@ -97,16 +101,19 @@ class RunFiles:
                 lengths[name] = file.tell()
         return lengths
 
-    def cut_logs(self, lengths: dict[str, int] | None = None) -> None:
-        """Forget what was logged after a checkpoint, or everything: those rounds are played again."""
+    def reopen(self, lengths: dict[str, int] | None = None) -> None:
+        """Go back to where the logs had these lengths, or to the start: what came after is played again."""
         lengths = lengths or dict.fromkeys(LOGS, 0)
-        for name in LOGS:
+        for name, length in lengths.items():
+            path = self.path / name
+            if length and (not path.is_file() or path.stat().st_size < length):
+                raise RunStateError(f"log is shorter than its checkpoint says ({path}): start the run anew")
+        # A run that goes on is not finished any more, and what was said of its end no longer holds.
+        for name in (SUMMARY, *(evaluation_name(split) for split in SPLITS), "crash.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        for name, length in lengths.items():
             with (self.path / name).open("ab") as file:
-                if file.tell() < lengths[name]:
-                    raise RequestError(
-                        f"log is shorter than its checkpoint says ({self.path / name}): start the run anew"
-                    )
-                file.truncate(lengths[name])
+                file.truncate(length)
 
     def rounds(self) -> list[dict[str, Any]]:
         """All lines of rounds.jsonl."""
@@ -125,7 +132,7 @@ class RunFiles:
         for client, arrays in models.items():
             path = folder / f"client-{client:03d}.safetensors"
             if id(arrays) in written:
-                os.link(written[id(arrays)], path)
+                link_or_copy(written[id(arrays)], path)
             else:
                 write(path, save_tensors(arrays))
                 written[id(arrays)] = path
@@ -148,6 +155,14 @@ class RunFiles:
         return content
 
     def save_evaluation(self, split: str, content: dict[str, Any]) -> Path:
-        path = self.path / ("evaluation.json" if split == "test" else f"evaluation-{split}.json")
+        path = self.path / evaluation_name(split)
         write_json(path, content)
         return path
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under a second name; not every file system can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
