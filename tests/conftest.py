@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's business.
+settings.register_profile("fedmosaic", deadline=None)
+settings.load_profile("fedmosaic")
 
 
 @pytest.fixture(autouse=True)

@@ -107,6 +107,7 @@ INSTANT = [
     ["train", "--preset", "quickstart", "--seeds", "0,x"],
     ["train", "--preset", "quickstart", "--bogus"],
     ["baseline", "fedpox", "--preset", "quickstart"],
+    ["evaluate", "no-such-run"],
 ]
 
 
@@ -114,12 +115,12 @@ def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
     """One process for all of them: had any imported torch, it would show at the end."""
     script = (
         "import sys\n"
-        "from fedmosaic_cli.cli import app\n"
+        "from fedmosaic_cli.cli.app import app\n"
         f"for arguments in {INSTANT!r}:\n"
         "    try:\n"
         "        app(arguments)\n"
         "    except SystemExit as leaving:\n"
-        "        pass\n"
+        "        assert leaving.code in (0, 2), (arguments, leaving.code)\n"
         "    assert 'torch' not in sys.modules, arguments\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -130,7 +131,7 @@ def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
 def test_a_report_of_real_runs_does_not_import_torch(tmp_path, finished_runs):
     script = (
         "import sys\n"
-        "from fedmosaic_cli.cli import app\n"
+        "from fedmosaic_cli.cli.app import app\n"
         "for form in ([], ['--latex'], ['--markdown'], ['--csv'], ['--json']):\n"
         "    try:\n"
         f"        app(['report', {str(finished_runs)!r}, *form])\n"

@@ -25,8 +25,7 @@ MISLEADING = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()) -> list[dict]:
     """The last round of a run."""
     layers = Layers()
-    for origin, content in load_preset(preset).layers:
-        layers.add(origin, content)
+    layers.add_all(load_preset(preset).layers)
     for change in changes:
         layers.set(change)
     config = resolve_run(preset, layers, method, seed)

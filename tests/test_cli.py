@@ -16,11 +16,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedmosaic_cli.cli import app
+from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.methods import METHODS
 from tests.conftest import fedmosaic
 
-SHORT = ("--preset", "quickstart", "--rounds", "3")
+# Two rounds alone would be all there is: the first exchange comes early enough to matter.
+SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "methods.fedmosaic.warmup_rounds=1")
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
 
@@ -179,24 +180,23 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_after_the_round_and_the_run_can_go_on(tmp_path, number, code):
-    arguments = ["train", "--preset", "quickstart", "--rounds", "200"]
+def test_a_signal_stops_after_the_round_and_the_run_goes_on_to_the_same_bytes(tmp_path, number, code):
+    arguments = ["train", "--preset", "quickstart", "--rounds", "25"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     log = tmp_path / RUN / "rounds.jsonl"
-    wait_for_rounds(log, lines=10)
+    wait_for_rounds(log, lines=60)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "go on with --resume" in errors
     assert "Traceback" not in errors
     played = len(log.read_text().splitlines()) // 10
-    done = fedmosaic(*arguments[:-1], str(max(played + 1, 6)), "--resume", cwd=tmp_path)
-    # Fewer rounds than asked for at first: refused. Exactly as many: it goes on.
-    assert done.returncode == 2
-    assert "fewer" in done.stderr
-    assert list((tmp_path / RUN / "checkpoints").iterdir())
+    assert (tmp_path / RUN / "checkpoints" / f"round-{played:05d}").is_dir()
+    assert fedmosaic(*arguments, "--resume", cwd=tmp_path).returncode == 0
+    assert fedmosaic(*arguments, "--runs-dir", "whole", cwd=tmp_path).returncode == 0
+    assert results(tmp_path / RUN) == results(tmp_path / "whole" / RUN.relative_to("runs"))
 
 
 def test_resume_leaves_finished_runs_alone_and_can_add_rounds(tmp_path):
@@ -206,10 +206,13 @@ def test_resume_leaves_finished_runs_alone_and_can_add_rounds(tmp_path):
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / RUN).rglob("*") if path.is_file()} == before
 
-    assert fedmosaic("train", "--preset", "quickstart", "--rounds", "5", "--resume", cwd=tmp_path).returncode == 0
-    assert (
-        fedmosaic("train", "--preset", "quickstart", "--rounds", "5", "--runs-dir", "b", cwd=tmp_path).returncode == 0
-    )
+    assert fedmosaic("evaluate", str(RUN), cwd=tmp_path).returncode == 0
+    environment = (tmp_path / RUN / "env.json").read_bytes()
+    longer = ("train", *SHORT[:3], "5", *SHORT[4:])
+    assert fedmosaic(*longer, "--resume", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / RUN / "evaluation.json").exists(), "it was about other models"
+    assert (tmp_path / RUN / "env.json").read_bytes() == environment
+    assert fedmosaic(*longer, "--runs-dir", "b", cwd=tmp_path).returncode == 0
     assert results(tmp_path / RUN) == results(tmp_path / "b" / RUN.relative_to("runs"))
 
 
@@ -223,6 +226,17 @@ REFUSED = [
     (["train", "--preset", "quickstart", "--seeds", "1,1"], "different whole numbers"),
     (["train", "--preset", "quickstart", "--seeds", "-1"], "different whole numbers"),
     (["train", "--preset", "quickstart", "--seed", "1", "--seeds", "2"], "use one of them"),
+    (["train", "--preset", "quickstart", "--seed", "-1"], "--seed"),
+    (["train", "--preset", "quickstart", "--set", "data.public_size=0"], "needs a public set"),
+    (["train", "--preset", "quickstart", "--set", "train.momentum=0.5"], "use train.optimizer=sgd"),
+    (["train", "--preset", "quickstart", "--set", "train.lr=2020-13-45"], "train.lr is '2020-13-45' (--set)"),
+    (["train", "--preset", "quickstart", "--set", "train.lr=3:20"], "train.lr is '3:20'"),
+    (["train", "--preset", "quickstart", "--config", "/dev/zero"], "not a file"),
+    (["baseline", "local", "--preset", "quickstart", "--expertise", "entropy"], "for fedmosaic alone"),
+    (["partition", "--scheme", "iid", "--out", "."], "a directory of their own"),
+    (["partition", "--scheme", "domain", "--clients", "7"], "--clients has no effect"),
+    (["partition", "--scheme", "iid", "--alpha", "3"], "--alpha has no effect"),
+    (["partition", "--scheme", "iid", "--clients", "1000"], "too many (data.clients)"),
     (["train", "--preset", "quickstart", "--seeds", "1,2", "--run-dir", "x"], "--runs-dir"),
     (["train", "--preset", "quickstart", "--set", "train.nope=1"], "unknown key 'train.nope'"),
     (["train", "--preset", "quickstart", "--set", "data.public_size=5000"], "does not fit"),
@@ -337,13 +351,17 @@ def test_a_variation_of_a_preset_gets_shards_of_its_own(invoke, tmp_path):
 
 
 def test_dry_run_tells_origins_and_costs_and_writes_nothing(invoke, tmp_path):
-    result = invoke("train", *SHORT, "--set", "train.lr=0.5", "--dry-run")
+    result = invoke("train", *SHORT, "--set", "train.lr=0.5", "--set", "train.local_epochs=2", "--dry-run")
     assert result.exit_code == 0, result.stderr
     text = re.sub(r" +", " ", result.stdout)
     assert "train.lr 0.5 --set" in text
     assert "train.rounds 3 flag" in text
     assert "data.alpha 1.0 preset quickstart" in text
     assert "3,600 1,200" in text
+    assert "train.local_steps - default" in text, "epochs were asked for later than steps"
+    plan = json.loads(invoke("baseline", "all", *SHORT, "--dry-run", "--json").stdout)
+    bits = {Path(run["path"]).parent.name: run["bits_up"] for run in plan["runs"]}
+    assert (bits["local"], bits["centralized"], bits["fedct"]) == (0, None, 1200)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,21 +383,29 @@ def test_json_is_one_document(invoke):
     assert "torch" in json.loads(invoke("doctor", "--json").stdout)["versions"]
 
 
-def test_divergence_stops_the_run_and_names_the_client(tmp_path):
-    done = fedmosaic(
-        "baseline", "local", *SHORT, "--set", "train.optimizer=sgd", "--set", "train.lr=1e30", cwd=tmp_path
-    )
-    assert done.returncode == 1
-    assert re.fullmatch(
-        r"error: client \d+ diverged in round 1: .*lower the learning rate", done.stderr.splitlines()[-1]
-    )
+@pytest.mark.parametrize("method", METHODS)
+def test_divergence_stops_the_run_and_names_the_client(invoke, tmp_path, method):
+    result = invoke("baseline", method, *SHORT, "--set", "train.optimizer=sgd", "--set", "train.lr=1e30")
+    assert result.exit_code == 1
+    line = result.stderr.splitlines()[-1]
+    assert re.fullmatch(r"error: client \d+ diverged in round 1 .*lower the learning rate", line)
+    assert not list(tmp_path.rglob("summary.json"))
 
 
 def test_a_directory_that_cannot_be_written_is_a_lack_of_resources(invoke, tmp_path):
+    result = invoke("partition", "--scheme", "iid", "--out", "/proc/nowhere/shards")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     (tmp_path / "file").write_text("")
     result = invoke("partition", "--scheme", "iid", "--out", "file/below")
-    assert result.exit_code in (2, 4)
-    assert result.stderr.count("\n") == 1
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    done = subprocess.run(
+        f"{sys.executable} -m fedmosaic_cli presets list > /dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
 
 
 def test_runs_can_be_sent_elsewhere_by_the_environment(tmp_path):
@@ -447,3 +473,67 @@ def test_a_run_has_one_writer(tmp_path):
     finally:
         first.kill()
         first.wait()
+
+
+@pytest.mark.parametrize("damage", ["checkpoint", "log"])
+def test_a_resume_that_is_refused_changes_nothing(invoke, finished_runs, tmp_path, damage):
+    shutil.copytree(finished_runs, tmp_path / "runs")
+    run = tmp_path / "runs" / "quickstart" / "local" / "seed-0"
+    for path in run.glob("checkpoints/*/state.json") if damage == "checkpoint" else [run / "rounds.jsonl"]:
+        path.write_text("")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    result = invoke("baseline", "local", "--preset", "quickstart", "--rounds", "9", "--resume")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    arguments = ("train", "--preset", "quickstart", "--set", "train.checkpoint_every=2", "--rounds")
+    assert fedmosaic(*arguments, "6", cwd=tmp_path).returncode == 0
+    (tmp_path / RUN / "checkpoints" / "round-00006" / "state.safetensors").write_bytes(b"")
+    done = fedmosaic(*arguments, "8", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "warning: checkpoint file is damaged" in done.stderr
+    assert "resumed after round 4" in done.stderr
+    assert fedmosaic(*arguments, "8", "--runs-dir", "whole", cwd=tmp_path).returncode == 0
+    assert results(tmp_path / RUN) == results(tmp_path / "whole" / RUN.relative_to("runs"))
+
+
+def test_what_to_do_next_keeps_the_conditions(invoke):
+    result = invoke("train", *SHORT, "--seeds", "3,4", "--set", "train.lr=0.01", "--runs-dir", "my runs")
+    assert (
+        "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --runs-dir 'my runs' "
+        "--set methods.fedmosaic.warmup_rounds=1 --set train.lr=0.01\nthen: fedmosaic report 'my runs'\n"
+    ) in result.stdout
+
+
+def test_names_are_shown_as_they_are(invoke, tmp_path):
+    """Square brackets mean colours to the library that draws the tables."""
+    result = invoke("train", *SHORT, "--run-dir", "a[red]b[/nope]")
+    assert result.exit_code == 0, result.stderr
+    assert "a[red]b[/nope]" in result.stdout
+
+
+def test_a_method_that_never_collaborates_is_called_out(invoke):
+    result = invoke("train", "--preset", "quickstart", "--rounds", "2", "--dry-run")
+    assert "FedMosaic is Local here" in result.stderr
+
+
+def test_several_can_partition_at_once(tmp_path):
+    command = [sys.executable, "-m", "fedmosaic_cli", "partition", "--scheme", "iid", "-q"]
+    processes = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    ends = [(process.communicate()[1], process.returncode) for process in processes]
+    assert ends == [("", 0)] * 4
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["digits-iid-s0"]
+
+
+def test_closed_outputs_do_no_harm(tmp_path):
+    command = f"{sys.executable} -m fedmosaic_cli presets list"
+    for closed in (">&-", "2>&-", "| true"):
+        done = subprocess.run(
+            f"{command} {closed}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr

@@ -91,10 +91,17 @@ def test_a_client_cannot_look_into_another_ones_data(name):
     other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
     first, second = toy.federation(method), other.federation(method)
     uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
+    uploads = [{**upload, "state": client_state(f)} for upload, f in zip(uploads, (first, second), strict=True)]
     assert uploads[0].keys() == uploads[1].keys()
     for part, value in uploads[0].items():
         pairs = zip(flat(value), flat(uploads[1][part]), strict=True)
         assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def client_state(federation):
+    """Everything that the first client remembers."""
+    arrays = capture(federation.session)[0]
+    return {name: torch.as_tensor(array) for name, array in arrays.items() if name.startswith("client-0/")}
 
 
 def one_turn(method, federation, client):
@@ -121,6 +128,25 @@ def test_traffic_is_as_foretold(name):
     assert (last["bits_up"], last["bits_down"]) == (foretold.up, foretold.down)
 
 
+def test_training_alone_never_depends_on_others():
+    toy = TOYS["even"]
+    other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
+    ours, theirs = models(METHODS["local"](), toy), models(METHODS["local"](), other)
+    assert same(ours[:1], theirs[:1])
+    assert not same(ours[1:2], theirs[1:2])
+
+
+def test_what_was_uploaded_is_not_shared_with_the_sender():
+    toy, method = TOYS["even"], FedMosaic()
+    federation = toy.federation(method)
+    upload = one_turn(method, federation, client=0)
+    before = deepcopy(capture(federation.session))
+    for tensor in upload.values():
+        tensor.zero_()
+    after = capture(federation.session)
+    assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
+
+
 def test_what_was_sent_is_not_shared_with_the_sender():
     toy, method = TOYS["even"], METHODS["fedavg"]()
     federation = toy.federation(method)
@@ -134,12 +160,12 @@ def test_what_was_sent_is_not_shared_with_the_sender():
 def test_going_on_from_a_checkpoint_changes_nothing(method, stop):
     toy = TOYS["uneven"]
     halfway = played(method, toy, rounds=stop)
-    again = toy.federation(method)
+    again, whole = toy.federation(method), toy.federation(method)
     restore(again.session, *capture(halfway.session), stop, CPU)
-    with again.workers:
-        rounds = list(play(again, 4))
-    assert [done.number for done in rounds] == list(range(stop + 1, 5))
-    assert same(list(personal_models(again).values()), models(method, toy, rounds=4))
+    with again.workers, whole.workers:
+        rounds, expected = list(play(again, 4)), list(play(whole, 4))
+    assert rounds == expected[stop:]
+    assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
 
 def test_rows_hold_what_the_documentation_promises(method):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
-from tests.toys import TOYS, close, dealt, models, played, same
+from tests.toys import TOYS, Toy, close, dealt, models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -160,7 +161,8 @@ def test_a_mean_of_equals_is_the_same_model():
 def test_the_first_consensus_of_one_client_is_its_own_opinion():
     federation = played(FedCT(), TOYS["alone"], rounds=1)
     client = federation.session.clients[0]
-    assert torch.equal(federation.session.server["labels"], client.state["log_probs"].argmax(dim=1))
+    opinion = client.predict_public(client.state["model"]).argmax(dim=1)
+    assert torch.equal(federation.session.server["labels"], opinion)
 
 
 def test_clients_start_alike_in_every_method_and_differ_from_each_other():
@@ -178,3 +180,61 @@ def test_the_flipped_client_is_examined_on_flipped_labels():
     straight = toy.changed(partition=replace(toy.partition, shards=shards))
     turned = toy.federation(Local()).exams[0].test.labels
     assert torch.equal(turned, 2 - straight.federation(Local()).exams[0].test.labels)
+
+
+def skewed() -> Toy:
+    """Three clients with mostly one class each, so that their expertise differs from class to class."""
+    toy = dealt([9, 9, 9], public=30)
+    pool = np.concatenate([shard.train for shard in toy.partition.shards])
+    by_class = pool[np.argsort(toy.dataset.labels[pool], kind="stable")]
+    parts = [by_class[:12], by_class[12:19], by_class[19:]]
+    shards = tuple(replace(shard, train=np.sort(part)) for shard, part in zip(toy.partition.shards, parts, strict=True))
+    return toy.changed(partition=replace(toy.partition, shards=shards))
+
+
+@pytest.mark.parametrize("kind", ["frequency", "entropy"])
+def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
+    federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=40), rounds=1)
+    low, high = (1e-6, 1 + 1e-6) if kind == "frequency" else (1e-6, math.log(3) + 1e-6)
+    scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
+    for client in federation.session.clients:
+        log_probs = client.predict_public(client.state["model"])
+        histogram = [int((client.private.labels == c).sum()) for c in range(3)]
+        for example, row in enumerate(log_probs.tolist()):
+            label = row.index(max(row))
+            weight = histogram[label] / sum(histogram)
+            if kind == "entropy":
+                weight = math.log(3) + sum(math.exp(value) * value for value in row)
+            level = round((weight + 1e-6 - low) / (high - low) * 255)
+            scores[example, label] += low + level * (high - low) / 255
+            majority[example, label] += 1
+    assert torch.equal(federation.session.server["labels"], scores.argmax(dim=1))
+    assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority would do as well"
+
+
+def test_the_stabilised_rule_is_what_its_name_says():
+    federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="stabilised"))
+    with federation.workers:
+        rows = [row for done in play(federation, 4) for row in done.rows if done.number > 1]
+    for row in rows:
+        private, public = row["loss_private"], row["loss_public"]
+        assert row["lambda"] == pytest.approx(min(1, math.exp(-(public - private) / (private + 0.3))), rel=1e-12)
+
+
+def test_a_flipped_client_trains_and_votes_on_its_flipped_labels():
+    toy = TOYS["flipped"]
+    client = toy.federation(Local()).session.clients[0]
+    truth = torch.as_tensor(toy.dataset.labels[toy.partition.shards[0].train])
+    assert torch.equal(client.private.labels, 2 - truth)
+    assert client.class_counts.tolist() == torch.bincount(truth, minlength=3).tolist()[::-1]
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg(), FedMosaic()])
+def test_optimizer_settings_have_an_effect(method):
+    toy = TOYS["even"]
+    assert not same(models(method, toy), models(method, toy.changed(optimizer_state="reset")))
+    sgd = toy.changed(optimizer="sgd", lr=0.1)
+    assert not same(models(method, sgd), models(method, toy))
+    assert not same(models(method, sgd), models(method, sgd.changed(momentum=0.5)))
+    # Plain SGD remembers nothing, so there is nothing to reset.
+    assert same(models(method, sgd), models(method, sgd.changed(optimizer_state="reset")))

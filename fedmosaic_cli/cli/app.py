@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Typer stands on click up to 0.2x and on a copy of its own later; both spell the ancestors of BadParameter the same.
-UsageError, ClickException = typer.BadParameter.__mro__[1:3]
+ClickException = typer.BadParameter.__mro__[2]
+# A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
+WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class OneLineErrors(TyperGroup):
@@ -39,30 +44,38 @@ def fail(error: BaseException, given: list[str]) -> NoReturn:
     if "--debug" in given:
         traceback.print_exception(error)
     line, code = describe(error, given)
-    sys.stderr.write(f"error: {line}\n")
+    with suppress(OSError):
+        sys.stderr.write(f"error: {' '.join(line.split())}\n")
+    if isinstance(error, BrokenPipeError):  # nobody reads what is still to be flushed
+        os._exit(code)
     sys.exit(code)
 
 
-def describe(error: BaseException, given: list[str]) -> tuple[str, int]:
+def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - a return a kind
     """The line and the exit code of a failure."""
     if isinstance(error, FedMosaicError):
-        return " ".join(str(error).split()), error.exit_code
+        return str(error), error.exit_code
     if isinstance(error, ClickException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "fedmosaic"
-        message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         value = refused_value(error, given)
         remark = f" in '{value}'" if value and value not in message else ""
         return f"{message}{remark} ({command}): see '{command} --help'", 2
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        return (
-            f"{error.strerror or error} ({error.filename or 'file system'}): free room or permission, then --resume",
-            (ResourceError.exit_code),
+    if isinstance(error, BrokenPipeError):
+        return "the reader of the output is gone (stdout): what was written before is complete", 141
+    if isinstance(error, WRONG_PATH):
+        return f"{error.strerror} ({error.filename}): name another path", 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or error} ({error.filename or 'output'}): make room or choose another place", (
+            ResourceError.exit_code
         )
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
+        return "not enough memory (model and data): see --dry-run, use a smaller model", ResourceError.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted (fedmosaic): nothing was lost that a checkpoint held", 130
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{message} (a bug in fedmosaic): run again with --debug and report it", 1
+        return "interrupted (fedmosaic): what a checkpoint held is kept", 130
+    advice = "please report it" if "--debug" in given else "run again with --debug and report it"
+    return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 
 
 def refused_value(error: BaseException, given: list[str]) -> str:

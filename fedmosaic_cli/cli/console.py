@@ -14,12 +14,12 @@ PIPE_WIDTH = 1000
 
 def out() -> Console:
     """For results. Made when needed, so that it follows whatever stdout is then."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def err() -> Console:
     """For progress and remarks."""
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    return Console(stderr=True, highlight=False, markup=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def say(text: str) -> None:

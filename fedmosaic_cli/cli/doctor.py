@@ -41,6 +41,7 @@ def examine() -> dict[str, dict[str, Any]]:
     return {
         "versions": versions(),
         "devices": {"cpu": f"{available_cores()} cores", **(gpus or {"gpu": "none found"})},
+        "threads": {"workers by default": available_cores(), "threads a worker": 1},
         "data sets": {name: f"found: {source.about}" for name, source in SOURCES.items()},
         "presets": {"directory": str(presets_directory()), "found": len(preset_names())},
         "disk": {"here": str(Path.cwd()), "free": f"{disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB"},

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say, say_json
 from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, VerboseOption
+from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import RunFiles
 
 
@@ -37,6 +38,9 @@ def evaluate(
     fedmosaic evaluate runs/quickstart/*/seed-0
     fedmosaic evaluate runs/quickstart/local/seed-0 --split train --verbose
     """
+    for run in runs:
+        check_finished(RunFiles(run))
+
     from fedmosaic_cli.experiment.evaluate import evaluate as examine
 
     # All of them first: if one is unfit, nothing is written.

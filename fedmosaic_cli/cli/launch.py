@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import err, out, remark, say, say_json
+from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import whole_numbers
 from fedmosaic_cli.cli.progress import view
-from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.config.layers import Layers, field_names
+from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
 from fedmosaic_cli.config.yaml_files import read
@@ -58,11 +58,6 @@ class Request:
     quiet: bool
     verbose: bool
 
-    SHARED: ClassVar[list[str]]
-
-
-Request.SHARED = [field.name for field in fields(Request) if field.name != "methods"]
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -73,33 +68,44 @@ class Planned:
 
     @property
     def label(self) -> str:
-        return f"{self.config.setting} {self.config.method.variant} seed {self.config.seed}"
+        return f"{self.config.method.variant} seed {self.config.seed}, {self.config.data.clients} clients"
 
 
 def launch(request: Request) -> None:
     """Check everything that was asked for, then make the runs one after the other."""
     layers, setting, given = layers_of(request)
     runs = plan(request, layers, setting, given)
+    for remark_on in dict.fromkeys(map(no_exchange, runs)):
+        if remark_on:
+            remark(remark_on)
     if request.dry_run:
-        show_plan([run.config for run in runs], layers, [str(run.files.path) for run in runs])
+        show_plan([run.config for run in runs], layers, [run.files for run in runs], request.as_json)
         return
-
     for run in runs:
         check_run(run.config, run.files, request.resume)
-    standard = standard_data(request)
-    found = [given or find_shards(run.config, standard) for run in runs]
+    dealt = {run.config.partition_seed: given or find_shards(run.config, standard_data(request)) for run in runs}
     check_device(request.device.value)
-    if not request.quiet:
-        err().print(f"{len(runs)} run{'s' * (len(runs) > 1)} in {request.run_dir or request.runs_dir / setting}")
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
-        for run, shards in zip(runs, found, strict=True):
-            ready = shards.written() if isinstance(shards, Deal) else shards
-            summaries.append(follow(run, ready, request, progress, asked_to_stop))
+        for run in runs:
+            if asked_to_stop():
+                raise typer.Exit(asked_to_stop.code)
+            shards = dealt[run.config.partition_seed]
+            if isinstance(shards, Deal):
+                shards = dealt[run.config.partition_seed] = shards.written()
+            summaries.append(follow(run, shards, request, progress, asked_to_stop))
     if request.as_json:
         say_json(summaries)
     else:
         show_results(runs, summaries, request)
+
+
+def no_exchange(run: Planned) -> str:
+    """A word where a method would never get to collaborate."""
+    warmup, rounds = getattr(run.config.method, "warmup_rounds", 0), run.config.train.rounds
+    if warmup < rounds:
+        return ""
+    return f"warning: {run.config.method.title} is Local here, its {warmup} warm-up rounds take all {rounds} rounds"
 
 
 def check_device(name: str) -> None:
@@ -144,8 +150,7 @@ def layers_of(request: Request) -> tuple[Layers, str, Shards | None]:
     if request.preset is not None:
         preset = load_preset(request.preset)
         setting = preset.name
-        for origin, content in preset.layers:
-            layers.add(origin, content)
+        layers.add_all(preset.layers)
     if request.shards is not None:
         given = shard_records.load(request.shards)
         setting = request.shards.resolve().name
@@ -159,6 +164,8 @@ def layers_of(request: Request) -> tuple[Layers, str, Shards | None]:
     flags = {"rounds": request.rounds, "workers": request.workers}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
     if request.expertise is not None:
+        if "fedmosaic" not in request.methods:
+            raise RequestError("--expertise is for fedmosaic alone (fedmosaic baseline): leave it out")
         layers.add("flag", {"methods": {"fedmosaic": {"expertise": request.expertise}}})
     return layers, setting, given
 
@@ -190,15 +197,14 @@ def standard_data(request: Request) -> DataSettings | None:
     if request.preset is None:
         return None
     layers = Layers()
-    for origin, content in load_preset(request.preset).layers:
-        layers.add(origin, content)
-    return checked(DataSettings, layers.values.get("data", {}), field_names(DataSettings), "data")
+    layers.add_all(load_preset(request.preset).layers)
+    return layers.section("data", DataSettings)
 
 
 def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: Request) -> None:
     """The numbers of the runs, and what one would do next."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("run")
+    table.add_column("run", overflow="fold")
     for heading in ("accuracy %", "weighted %", "worst client %", "kB up", "kB down"):
         table.add_column(heading, justify="right")
     for run, summary in zip(runs, summaries, strict=True):
@@ -207,10 +213,11 @@ def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: 
         bits = [summary["bits"][way] for way in ("up", "down")]
         traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
-        if request.verbose:
-            text = " ".join(f"{100 * value:.1f}" for value in accuracy["per_client"])
-            table.add_row(f"  per client: {text}")
     out().print(table)
+    if request.verbose:
+        for run, summary in zip(runs, summaries, strict=True):
+            marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
+            say(f"{run.label}: {marks}")
     if not request.quiet:
         say("accuracy: mean over clients, each on its own test part, last round")
         for line in next_steps(runs, request):
@@ -218,9 +225,19 @@ def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: 
 
 
 def next_steps(runs: list[Planned], request: Request) -> list[str]:
-    source = f"--preset {request.preset}" if request.preset else f"--shards {request.shards}"
-    report = "fedmosaic report" if str(request.runs_dir) == "runs" else f"fedmosaic report {request.runs_dir}"
-    if all(run.config.method.name == "fedmosaic" for run in runs):
-        seeds = f" --seeds {request.seeds}" if request.seeds else ""
-        return [f"next: fedmosaic baseline all {source}{seeds}", f"then: {report}"]
-    return [f"next: {report}"]
+    """The commands that one would type next: the baselines under the same conditions, and the report."""
+    report = shlex.join(["fedmosaic", "report", *([] if str(request.runs_dir) == "runs" else [str(request.runs_dir)])])
+    if any(run.config.method.name != "fedmosaic" for run in runs):
+        return [f"next: {report}"]
+    options = {
+        "--preset": request.preset,
+        "--shards": request.shards,
+        "--rounds": request.rounds,
+        "--seed": request.seed,
+        "--seeds": request.seeds,
+        "--config": request.config,
+        "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += [word for assignment in request.assignments or [] for word in ("--set", assignment)]
+    return [f"next: {shlex.join(['fedmosaic', 'baseline', 'all', *words])}", f"then: {report}"]

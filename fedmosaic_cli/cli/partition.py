@@ -11,9 +11,9 @@ from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption, PresetOption, QuietOption, whole_numbers
-from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.config.layers import Layers, field_names
+from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.data.partition import resolve
 from fedmosaic_cli.data.settings import DataSettings, Scheme
 from fedmosaic_cli.errors import RequestError
 
@@ -98,15 +98,17 @@ def settings_of(flags: dict[str, Any], preset: str | None) -> tuple[DataSettings
     """How to deal, and what to call the result."""
     layers = Layers()
     if preset is not None:
-        for origin, content in load_preset(preset).layers:
-            layers.add(origin, content)
+        layers.add_all(load_preset(preset).layers)
     elif "scheme" not in flags:
         raise RequestError("no scheme is given (fedmosaic partition): add --scheme dirichlet, or --preset quickstart")
     layers.add("flag", {"data": flags})
-    values = layers.values["data"]
-    if "dataset" not in values and values.get("scheme") in ("domain", "hybrid"):
-        layers.add("default", {"data": {"dataset": "digits-domains"}})
-    settings = checked(DataSettings, values, field_names(DataSettings), "data")
+    settings = resolve(layers.section("data", DataSettings))
+    idle = flags.keys() - settings.parameters().keys() - {"scheme", "dataset"}
+    if idle:
+        option = "--" + sorted(idle)[0].replace("_", "-")
+        raise RequestError(
+            f"{option} has no effect with scheme '{settings.scheme}' (fedmosaic partition): leave it out"
+        )
     if preset is not None and not flags:
         return settings, load_preset(preset).name
     return settings, f"{settings.dataset}-{settings.scheme}"

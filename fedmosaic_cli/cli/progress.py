@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedmosaic_cli.cli.console import err, remark
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from fedmosaic_cli.experiment.run import RoundDone
+
+
+ROOM_FOR_A_BAR = 100
 
 
 class View(Protocol):
@@ -84,16 +87,17 @@ class Bars(Silent):
     """One bar for the runs, where there are several, and one for the rounds of the present run, with the time to go."""
 
     def __init__(self, runs: int) -> None:
+        console = err()
+        bar = [BarColumn(bar_width=16)] if console.width >= ROOM_FOR_A_BAR else []
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            *bar,
             MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[values]}", markup=False),
             TextColumn("eta"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
         )
-        self._progress = Progress(*columns, console=err(), transient=True)
+        self._progress = Progress(*columns, console=console, transient=True)
         self._runs = self._progress.add_task("runs", total=runs, values="") if runs > 1 else None
         self._rounds = self._progress.add_task("", total=None, values="")
         self._begun = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out
+from fedmosaic_cli.cli.console import out, say_json
 from fedmosaic_cli.cli.launch import Request, launch
 from fedmosaic_cli.cli.options import (
     DebugOption,
@@ -28,7 +29,7 @@ ExpertiseOption = Annotated[
     str | None, typer.Option(help="fedmosaic: frequency, entropy or uniform votes.", show_default="the preset's")
 ]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]
-SeedOption = Annotated[int | None, typer.Option(help="One seed.", show_default="0")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")]
 SeedsOption = Annotated[str | None, typer.Option(help="Several seeds, a run each, e.g. 0,1,2.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="A YAML file laid over the preset.")]
 SetOption = Annotated[
@@ -108,22 +109,28 @@ def baseline(
     fedmosaic baseline all --preset quickstart --resume
     """
     if list_methods:
-        show_methods()
+        show_methods(as_json)
         return
     if not methods:
         raise RequestError("no method is named (fedmosaic baseline): add one or 'all'; --list shows them")
-    chosen = [name for name in METHODS if name != "fedmosaic"] if methods == ["all"] else list(dict.fromkeys(methods))
+    everything = [name for name in METHODS if name != "fedmosaic"]
+    chosen = list(dict.fromkeys(name for word in methods for name in (everything if word == "all" else [word])))
     launch(Request(chosen, **without_methods(locals())))
 
 
 def without_methods(given: dict[str, Any]) -> dict[str, Any]:
     """What both commands take, of all that one of them was given."""
-    return {name: given[name] for name in Request.SHARED}
+    return {field.name: given[field.name] for field in fields(Request) if field.name != "methods"}
 
 
-def show_methods() -> None:
+def show_methods(as_json: bool) -> None:
     """The methods, with what travels and where they come from."""
-    view = Table("method", "name", "family", "what travels", "evaluated", "citation", box=None, pad_edge=False)
-    for name, method in METHODS.items():
-        view.add_row(name, method.title, method.family, method.travels, method.evaluated, method.citation)
+    keys = ("name", "title", "family", "travels", "evaluated", "citation")
+    methods = [{key: getattr(method, key) for key in keys} for method in METHODS.values()]
+    if as_json:
+        say_json(methods)
+        return
+    view = Table("method", "family", "what travels", "citation", box=None, pad_edge=False)
+    for method in methods:
+        view.add_row(method["name"], method["family"], method["travels"], method["citation"])
     out().print(view)

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def checked(make: Callable[..., T], values: Mapping[str, Any], known: Iterable[str], where: str) -> T:
-    """`make(**values)`; what it refuses becomes a RequestError that names key, value and what is allowed."""
+def checked(
+    make: Callable[..., T], values: Mapping[str, Any], known: Iterable[str], where: str, origins: Mapping[str, str]
+) -> T:
+    """`make(**values)`; what it refuses becomes a RequestError that names key, value, origin and what is allowed."""
     check_keys(values, known, where)
     try:
         return make(**values)
     except ValidationError as error:
-        raise RequestError(explain(error, where)) from None
+        raise RequestError(explain(error, where, origins)) from None
 
 
 def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -36,30 +38,33 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> N
             )
 
 
-def explain(error: ValidationError, where: str) -> str:
+def explain(error: ValidationError, where: str, origins: Mapping[str, str]) -> str:
     """The first wrong field, its value and everything that it could have been instead."""
     problems = error.errors(include_url=False)
+    if not problems[0]["loc"]:
+        return f"{problems[0]['ctx']['error']} ({where})"
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
     wishes = " or ".join(dict.fromkeys(wish(problem) for problem in own))
-    return f"{where}.{field} is {own[0]['input']!r} (configuration): it must be {wishes}"
+    origin = origins.get(f"{where}.{field}", "configuration")
+    return f"{where}.{field} is {own[0]['input']!r} ({origin}): it must be {wishes}"
 
 
 def wish(problem: Any) -> str:
     context = problem.get("ctx", {})
     kinds: dict[str, Callable[[], str]] = {
         "literal_error": lambda: context["expected"],
-        "greater_than": lambda: f"greater than {context['gt']:g}",
-        "greater_than_equal": lambda: f"at least {context['ge']:g}",
-        "less_than": lambda: f"less than {context['lt']:g}",
-        "less_than_equal": lambda: f"at most {context['le']:g}",
+        "greater_than": lambda: f"greater than {context['gt']}",
+        "greater_than_equal": lambda: f"at least {context['ge']}",
+        "less_than": lambda: f"less than {context['lt']}",
+        "less_than_equal": lambda: f"at most {context['le']}",
         "float_type": lambda: "a number",
         "int_type": lambda: "a whole number",
         "string_type": lambda: "a text",
         "tuple_type": lambda: "a list",
         "finite_number": lambda: "finite",
         "none_required": lambda: "null",
-        "value_error": lambda: f"such that {context['error']}",
+        "value_error": lambda: str(context["error"]),
     }
     kind = problem["type"]
     message: str = problem["msg"]

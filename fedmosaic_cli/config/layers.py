@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedmosaic_cli.config.checks import check_keys
+from fedmosaic_cli.config.checks import check_keys, checked
 from fedmosaic_cli.config.yaml_files import parse
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.settings import TrainSettings
@@ -13,7 +13,12 @@ from fedmosaic_cli.errors import RequestError, unknown
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.models.settings import ModelSettings
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
+ROUND_LENGTH = {"local_epochs", "local_steps"}
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,6 +39,15 @@ class Layers:
                 check_method(method, f"methods.{method}")
                 self._put(origin, f"methods.{method}", hyperparameters)
 
+    def add_all(self, layers: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Lay several layers over what is there, in order."""
+        for origin, content in layers:
+            self.add(origin, content)
+
+    def section(self, name: str, kind: Callable[..., T]) -> T:
+        """The checked content of a section, or of a method's (`methods.fedct`)."""
+        return checked(kind, self.values.get(name, {}), field_names(kind), name, self.origins)
+
     def set(self, assignment: str) -> None:
         """Lay one `section.key=value` over what is there."""
         path, equals, text = assignment.partition("=")
@@ -49,11 +63,16 @@ class Layers:
         known = METHODS[section.split(".")[1]] if section.startswith("methods.") else SECTIONS[section]
         fields = field_names(known)
         check_keys(as_mapping(values, section, origin), fields, section)
+        if section == "train" and len(values.keys() & ROUND_LENGTH) == 1:
+            # The length of a round is one setting with two spellings: the later one is meant.
+            for other in ROUND_LENGTH - values.keys():
+                self.values.get(section, {}).pop(other, None)
+                self.origins.pop(f"{section}.{other}", None)
         self.values.setdefault(section, {}).update(values)
         self.origins.update({f"{section}.{key}": origin for key in values})
 
 
-def field_names(kind: type) -> list[str]:
+def field_names(kind: object) -> list[str]:
     """The keys that a section or a method reads."""
     return list(getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {}))
 

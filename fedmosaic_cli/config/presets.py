@@ -51,7 +51,7 @@ def load_preset(name: str) -> Preset:
     description, parent = content.pop("description", ""), content.pop("extends", None)
     layers: tuple[tuple[str, dict[str, Any]], ...] = ((f"preset {path.stem}", content),)
     if parent is not None:
-        base = read(preset_path(str(parent)))
+        base = read(path.parent / str(parent) if str(parent).endswith((".yaml", ".yml")) else preset_path(str(parent)))
         if "extends" in base:
             raise RequestError(f"preset '{parent}' extends another one ({path}): a preset may extend one that does not")
         base.pop("description", None)

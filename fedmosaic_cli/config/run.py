@@ -7,22 +7,21 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
+from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.partition import resolve
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedmosaic_cli.data.settings import DataSettings
     from fedmosaic_cli.engine.method import Method
-    from fedmosaic_cli.engine.settings import TrainSettings
-    from fedmosaic_cli.models.settings import ModelSettings
 
-# What may differ between a run and its continuation: none of it changes a number.
+# What may differ between a run and its continuation: none of it changes what was played before.
 FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.checkpoint_every"}
 
 
@@ -55,21 +54,18 @@ class RunConfig:
 def resolve_run(setting: str, layers: Layers, method: str, seed: int, partition_seed: int | None = None) -> RunConfig:
     """The run of one method with one seed under `layers`."""
     check_method(method, "METHOD")
-    sections = {
-        name: checked(section, layers.values.get(name, {}), field_names(section), name)
-        for name, section in SECTIONS.items()
-    }
-    kind = METHODS[method]
-    hyperparameters = layers.values.get(f"methods.{method}", {})
-    return RunConfig(
+    config = RunConfig(
         setting=setting,
         seed=seed,
-        data=resolve(sections["data"]),
-        model=sections["model"],
-        train=sections["train"],
-        method=checked(kind, hyperparameters, field_names(kind), f"methods.{method}"),
+        data=resolve(layers.section("data", DataSettings)),
+        model=layers.section("model", ModelSettings),
+        train=layers.section("train", TrainSettings),
+        method=layers.section(f"methods.{method}", METHODS[method]),
         partition_seed=seed if partition_seed is None else partition_seed,
     )
+    if config.method.needs_public and not config.data.public_size:
+        raise RequestError(f"{config.method.title} needs a public set (data.public_size): make it larger than 0")
+    return config
 
 
 def stored_run(path: Path) -> RunConfig:

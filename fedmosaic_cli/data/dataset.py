@@ -31,6 +31,12 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """[channels, height, width], as networks see an image."""
+        _, height, width, channels = self.images.shape
+        return channels, height, width
+
     def class_counts(self, index: NDArray[np.int64]) -> list[int]:
         """How many of the examples `index` each class has."""
         counts: list[int] = np.bincount(self.labels[index], minlength=self.num_classes).tolist()

@@ -45,16 +45,19 @@ class Partition:
 
 def resolve(settings: DataSettings) -> DataSettings:
     """The settings with the values that depend on the data set and the scheme filled in."""
+    needs_domains = settings.scheme in ("domain", "hybrid")
+    if needs_domains and "dataset" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"dataset": "digits-domains"})
     source = find_source(settings.dataset)
-    if settings.scheme in ("domain", "hybrid") and not source.domains:
+    if needs_domains and not source.domains:
         raise RequestError(
             f"data set '{settings.dataset}' has no domains, which scheme '{settings.scheme}' needs (data.dataset): "
-            "try --dataset digits-domains"
+            "choose digits-domains"
         )
     filled: dict[str, object] = {}
     if settings.public_size is None:
         filled["public_size"] = source.public_size
-    if settings.scheme in ("domain", "hybrid"):
+    if needs_domains:
         per_domain = settings.clients_per_domain or (5 if settings.scheme == "hybrid" else 1)
         filled |= {"clients_per_domain": per_domain, "clients": per_domain * len(source.domains)}
     resolved = settings.model_copy(update=filled)

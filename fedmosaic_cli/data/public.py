@@ -21,17 +21,22 @@ def draw_public(dataset: Dataset, settings: DataSettings, rng: np.random.Generat
     """Sorted indices of the public set: balanced over classes and domains, or with classes skewed by `public_alpha`."""
     size = settings.public_size or 0
     room = len(dataset) - 2 * settings.clients
+    if room < 0:
+        raise RequestError(
+            f"{settings.clients} clients are too many (data.clients): '{dataset.name}' has {len(dataset)} examples, "
+            "and each needs one to train and one to test"
+        )
     if size > room:
         raise RequestError(
             f"a public set of {size} does not fit (data.public_size): '{dataset.name}' has {len(dataset)} examples and "
-            f"{settings.clients} clients need some too; ask for at most {max(room, 0)}"
+            f"{settings.clients} clients need some too; ask for at most {room}"
         )
     groups = grouped(dataset)
     available = np.array([len(group) for group in groups])
     if settings.public_alpha is None:
         wanted = fill_evenly(available, size, rng)
     else:
-        wanted = fill_skewed(dataset, groups, available, size, settings.public_alpha, rng)
+        wanted = fill_skewed(dataset.num_classes, available, size, settings.public_alpha, rng)
     drawn = [rng.permutation(group)[:count] for group, count in zip(groups, wanted, strict=True)]
     return np.sort(np.concatenate([*drawn, np.empty(0, dtype=np.int64)])).astype(np.int64)
 
@@ -56,14 +61,14 @@ def fill_evenly(available: Index, size: int, rng: np.random.Generator) -> Index:
     return taken
 
 
-def fill_skewed(
-    dataset: Dataset, groups: list[Index], available: Index, size: int, alpha: float, rng: np.random.Generator
-) -> Index:
-    """The same with class shares drawn from Dirichlet(alpha); what a class cannot give is spread over the others."""
-    share = rng.dirichlet(np.full(dataset.num_classes, alpha))
-    group_class = np.array([dataset.labels[group[0]] if len(group) else 0 for group in groups])
-    per_class = np.bincount(group_class, minlength=dataset.num_classes)
-    ideal = size * share[group_class] / per_class[group_class]
+def fill_skewed(classes: int, available: Index, size: int, alpha: float, rng: np.random.Generator) -> Index:
+    """The same with class shares from Dirichlet(alpha); what a class cannot give is taken where most is owed."""
+    share = rng.dirichlet(np.full(classes, alpha))
+    domains = len(available) // classes
+    ideal = size * np.tile(share, domains) / domains
     taken = np.minimum(np.floor(ideal).astype(np.int64), available)
-    total: Index = taken + fill_evenly(available - taken, size - int(taken.sum()), rng)
-    return total
+    while (missing := size - int(taken.sum())) > 0:
+        open_groups = np.flatnonzero(taken < available)
+        most_owed = open_groups[np.argsort(taken[open_groups] - ideal[open_groups], kind="stable")]
+        taken[most_owed[:missing]] += 1
+    return taken

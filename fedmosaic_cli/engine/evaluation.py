@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,3 +43,13 @@ def score(workspace: Workspace, parameters: Parameters, examples: Examples) -> S
     log_probs, labels = log_probabilities(workspace, parameters, examples), examples.targets
     correct = (log_probs.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(log_probs, labels), len(examples))
+
+
+def averages(accuracies: list[float], sizes: list[int]) -> dict[str, float]:
+    """The accuracies of all clients in a few numbers."""
+    return {
+        "client_mean": fmean(accuracies),
+        "sample_weighted": fmean(accuracies, weights=sizes),
+        "client_std": pstdev(accuracies),
+        "worst": min(accuracies),
+    }

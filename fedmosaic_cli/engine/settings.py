@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedmosaic_cli.settings import Section
 
@@ -28,3 +28,9 @@ class TrainSettings(Section):
     init: Literal["per-client", "common"] = "per-client"
     checkpoint_every: Positive = 10
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
+
+    @model_validator(mode="after")
+    def momentum_goes_with_sgd(self) -> TrainSettings:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use train.optimizer=sgd")
+        return self

@@ -67,8 +67,7 @@ def assemble(
 ) -> Federation:
     """The federation at its start. Close its workers when done."""
     table = Table(dataset, device, dtype)
-    _, height, width, channels = dataset.images.shape
-    workspace = Workspace(config.model, config.train, (channels, height, width), dataset.num_classes, device, dtype)
+    workspace = Workspace(config.model, config.train, dataset.input_shape, dataset.num_classes, device, dtype)
     public = table.unlabelled(partition.public)
     pooled = config.method.pooled
     holdings = [pool(table, partition)] if pooled else [table.examples(s.train, s.flipped) for s in partition.shards]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.sources import find_source
-from fedmosaic_cli.engine.evaluation import score
+from fedmosaic_cli.engine.evaluation import averages, score
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.assemble import Table, find_device
+from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import SCHEMA
 
 if TYPE_CHECKING:
-    import torch
-
-    from fedmosaic_cli.config.run import RunConfig
-    from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.records.runs import RunFiles
 
@@ -32,10 +28,7 @@ def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
     """Accuracy and loss of every client's personal model on its own test or training part."""
     import torch
 
-    if not files.config.is_file():
-        raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
-    if not files.finished():
-        raise RequestError(f"the run is not finished ({files.path}): go on with --resume first")
+    check_finished(files)
     config, summary = stored_run(files.config), files.summary()
     dataset = find_source(config.data.dataset).load()
     # Shards are cheap to deal again, so a run can be examined without them; the digest says that they are the same.
@@ -44,8 +37,11 @@ def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
         raise RequestError(f"'{dataset.name}' here is not the data of this run ({files.path}): restore the data set")
     one_core()
     device = find_device(device_name)
-    table, workspace = Table(dataset, device, torch.float32), workspace_of(config, dataset, device)
-    marks = []
+    table, workspace = (
+        Table(dataset, device, torch.float32),
+        Workspace(config.model, config.train, dataset.input_shape, dataset.num_classes, device),
+    )
+    marks: list[dict[str, Any]] = []
     for shard in dealt.shards:
         examples = table.examples(shard.test if split == "test" else shard.train, shard.flipped)
         mark = score(workspace, load_model(files, shard.client, workspace), examples)
@@ -62,25 +58,9 @@ def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
         "schema": SCHEMA,
         **{key: summary[key] for key in ("preset", "dataset", "scheme", "method", "variant", "seed", "rounds")},
         "split": split,
-        "accuracy": averages(marks),
+        "accuracy": averages([mark["accuracy"] for mark in marks], [mark["examples"] for mark in marks]),
         "per_client": marks,
     }
-
-
-def averages(marks: list[dict[str, Any]]) -> dict[str, float]:
-    accuracies = [mark["accuracy"] for mark in marks]
-    examples = sum(mark["examples"] for mark in marks)
-    return {
-        "client_mean": fmean(accuracies),
-        "sample_weighted": sum(mark["accuracy"] * mark["examples"] for mark in marks) / examples,
-        "client_std": pstdev(accuracies),
-        "worst": min(accuracies),
-    }
-
-
-def workspace_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Workspace:
-    _, height, width, channels = dataset.images.shape
-    return Workspace(config.model, config.train, (channels, height, width), dataset.num_classes, device)
 
 
 def load_model(files: RunFiles, client: int, workspace: Workspace) -> Parameters:

@@ -33,10 +33,7 @@ class Deal:
 
     def written(self) -> Shards:
         """The shards on disk; they are written now unless they are there already."""
-        counts = [self.dataset.class_counts(shard.train) for shard in self.partition.shards]
-        title = f"{self.dataset.name}, {self.partition.settings.scheme}: training examples of {len(counts)} clients"
-        picture = distribution_picture(counts, self.dataset.class_names, title)
-        return records.save(self.path, self.dataset, self.partition, picture)
+        return records.save(self.path, self.dataset, self.partition, distribution_picture)
 
 
 def deal(settings: DataSettings, seed: int, path: Path) -> Deal:
@@ -79,7 +76,7 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
         return
     if not resume:
         raise RequestError(
-            f"run directory is not empty ({files.path}): add --resume to go on, or choose another --run-dir"
+            f"run directory is not empty ({files.path}): add --resume to go on, or choose another --runs-dir"
         )
     if not files.config.is_file():
         raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
@@ -88,3 +85,11 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
         raise RequestError(
             f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir"
         )
+
+
+def check_finished(files: RunFiles) -> None:
+    """Refuse what is not a finished run."""
+    if not files.config.is_file():
+        raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
+    if not files.finished():
+        raise RequestError(f"the run is not finished ({files.path}): go on with --resume first")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run import FREE_TO_CHANGE
+from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.rounds import personal_models, play
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.experiment.assemble import assemble, find_device
@@ -118,6 +119,7 @@ def go_back(files: RunFiles, federation: Federation, device: torch.device) -> It
     checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
     if checkpoint is None:
         files.reopen()
+        yield Resumed(0, [])
         return
     restore(federation.session, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
     files.reopen(checkpoint.logs)
@@ -161,13 +163,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "model": content["model"],
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
-        "accuracy": {
-            "client_mean": fmean(last),
-            "sample_weighted": sum(a * n for a, n in zip(last, sizes, strict=True)) / sum(sizes),
-            "client_std": pstdev(last),
-            "worst": min(last),
-            "per_client": last,
-        },
+        "accuracy": {**averages(last, sizes), "per_client": last},
         "best_round": {"round": best, "client_mean": means[best]},
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},

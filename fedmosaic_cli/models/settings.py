@@ -19,5 +19,5 @@ class ModelSettings(Section):
     @classmethod
     def widths_are_positive(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
         if any(not 1 <= width <= 65_536 for width in hidden):
-            raise ValueError("every width must lie between 1 and 65536")
+            raise ValueError("a list of widths between 1 and 65536")
         return hidden

@@ -54,7 +54,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def all_in(folder: Path) -> list[Path]:
     """The checkpoints, oldest first."""
-    return sorted(folder.glob("round-*")) if folder.is_dir() else []
+    found = [path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("round-")))
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -66,7 +67,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         except FedMosaicError as error:
             warnings.append(str(error))
     if warnings:
-        raise RunStateError(f"no valid checkpoint ({folder}): {warnings[0]}")
+        raise RunStateError(f"no valid checkpoint, {warnings[0]}: start the run anew in another directory")
     return None, []
 
 
@@ -74,6 +75,8 @@ def load(path: Path) -> Checkpoint:
     """A checkpoint, checked against its digests."""
     try:
         manifest = read_json(path / MANIFEST)
+        if manifest["schema"] != SCHEMA:
+            raise RunStateError(f"checkpoint of schema {manifest['schema']} ({path}): this version reads {SCHEMA}")
         contents = {name: (path / name).read_bytes() for name in (TENSORS, VALUES)}
         for name, data in contents.items():
             if sha256(data) != manifest["files"][name]["sha256"]:

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 def write(path: Path, data: bytes) -> None:
     """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = temporary_name(path)
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no other process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -50,7 +55,7 @@ def read_json(path: Path) -> Any:
 def new_directory(path: Path) -> Iterator[Path]:
     """A directory to fill, which takes its real name only when everything in it was written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = temporary_name(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:

@@ -33,6 +33,7 @@ LOGS = ("rounds.jsonl", "timings.jsonl")
 
 
 SPLITS = ("test", "train")
+REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
 
 
 def evaluation_name(split: str) -> str:
@@ -152,6 +153,9 @@ class RunFiles:
         content = read_json(self.path / SUMMARY)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise RequestError(f"not a summary of schema {SCHEMA} ({self.path / SUMMARY}): run it again")
+        missing = [key for key in REQUIRED if not isinstance(content.get(key), REQUIRED[key])]
+        if missing:
+            raise RequestError(f"summary is damaged, '{missing[0]}' is not right ({self.path / SUMMARY}): run it again")
         return content
 
     def save_evaluation(self, split: str, content: dict[str, Any]) -> Path:

@@ -19,11 +19,14 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.records.files import new_directory, read_json, sha256, write, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from fedmosaic_cli.data.dataset import Dataset
 
     Index = NDArray[np.int64]
+    Draw = Callable[[list[list[int]], Sequence[str], str], bytes]
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -90,23 +93,42 @@ def describe(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     return {**manifest, "digest": manifest_digest(manifest)}
 
 
-def save(path: Path, dataset: Dataset, partition: Partition, picture: bytes) -> Shards:
+def save(path: Path, dataset: Dataset, partition: Partition, draw: Draw) -> Shards:
     """Write the shards under `path`, whole or not at all. Shards that are there already must be the same."""
-    manifest = describe(dataset, partition)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        if path.is_dir() and (path / MANIFEST).is_file() and load(path).digest == manifest["digest"]:
-            return Shards(path, manifest, partition)
-        raise RequestError(f"directory is not empty and holds something else ({path}): choose another --out")
-    if path.is_dir():
-        path.rmdir()
-    with new_directory(path) as folder:
-        for shard in partition.shards:
-            write(folder / client_file(shard.client), to_npz(train=shard.train, test=shard.test))
-        write(folder / PUBLIC, to_npz(index=partition.public))
-        write(folder / "distribution.csv", distribution_csv(manifest))
-        write(folder / "distribution.png", picture)
-        write_json(folder / MANIFEST, manifest)
-    return Shards(path, manifest, partition)
+    shards = Shards(path, describe(dataset, partition), partition)
+    if is_taken(path):
+        return the_same(shards)
+    counts = client_counts(shards.manifest)
+    title = f"{dataset.name}, {partition.settings.scheme}: examples of {len(counts)} clients"
+    try:
+        with new_directory(path) as folder:
+            for shard in partition.shards:
+                write(folder / client_file(shard.client), to_npz(train=shard.train, test=shard.test))
+            write(folder / PUBLIC, to_npz(index=partition.public))
+            write(folder / "distribution.csv", distribution_csv(shards.manifest))
+            write(folder / "distribution.png", draw(counts, dataset.class_names, title))
+            write_json(folder / MANIFEST, shards.manifest)
+    except OSError:
+        if is_taken(path):  # another process was faster
+            return the_same(shards)
+        raise
+    return shards
+
+
+def is_taken(path: Path) -> bool:
+    """Whether there is something under this name that must not be written over."""
+    if path.resolve() == Path.cwd():
+        raise RequestError(f"shards need a directory of their own ({path}): name one that does not exist yet")
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def the_same(wanted: Shards) -> Shards:
+    """Shards that are there already, if they are the wanted ones."""
+    if not (wanted.path / MANIFEST).is_file():
+        raise RequestError(f"there is something else under this name ({wanted.path}): choose another --out")
+    if load(wanted.path).digest != wanted.digest:
+        raise RequestError(f"other shards are here already ({wanted.path}): choose another --out")
+    return wanted
 
 
 def load(path: Path) -> Shards:
@@ -163,11 +185,18 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def distribution_csv(manifest: dict[str, Any]) -> bytes:
-    """Training and test examples of each client, by class."""
+    """The examples of each client, by class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["client", "domain", *manifest["class_names"]])
-    for client in manifest["clients"]:
-        counts = zip(client["train"]["class_counts"], client["test"]["class_counts"], strict=True)
-        table.writerow([client["id"], client["domain"] or "", *(train + test for train, test in counts)])
+    for client, counts in zip(manifest["clients"], client_counts(manifest), strict=True):
+        table.writerow([client["id"], client["domain"] or "", *counts])
     return text.getvalue().encode()
+
+
+def client_counts(manifest: dict[str, Any]) -> list[list[int]]:
+    """Training and test examples together, by client and class."""
+    return [
+        [sum(pair) for pair in zip(client["train"]["class_counts"], client["test"]["class_counts"], strict=True)]
+        for client in manifest["clients"]
+    ]

@@ -21,6 +21,7 @@ COLUMNS = ["setting", "protocol", "method", "variant", "hyperparameters", "seed"
 
 
 Key = tuple[str, str]
+BASELINES: list[Key] = [("local", ""), ("centralized", "")]
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,28 @@ def cells_of(runs: pd.DataFrame) -> dict[Key, Cell]:
             kind = str(variant).removeprefix(str(method)).lstrip("-")
             groups[str(method), ", ".join(filter(None, [kind, *details]))] = group.sort_values("seed")
     means = {key: float(group.accuracy.mean()) for key, group in groups.items()}
-    local, centralized = means.get(("local", "")), means.get(("centralized", ""))
+    baselines = [groups[key].set_index("seed").accuracy for key in BASELINES if key in groups]
     return {
         key: Cell(
             mean=means[key],
             std=float(group.accuracy.std()) if len(group) > 1 else None,
             seeds=tuple(int(seed) for seed in group.seed),
-            verdict=Verdict.BASELINE if METHODS[key[0]].family == "baseline" else judge(means[key], local, centralized),
+            verdict=Verdict.BASELINE if key in BASELINES else verdict_of(group, baselines),
             best=means[key] == max(means.values()),
         )
         for key, group in groups.items()
     }
+
+
+def verdict_of(runs: pd.DataFrame, baselines: list[pd.Series[float]]) -> Verdict:
+    """A method against both baselines, on the seeds that all three were run with."""
+    accuracy = runs.set_index("seed").accuracy
+    seeds = set(accuracy.index).intersection(*(baseline.index for baseline in baselines))
+    if len(baselines) < len(BASELINES) or not seeds:
+        return Verdict.UNKNOWN
+    common = sorted(seeds)
+    local, centralized = (float(baseline[common].mean()) for baseline in baselines)
+    return judge(float(accuracy[common].mean()), local, centralized)
 
 
 def differing_keys(choices: list[str]) -> list[str]:
@@ -170,8 +182,6 @@ def title_of(method: str, detail: str) -> str:
 
 
 def caption_of(frame: pd.DataFrame) -> str:
-    seeds = ", ".join(str(seed) for seed in sorted(set(frame.seed)))
-    return (
-        "Test accuracy (%): mean over clients, each on its own test part, personal model of the last round; "
-        f"mean (sample standard deviation) over seeds {seeds}."
-    )
+    seeds = [str(seed) for seed in sorted(set(frame.seed))]
+    over = f"mean (sample standard deviation) over seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"Test accuracy (%): mean over clients, each on its own test part, personal model of the last round; {over}."

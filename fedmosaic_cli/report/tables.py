@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.report.verdict import Verdict
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Group
     from rich.text import Text
 
     from fedmosaic_cli.report.collect import Cell, Row, Table
@@ -106,13 +106,14 @@ def to_latex(table: Table) -> str:
     )
 
 
-def to_terminal(table: Table) -> RichTable:
+def to_terminal(table: Table) -> Group:
     """The table in the paper's colours, with a mark beside each for those who cannot tell them apart."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    view = RichTable(box=box.SIMPLE_HEAD, caption=f"{table.caption}\n{legend(table)}", caption_justify="left")
+    view = RichTable(box=box.SIMPLE_HEAD)
     view.add_column("")
     view.add_column("Method")
     for column in table.columns:
@@ -123,7 +124,7 @@ def to_terminal(table: Table) -> RichTable:
             view.add_row(
                 Text(family if number == 0 else "", style="dim"), row.title, *cells, end_section=number == len(rows) - 1
             )
-    return view
+    return Group(view, Text(f"{table.caption}\n{legend(table)}".rstrip(), style="dim"))
 
 
 def to_svg(table: Table) -> str:
@@ -131,7 +132,7 @@ def to_svg(table: Table) -> str:
     from rich.console import Console
 
     view = to_terminal(table)
-    width = Console(width=NO_LIMIT).measure(view).maximum
+    width = Console(width=NO_LIMIT).measure(view.renderables[0]).maximum
     canvas = Console(record=True, width=max(width, 80), file=io.StringIO())
     canvas.print(view)
     # Rich asks a server for its font; a picture should not: any monospace font will do.

@@ -19,8 +19,7 @@ from fedmosaic_cli.records.runs import RunFiles
 
 def layered(*assignments: str, preset: str = "quickstart") -> Layers:
     layers = Layers()
-    for origin, content in load_preset(preset).layers:
-        layers.add(origin, content)
+    layers.add_all(load_preset(preset).layers)
     for assignment in assignments:
         layers.set(assignment)
     return layers
@@ -67,6 +66,9 @@ def test_a_method_reads_its_own_section_only():
         ("data.dataset=digit", "did you mean 'digits'"),
         ("data.flip_labels=[0, 99]", "no client 99"),
         ("data.flip_labels=3", "a list"),
+        ("data.public_size=0", "FedMosaic needs a public set"),
+        ("train.momentum=0.5", "use train.optimizer=sgd"),
+        ("train.lr=1_0", "train.lr is '1_0'"),
         ("data.test_fraction=1", "less than 1"),
         ("model.hidden=[0]", "between 1 and 65536"),
         ("train", "write section.key=value"),
@@ -89,7 +91,21 @@ def test_no_assignment_can_do_worse_than_be_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1e-3", 0.001), ("3E4", 3e4), ("-1e5", -1e5), ("7", 7), ("1.5", 1.5), ("a1e3", "a1e3")]
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("3E4", 3e4),
+        ("-1e5", -1e5),
+        ("7", 7),
+        ("1.5", 1.5),
+        ("a1e3", "a1e3"),
+        ("3:20", "3:20"),
+        ("010", "010"),
+        ("yes", "yes"),
+        ("true", True),
+        ("~", None),
+        ("2020-01-01", "2020-01-01"),
+    ],
 )
 def test_numbers_are_read_as_people_write_them(text, value):
     assert parse(text, "here") == value
@@ -148,3 +164,23 @@ def test_a_continuation_may_only_change_what_changes_no_number():
 
 def test_flat_spells_nested_keys_with_dots():
     assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
+
+
+def test_a_preset_file_extends_its_neighbour_and_may_merge(tmp_path, monkeypatch):
+    (tmp_path / "base.yaml").write_text("train: {rounds: 7, lr: 1e-2}\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntrain: &t {batch_size: 8}\nmodel: {<<: {name: mlp}}\n")
+    monkeypatch.chdir("/")
+    run = resolve_run("x", layered(preset=str(tmp_path / "mine.yaml")), "local", seed=0)
+    assert (run.train.rounds, run.train.lr, run.train.batch_size) == (7, 0.01, 8)
+
+
+def test_the_later_spelling_of_a_round_s_length_wins():
+    assert resolve_run("x", layered("train.local_epochs=2"), "local", 0).train.local_steps is None
+    both = resolve_run("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0).train
+    assert (both.local_epochs, both.local_steps) == (1, 4)
+
+
+def test_domains_choose_the_data_set_that_has_some():
+    layers = Layers()
+    layers.set("data.scheme=domain")
+    assert resolve_run("x", layers, "local", 0).data.dataset == "digits-domains"

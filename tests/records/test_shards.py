@@ -60,7 +60,7 @@ def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_
 
 def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
     assert deal(SETTINGS, seed=3, path=shards.path).written().digest == shards.digest
-    with pytest.raises(RequestError, match="holds something else"):
+    with pytest.raises(RequestError, match="other shards are here"):
         deal(SETTINGS, seed=4, path=shards.path).written()
 
 
