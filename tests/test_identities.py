@@ -194,7 +194,7 @@ def skewed() -> Toy:
 
 @pytest.mark.parametrize("kind", ["frequency", "entropy"])
 def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
-    federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=40), rounds=1)
+    federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
     low, high = (1e-6, 1 + 1e-6) if kind == "frequency" else (1e-6, math.log(3) + 1e-6)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
     for client in federation.session.clients:

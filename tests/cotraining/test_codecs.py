@@ -48,6 +48,12 @@ def test_scores_arrive_within_half_a_level(values, bits):
     assert (received["expertise"] - sent).abs().max() <= half * (1 + 1e-9)
 
 
+def test_the_receiver_sees_levels_not_what_was_meant():
+    received, bits = channel.send({"expertise": Scores(torch.tensor([0.1, 0.4, 0.6, 1.0]), 0.0, 1.0, bits=1)})
+    assert received["expertise"].tolist() == [0, 0, 1, 1]
+    assert bits == 8
+
+
 def test_the_floor_survives_the_wire():
     low, high = expertise_range("entropy", 10)
     received, _ = channel.send({"expertise": Scores(torch.tensor([low], dtype=torch.float64), low, high, 8)})
