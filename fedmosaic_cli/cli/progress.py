@@ -121,10 +121,10 @@ class Bars(Silent):
         self._progress.update(self._rounds, completed=number)
 
     def update(self, done: RoundDone) -> None:
-        self._progress.update(self._rounds, completed=done.round, values=values(done))
+        self._progress.update(self._rounds, completed=done.round, values=values(done, "acc"))
 
 
-def values(done: RoundDone) -> str:
+def values(done: RoundDone, accuracy: str = "accuracy") -> str:
     """The numbers of a round."""
     trust = "" if done.trust is None else f"  lambda {done.trust:.3f}"
-    return f"accuracy {100 * done.accuracy:.2f}%{trust}"
+    return f"{accuracy} {100 * done.accuracy:.2f}%{trust}"
