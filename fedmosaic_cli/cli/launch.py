@@ -75,29 +75,40 @@ def launch(request: Request) -> None:
     """Check everything that was asked for, then make the runs one after the other."""
     layers, setting, given = layers_of(request)
     runs = plan(request, layers, setting, given)
-    for remark_on in dict.fromkeys(map(no_exchange, runs)):
-        if remark_on:
-            remark(remark_on)
+    if not request.dry_run:
+        for run in runs:
+            check_run(run.config, run.files, request.resume)
+    for warning in dict.fromkeys(filter(None, map(no_exchange, runs))):
+        remark(f"warning: {warning}")
     if request.dry_run:
         show_plan([run.config for run in runs], layers, [run.files for run in runs], request.as_json)
         return
-    for run in runs:
-        check_run(run.config, run.files, request.resume)
-    dealt = {run.config.partition_seed: given or find_shards(run.config, standard_data(request)) for run in runs}
+    shards = shards_by_seed(runs, given, request)
     check_device(request.device.value)
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
         for run in runs:
             if asked_to_stop():
+                remark(f"stopped before {run.label}: go on with --resume")
                 raise typer.Exit(asked_to_stop.code)
-            shards = dealt[run.config.partition_seed]
-            if isinstance(shards, Deal):
-                shards = dealt[run.config.partition_seed] = shards.written()
-            summaries.append(follow(run, shards, request, progress, asked_to_stop))
+            on_disk = shards[run.config.partition_seed] = written(shards[run.config.partition_seed])
+            summaries.append(follow(run, on_disk, request, progress, asked_to_stop))
     if request.as_json:
         say_json(summaries)
     else:
         show_results(runs, summaries, request)
+
+
+def shards_by_seed(runs: list[Planned], given: Shards | None, request: Request) -> dict[int, Shards | Deal]:
+    """The shards of all runs: runs that differ in method alone share theirs."""
+    standard = standard_data(request)
+    one_a_seed = {run.config.partition_seed: run.config for run in runs}
+    return {seed: given or find_shards(config, standard) for seed, config in one_a_seed.items()}
+
+
+def written(shards: Shards | Deal) -> Shards:
+    """The shards on disk."""
+    return shards.written() if isinstance(shards, Deal) else shards
 
 
 def no_exchange(run: Planned) -> str:
@@ -105,7 +116,7 @@ def no_exchange(run: Planned) -> str:
     warmup, rounds = getattr(run.config.method, "warmup_rounds", 0), run.config.train.rounds
     if warmup < rounds:
         return ""
-    return f"warning: {run.config.method.title} is Local here, its {warmup} warm-up rounds take all {rounds} rounds"
+    return f"{run.config.method.title} is Local here, its {warmup} warm-up rounds take all {rounds} rounds"
 
 
 def check_device(name: str) -> None:
