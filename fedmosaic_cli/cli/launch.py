@@ -30,33 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedmosaic_cli.cli.interrupt import StopRequest
-    from fedmosaic_cli.cli.options import Device
     from fedmosaic_cli.cli.progress import View
+    from fedmosaic_cli.cli.request import Request
     from fedmosaic_cli.records.shards import Shards
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of `train` and `baseline`."""
-
-    methods: list[str]
-    preset: str | None
-    shards: Path | None
-    expertise: str | None
-    rounds: int | None
-    seed: int | None
-    seeds: str | None
-    config: Path | None
-    assignments: list[str] | None
-    runs_dir: Path
-    run_dir: Path | None
-    resume: bool
-    workers: int | None
-    device: Device
-    dry_run: bool
-    as_json: bool
-    quiet: bool
-    verbose: bool
 
 
 @dataclass(frozen=True)
@@ -71,10 +47,10 @@ class Planned:
         return f"{self.config.method.variant} seed {self.config.seed}, {self.config.data.clients} clients"
 
 
-def launch(request: Request) -> None:
+def launch(methods: list[str], request: Request) -> None:
     """Check everything that was asked for, then make the runs one after the other."""
-    layers, setting, given = layers_of(request)
-    runs = plan(request, layers, setting, given)
+    layers, setting, given = layers_of(methods, request)
+    runs = plan(methods, request, layers, setting, given)
     if not request.dry_run:
         for run in runs:
             check_run(run.config, run.files, request.resume)
@@ -155,7 +131,7 @@ def follow(
     raise AssertionError("a run ends with a summary or is stopped")
 
 
-def layers_of(request: Request) -> tuple[Layers, str, Shards | None]:
+def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards | None]:
     """The layers of the configuration, the name of the setting, and the shards where they are given."""
     layers, setting, given = Layers(), "", None
     if request.preset is not None:
@@ -175,19 +151,19 @@ def layers_of(request: Request) -> tuple[Layers, str, Shards | None]:
     flags = {"rounds": request.rounds, "workers": request.workers}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
     if request.expertise is not None:
-        if "fedmosaic" not in request.methods:
+        if "fedmosaic" not in methods:
             raise RequestError("--expertise is for fedmosaic alone (fedmosaic baseline): leave it out")
         layers.add("flag", {"methods": {"fedmosaic": {"expertise": request.expertise}}})
     return layers, setting, given
 
 
-def plan(request: Request, layers: Layers, setting: str, given: Shards | None) -> list[Planned]:
+def plan(methods: list[str], request: Request, layers: Layers, setting: str, given: Shards | None) -> list[Planned]:
     """The runs that the request amounts to, each checked."""
     if request.seeds is not None and request.seed is not None:
         raise RequestError("both --seed and --seeds are given (fedmosaic): use one of them")
     seeds = whole_numbers(request.seeds, "--seeds") if request.seeds is not None else (request.seed or 0,)
     partition_seed = given.partition.seed if given else None
-    configs = [resolve_run(setting, layers, name, seed, partition_seed) for name in request.methods for seed in seeds]
+    configs = [resolve_run(setting, layers, name, seed, partition_seed) for name in methods for seed in seeds]
     if given and any(config.data != given.partition.settings for config in configs):
         raise RequestError(
             f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew"

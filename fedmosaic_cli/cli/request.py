@@ -1,0 +1,89 @@
+"""What `train` and `baseline` can be asked for: their options, declared once."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fedmosaic_cli.cli.options import (
+    DebugOption,
+    Device,
+    DeviceOption,
+    JsonOption,
+    PresetOption,
+    QuietOption,
+    RunsDirOption,
+    VerboseOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of a training command. A field is an option: its annotation says how it looks on the command line."""
+
+    preset: PresetOption = None
+    shards: Annotated[Path | None, typer.Option(help="Shards of 'fedmosaic partition' to train on.")] = None
+    expertise: Annotated[
+        str | None, typer.Option(help="fedmosaic: frequency, entropy or uniform votes.", show_default="the preset's")
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, a run each, e.g. 0,1,2.")] = None
+    config: Annotated[Path | None, typer.Option(help="A YAML file laid over the preset.")] = None
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One value, e.g. train.lr=0.01. May be repeated."),
+    ] = None
+    runs_dir: RunsDirOption = Path("runs")
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the one run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from checkpoints; finished runs are left alone.")] = (
+        False
+    )
+    workers: Annotated[int | None, typer.Option(help="Threads; results do not depend on it.", show_default="cores")] = (
+        None
+    )
+    device: DeviceOption = Device.auto
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
+        False
+    )
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+    verbose: VerboseOption = False
+    debug: DebugOption = False
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options of a Request, which it then receives as its argument `request`."""
+    own, shared = get_type_hints(command, include_extras=True), get_type_hints(Request, include_extras=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "request"
+    ]
+    parameters += [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared[field.name]
+        )
+        for field in fields(Request)
+    ]
+
+    @wraps(command)
+    def with_request(**given: Any) -> None:
+        request = Request(**{field.name: given.pop(field.name) for field in fields(Request)})
+        command(request=request, **given)
+
+    # Typer reads a command's options off its signature.
+    with_request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_request
