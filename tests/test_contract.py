@@ -53,7 +53,7 @@ def test_the_number_of_workers_does_not_matter(method):
 def test_the_order_of_clients_does_not_matter(method):
     toy = TOYS["uneven"]
     federation = toy.federation(method)
-    federation.session.clients.reverse()
+    federation.standing.clients.reverse()
     with federation.workers:
         list(play(federation, 3))
     ours = personal_models(federation)
@@ -62,12 +62,12 @@ def test_the_order_of_clients_does_not_matter(method):
 
 def test_evaluation_leaves_no_trace(method):
     federation = TOYS["even"].federation(method)
-    turns = [Turn(client, {}, Traffic()) for client in federation.session.clients]
+    turns = [Turn(client, {}, Traffic()) for client in federation.standing.clients]
     with federation.workers:
         list(play(federation, 2))
-        before, noise = deepcopy(capture(federation.session)), torch.random.get_rng_state()
+        before, noise = deepcopy(capture(federation.standing)), torch.random.get_rng_state()
         assert examine(federation, turns) == examine(federation, turns)
-        after = deepcopy(capture(federation.session))
+        after = deepcopy(capture(federation.standing))
         list(play(federation, 3))
     assert before[1] == after[1]
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
@@ -100,15 +100,15 @@ def test_a_client_cannot_look_into_another_ones_data(name):
 
 def client_state(federation):
     """Everything that the first client remembers."""
-    arrays = capture(federation.session)[0]
+    arrays = capture(federation.standing)[0]
     return {name: torch.as_tensor(array) for name, array in arrays.items() if name.startswith("client-0/")}
 
 
 def one_turn(method, federation, client):
     """What a client uploads in the first round."""
-    player = federation.session.clients[client]
+    player = federation.standing.clients[client]
     player.begin_round(1)
-    received, _ = channel.send(method.broadcast(federation.session.server, client, federation.world))
+    received, _ = channel.send(method.broadcast(federation.standing.server, client, federation.world))
     return channel.send(method.local_round(player, received, federation.world))[0]
 
 
@@ -140,20 +140,20 @@ def test_what_was_uploaded_is_not_shared_with_the_sender():
     toy, method = TOYS["even"], FedMosaic()
     federation = toy.federation(method)
     upload = one_turn(method, federation, client=0)
-    before = deepcopy(capture(federation.session))
+    before = deepcopy(capture(federation.standing))
     for tensor in upload.values():
         tensor.zero_()
-    after = capture(federation.session)
+    after = capture(federation.standing)
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
 
 
 def test_what_was_sent_is_not_shared_with_the_sender():
     toy, method = TOYS["even"], METHODS["fedavg"]()
     federation = toy.federation(method)
-    received, _ = channel.send(method.broadcast(federation.session.server, 0, federation.world))
+    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world))
     for tensor in received["model"].values():
         tensor.zero_()
-    assert any(tensor.any() for tensor in federation.session.server["model"].values())
+    assert any(tensor.any() for tensor in federation.standing.server["model"].values())
 
 
 @pytest.mark.parametrize("stop", [1, 2])
@@ -161,7 +161,7 @@ def test_going_on_from_a_checkpoint_changes_nothing(method, stop):
     toy = TOYS["uneven"]
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
-    restore(again.session, *capture(halfway.session), stop, CPU)
+    restore(again.standing, *capture(halfway.standing), stop, CPU)
     with again.workers, whole.workers:
         rounds, expected = list(play(again, 4)), list(play(whole, 4))
     assert rounds == expected[stop:]

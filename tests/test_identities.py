@@ -69,7 +69,7 @@ def test_lambda_follows_from_the_losses_in_the_log():
 def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
     method, toy = FedMosaic(trust="paper"), dealt([9, 9, 9], public=12)
     before = played(method, toy, rounds=2)
-    client, consensus = before.session.clients[0], before.session.server["labels"]
+    client, consensus = before.standing.clients[0], before.standing.server["labels"]
     model = client.state["model"]
     private_loss = client.private_loss(model)
     public_loss = cross_entropy(client.predict_public(model), consensus).item()
@@ -84,7 +84,7 @@ def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
 def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
     """A lambda that is part of the graph would add terms of its own."""
     federation = TOYS["even"].changed(optimizer="sgd", lr=1.0).federation(FedCT())
-    client, workspace = federation.session.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.workspace
     labels = torch.arange(len(client.public)) % 3
     draw = Draw([torch.arange(4)], [torch.arange(5)])
     trained = params.copy(client.init)
@@ -119,8 +119,8 @@ def test_centralized_is_fedavg_of_one_who_holds_everything():
 def test_centralized_takes_as_many_steps_as_everybody_together():
     toy = TOYS["even"]
     federation = toy.federation(Centralized())
-    federation.session.clients[0].begin_round(1)
-    assert len(federation.session.clients[0]._draw(with_public=False).private) == 3 * toy.train["local_steps"]
+    federation.standing.clients[0].begin_round(1)
+    assert len(federation.standing.clients[0]._draw(with_public=False).private) == 3 * toy.train["local_steps"]
 
 
 def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
@@ -128,7 +128,7 @@ def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
     [averaged] = models(FedAvg(), toy)[:1]
 
     federation = toy.federation(Centralized())
-    client, workspace = federation.session.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.workspace
     expected = params.copy(federation.world.init)
     for _ in range(3):
         module = workspace.module(expected)
@@ -150,7 +150,7 @@ def test_fedavg_weights_clients_by_their_data():
 def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
     federation = played(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
-    assert all(personal[client] is federation.session.server["model"] for client in personal)
+    assert all(personal[client] is federation.standing.server["model"] for client in personal)
 
 
 def test_a_mean_of_equals_is_the_same_model():
@@ -160,9 +160,9 @@ def test_a_mean_of_equals_is_the_same_model():
 
 def test_the_first_consensus_of_one_client_is_its_own_opinion():
     federation = played(FedCT(), TOYS["alone"], rounds=1)
-    client = federation.session.clients[0]
+    client = federation.standing.clients[0]
     opinion = client.predict_public(client.state["model"]).argmax(dim=1)
-    assert torch.equal(federation.session.server["labels"], opinion)
+    assert torch.equal(federation.standing.server["labels"], opinion)
 
 
 def test_clients_start_alike_in_every_method_and_differ_from_each_other():
@@ -197,7 +197,7 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
     federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
     low, high = (1e-6, 1 + 1e-6) if kind == "frequency" else (1e-6, math.log(3) + 1e-6)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
-    for client in federation.session.clients:
+    for client in federation.standing.clients:
         log_probs = client.predict_public(client.state["model"])
         histogram = [int((client.private.labels == c).sum()) for c in range(3)]
         for example, row in enumerate(log_probs.tolist()):
@@ -208,7 +208,7 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
             level = round((weight + 1e-6 - low) / (high - low) * 255)
             scores[example, label] += low + level * (high - low) / 255
             majority[example, label] += 1
-    assert torch.equal(federation.session.server["labels"], scores.argmax(dim=1))
+    assert torch.equal(federation.standing.server["labels"], scores.argmax(dim=1))
     assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority would do as well"
 
 
@@ -223,7 +223,7 @@ def test_the_stabilised_rule_is_what_its_name_says():
 
 def test_a_flipped_client_trains_and_votes_on_its_flipped_labels():
     toy = TOYS["flipped"]
-    client = toy.federation(Local()).session.clients[0]
+    client = toy.federation(Local()).standing.clients[0]
     truth = torch.as_tensor(toy.dataset.labels[toy.partition.shards[0].train])
     assert torch.equal(client.private.labels, 2 - truth)
     assert client.class_counts.tolist() == torch.bincount(truth, minlength=3).tolist()[::-1]

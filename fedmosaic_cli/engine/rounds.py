@@ -31,7 +31,7 @@ class Exam:
 
 
 @dataclass
-class Session:
+class Standing:
     """Where a run stands: all that the next round depends on, beside the configuration."""
 
     clients: list[SimulatedClient]
@@ -65,40 +65,40 @@ class Federation:
     exams: list[Exam]
     workspace: Workspace
     workers: Workers
-    session: Session
+    standing: Standing
 
 
-def begin(method: Method, clients: list[SimulatedClient], world: World) -> Session:
+def begin(method: Method, clients: list[SimulatedClient], world: World) -> Standing:
     """The state of a run before its first round."""
     for client in clients:
         method.enter(client)
-    return Session(clients, method.open(world))
+    return Standing(clients, method.open(world))
 
 
 def play(federation: Federation, rounds: int) -> Iterator[Round]:
-    """Play on from where the session stands until `rounds` are finished, a round at a time."""
-    method, world, session = federation.method, federation.world, federation.session
+    """Play on from where the run stands until `rounds` are finished, a round at a time."""
+    method, world, standing = federation.method, federation.world, federation.standing
 
     def take_part(client: SimulatedClient) -> Turn:
-        client.begin_round(session.finished + 1)
-        received, bits_down = channel.send(method.broadcast(session.server, client.id, world))
+        client.begin_round(standing.finished + 1)
+        received, bits_down = channel.send(method.broadcast(standing.server, client.id, world))
         upload, bits_up = channel.send(method.local_round(client, received, world))
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
         return Turn(client, upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down))
 
-    while session.finished < rounds:
-        turns = federation.workers.map(take_part, session.clients)
+    while standing.finished < rounds:
+        turns = federation.workers.map(take_part, standing.clients)
         uploads = {turn.client.id: turn.upload for turn in turns if turn.upload}
         if uploads:
-            session.server = method.aggregate(session.server, uploads, world)
-        session.finished += 1
-        yield Round(session.finished, examine(federation, turns))
+            standing.server = method.aggregate(standing.server, uploads, world)
+        standing.finished += 1
+        yield Round(standing.finished, examine(federation, turns))
 
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
     """Every client's personal model as it stands, by client."""
-    session = federation.session
-    return {client.id: federation.method.personal(session.server, client) for client in session.clients}
+    standing = federation.standing
+    return {client.id: federation.method.personal(standing.server, client) for client in standing.clients}
 
 
 def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ def record_rounds(
 
 
 def go_back(files: RunFiles, federation: Federation, device: torch.device) -> Iterator[Event]:
-    """Bring the session to the newest checkpoint, and the logs with it."""
+    """Bring the federation to the newest checkpoint, and the logs with it."""
     if not files.exists():
         return
     checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
@@ -121,14 +121,14 @@ def go_back(files: RunFiles, federation: Federation, device: torch.device) -> It
         files.reopen()
         yield Resumed(0, [])
         return
-    restore(federation.session, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
+    restore(federation.standing, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
     files.reopen(checkpoint.logs)
     yield Resumed(checkpoint.round, warnings)
 
 
 def save_checkpoint(files: RunFiles, federation: Federation) -> None:
-    arrays, values = capture(federation.session)
-    checkpoint = checkpoints.Checkpoint(federation.session.finished, arrays, values, files.log_lengths())
+    arrays, values = capture(federation.standing)
+    checkpoint = checkpoints.Checkpoint(federation.standing.finished, arrays, values, files.log_lengths())
     checkpoints.save(files.checkpoints, checkpoint)
 
 

@@ -1,4 +1,4 @@
-"""The state of a session as arrays and plain values, for checkpoints, and back."""
+"""Where a run stands, as arrays and plain values for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters, State
-    from fedmosaic_cli.engine.rounds import Session
+    from fedmosaic_cli.engine.rounds import Standing
     from fedmosaic_cli.records.runs import Arrays
 
 SEPARATOR = "/"
@@ -24,22 +24,22 @@ def to_tensors(arrays: Arrays, device: torch.device) -> Parameters:
     return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
 
 
-def capture(session: Session) -> tuple[Arrays, dict[str, Any]]:
+def capture(standing: Standing) -> tuple[Arrays, dict[str, Any]]:
     """Everything that server and clients remember: tensors, and the rest."""
-    tree: State = {"server": session.server, **{f"client-{client.id}": client.state for client in session.clients}}
+    tree: State = {"server": standing.server, **{f"client-{client.id}": client.state for client in standing.clients}}
     tensors: Parameters = {}
     values: dict[str, Any] = {}
     flatten(tree, "", tensors, values)
     return to_arrays(tensors), values
 
 
-def restore(session: Session, arrays: Arrays, values: dict[str, Any], finished: int, device: torch.device) -> None:
-    """Put a session back where `capture` found it."""
+def restore(standing: Standing, arrays: Arrays, values: dict[str, Any], finished: int, device: torch.device) -> None:
+    """Put a run back where `capture` found it."""
     tree = unflatten({**to_tensors(arrays, device), **values})
-    session.server = tree.get("server", {})
-    for client in session.clients:
+    standing.server = tree.get("server", {})
+    for client in standing.clients:
         client.state = tree.get(f"client-{client.id}", {})
-    session.finished = finished
+    standing.finished = finished
 
 
 def flatten(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:

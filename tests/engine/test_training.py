@@ -40,7 +40,7 @@ def test_steps_are_full_batches_that_use_all_examples_evenly(count, batch_size, 
 
 
 def test_public_batches_do_not_disturb_private_ones():
-    client = TOYS["even"].federation(FedCT()).session.clients[0]
+    client = TOYS["even"].federation(FedCT()).standing.clients[0]
     client.begin_round(1)
     alone, beside = client._draw(with_public=False), client._draw(with_public=True)
     assert all(torch.equal(left, right) for left, right in zip(alone.private, beside.private, strict=True))
@@ -50,7 +50,7 @@ def test_public_batches_do_not_disturb_private_ones():
 
 
 def test_images_are_scaled_to_minus_one_and_one():
-    client = TOYS["even"].federation(Local()).session.clients[0]
+    client = TOYS["even"].federation(Local()).standing.clients[0]
     inputs = client.private.inputs(slice(None))
     pixels = client.private.images[client.private.index].permute(0, 3, 1, 2).double()
     assert torch.allclose(inputs, pixels / 255 * 2 - 1)
@@ -59,7 +59,7 @@ def test_images_are_scaled_to_minus_one_and_one():
 
 def test_losses_in_the_log_are_means_over_the_batches():
     federation = TOYS["even"].changed(optimizer="sgd", lr=1e-300).federation(FedCT())
-    client, workspace = federation.session.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.workspace
     labels = torch.arange(len(client.public)) % 3
     draw = Draw([torch.arange(8)], [torch.arange(7)])
     model = params.copy(client.init)
@@ -70,7 +70,7 @@ def test_losses_in_the_log_are_means_over_the_batches():
 
 def test_scores_agree_with_a_direct_count():
     federation = played(Local(), TOYS["even"])
-    client, workspace = federation.session.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.workspace
     mark = evaluation.score(workspace, client.state["model"], client.private)
     logits = workspace.module(client.state["model"])(client.private.inputs(slice(None)))
     assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
@@ -80,7 +80,7 @@ def test_scores_agree_with_a_direct_count():
 
 def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
     federation = played(Local(), TOYS["even"])
-    client = federation.session.clients[0]
+    client = federation.standing.clients[0]
     whole = client.predict_public(client.state["model"])
     monkeypatch.setattr(evaluation, "BATCH", 2)
     assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
@@ -107,7 +107,7 @@ def with_batch_norm(monkeypatch):
 class TestBatchNorm:
     def test_private_and_public_statistics_do_not_mix(self):
         federation = TOYS["even"].federation(FedCT())
-        client, workspace = federation.session.clients[0], federation.workspace
+        client, workspace = federation.standing.clients[0], federation.workspace
         labels = torch.zeros(len(client.public), dtype=torch.int64)
         draw = Draw([torch.arange(4)], [torch.arange(5)])
         model = params.copy(client.init)
@@ -116,7 +116,7 @@ class TestBatchNorm:
 
     def test_predicting_changes_no_statistics(self):
         federation = played(FedCT(), TOYS["even"])
-        client = federation.session.clients[0]
+        client = federation.standing.clients[0]
         before = params.copy(client.state["model"])
         first, second = client.predict_public(client.state["model"]), client.predict_public(client.state["model"])
         assert torch.equal(first, second)
