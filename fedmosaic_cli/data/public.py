@@ -51,13 +51,15 @@ def grouped(dataset: Dataset) -> list[Index]:
 
 def fill_evenly(available: Index, size: int, rng: np.random.Generator) -> Index:
     """How many to take from each group: as equal as can be, no more than there are, `size` in all."""
+    order = rng.permutation(len(available))
     taken = np.zeros_like(available)
-    while (missing := size - taken.sum()) > 0:
-        open_groups = np.flatnonzero(taken < available)
-        share, extra = divmod(missing, len(open_groups))
-        more = np.full(len(open_groups), share)
-        more[rng.permutation(len(open_groups))[:extra]] += 1
-        taken[open_groups] = np.minimum(taken[open_groups] + more, available[open_groups])
+    while (missing := size - int(taken.sum())) > 0:
+        # Groups with room are level: they were given the same so far. A rest too small for all goes to the first.
+        with_room = order[taken[order] < available[order]]
+        if missing < len(with_room):
+            taken[with_room[:missing]] += 1
+        else:
+            taken[with_room] = np.minimum(taken[with_room] + missing // len(with_room), available[with_room])
     return taken
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partition import partition, split
-from fedmosaic_cli.data.public import fill_skewed
+from fedmosaic_cli.data.public import fill_evenly, fill_skewed
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.data.sources import SOURCES
 from fedmosaic_cli.errors import RequestError
@@ -58,7 +58,7 @@ def dealt_or_refused(dataset, asked, seed):
 
 
 @given(cases(), st.integers(0, 1000))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
@@ -72,7 +72,7 @@ def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
 
 
 @given(cases(), st.integers(0, 1000))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_client_can_train_and_be_tested(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
@@ -82,7 +82,7 @@ def test_every_client_can_train_and_be_tested(case, seed):
 
 
 @given(cases(schemes=("pathological", "hybrid")), st.integers(0, 1000))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_nobody_holds_more_classes_than_asked_for(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
@@ -92,7 +92,7 @@ def test_nobody_holds_more_classes_than_asked_for(case, seed):
 
 
 @given(cases(schemes=("domain", "hybrid")), st.integers(0, 1000))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_client_stays_inside_its_domain(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
@@ -101,7 +101,7 @@ def test_a_client_stays_inside_its_domain(case, seed):
 
 
 @given(cases(schemes=("dirichlet",)), st.integers(0, 1000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_dirichlet_keeps_the_minimum_size(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
@@ -109,7 +109,7 @@ def test_dirichlet_keeps_the_minimum_size(case, seed):
 
 
 @given(cases(), st.integers(0, 1000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_public_set_has_its_size_and_is_balanced_where_it_can_be(case, seed):
     dataset, asked = case
     public = dealt_or_refused(dataset, asked, seed).public
@@ -180,6 +180,13 @@ def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
     with pytest.raises(RequestError, match=hint) as refused:
         partition(dataset, DataSettings(**{"public_size": 300, **asked}), seed=0)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_groups_give_what_they_have_and_the_others_the_same(seed):
+    taken = fill_evenly(np.array([57, 2, 1, 40]), 25, np.random.default_rng(seed))
+    assert taken.tolist() == [11, 2, 1, 11]
+    assert sorted(fill_evenly(np.array([57, 2, 1]), 5, np.random.default_rng(seed)).tolist()) == [1, 2, 2]
 
 
 def test_a_skewed_public_set_follows_its_shares():
