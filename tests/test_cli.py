@@ -295,6 +295,15 @@ def test_a_run_directory_that_is_not_empty_is_left_alone(invoke, tmp_path):
     assert not (tmp_path / "shards").exists()
 
 
+def test_a_run_that_was_killed_before_it_began_is_no_run(invoke, tmp_path):
+    folder = tmp_path / RUN
+    folder.mkdir(parents=True)
+    (folder / ".lock").write_text("")
+    (folder / ".config.yaml.123.part").write_text("setting: qui")
+    assert invoke("train", *SHORT, "-q").exit_code == 0
+    assert (folder / "summary.json").is_file()
+
+
 def test_resuming_with_another_configuration_is_refused(invoke, finished_runs, tmp_path):
     shutil.copytree(finished_runs, tmp_path / "runs")
     result = invoke("train", "--preset", "quickstart", "--rounds", "7", "--set", "train.lr=0.5", "--resume")

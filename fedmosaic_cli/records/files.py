@@ -32,6 +32,11 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether this is what a writer that was killed left behind."""
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
 def write_json(path: Path, content: Any) -> None:
     write(path, to_json(content))
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import RequestError, RunStateError
-from fedmosaic_cli.records.files import read_json, write, write_json
+from fedmosaic_cli.records.files import is_temporary, read_json, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,10 +59,10 @@ class RunFiles:
         return self.path / "crash.txt"
 
     def exists(self) -> bool:
-        """Whether there is anything here; a lock left behind by a run that never began is nothing."""
-        return self.path.exists() and (
-            not self.path.is_dir() or any(entry.name != LOCK for entry in self.path.iterdir())
-        )
+        """Whether there is anything here; what a run that was killed before it began left behind is nothing."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return any(entry.name != LOCK and not is_temporary(entry) for entry in self.path.iterdir())
 
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
@@ -110,8 +110,8 @@ class RunFiles:
             if length and (not path.is_file() or path.stat().st_size < length):
                 raise RunStateError(f"log is shorter than its checkpoint says ({path}): start the run anew")
         # A run that goes on is not finished any more, and what was said of its end no longer holds.
-        for name in (SUMMARY, *(evaluation_name(split) for split in SPLITS), "crash.txt"):
-            (self.path / name).unlink(missing_ok=True)
+        for outdated in (SUMMARY, *map(evaluation_name, SPLITS), self.crash.name):
+            (self.path / outdated).unlink(missing_ok=True)
         for name, length in lengths.items():
             with (self.path / name).open("ab") as file:
                 file.truncate(length)
@@ -144,7 +144,8 @@ class RunFiles:
         try:
             return load_tensors(path.read_bytes())
         except Exception as error:
-            raise RequestError(f"cannot read the model ({path}): {error or type(error).__name__}") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+            raise RequestError(f"cannot read a model, {reason} ({path}): make the run again") from None
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / SUMMARY, summary)
