@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 # YAML knows lists, not tuples; the elements stay strict.
 Integers = Annotated[tuple[StrictInt, ...], Field(strict=False)]
+Texts = Annotated[tuple[StrictStr, ...], Field(strict=False)]
 
 
 class Section(BaseModel):

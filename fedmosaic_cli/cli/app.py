@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedmosaic_cli import __version__
-from fedmosaic_cli.cli import doctor, evaluate, partition, presets, report, train
+from fedmosaic_cli.cli import doctor, evaluate, fetch, partition, presets, report, train
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
 
 if TYPE_CHECKING:
@@ -126,4 +126,5 @@ app.command()(train.baseline)
 app.command()(evaluate.evaluate)
 app.command()(report.report)
 app.add_typer(presets.app, name="presets")
+app.command()(fetch.fetch)
 app.command()(doctor.doctor)

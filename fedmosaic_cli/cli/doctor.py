@@ -9,12 +9,14 @@ from typing import Any
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say_json
-from fedmosaic_cli.cli.options import DebugOption, JsonOption
+from fedmosaic_cli.cli.options import DATA_DIR, DataDirOption, DebugOption, JsonOption
+from fedmosaic_cli.data.place import default_cache
+from fedmosaic_cli.errors import RequestError
 
 
-def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json"""
-    findings = examine()
+    findings = examine(data_dir or DATA_DIR)
     if as_json:
         say_json(findings)
         return
@@ -25,12 +27,11 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
         out().print(view)
 
 
-def examine() -> dict[str, dict[str, Any]]:
+def examine(data_dir: Path) -> dict[str, dict[str, Any]]:
     """What there is to know, by topic."""
     import torch
 
     from fedmosaic_cli.config.presets import preset_names, presets_directory
-    from fedmosaic_cli.data.sources import SOURCES
     from fedmosaic_cli.engine.workers import available_cores
     from fedmosaic_cli.experiment.environment import versions
 
@@ -42,7 +43,28 @@ def examine() -> dict[str, dict[str, Any]]:
         "versions": versions(),
         "devices": {"cpu": f"{available_cores()} cores", **(gpus or {"gpu": "none found"})},
         "threads": {"workers by default": available_cores(), "threads a worker": 1},
-        "data sets": {name: f"found: {source.about}" for name, source in SOURCES.items()},
+        "data sets": data_sets(data_dir),
+        "data": {"directory": str(data_dir), "image cache": str(default_cache())},
         "presets": {"directory": str(presets_directory()), "found": len(preset_names())},
         "disk": {"here": str(Path.cwd()), "free": f"{disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB"},
     }
+
+
+def data_sets(data_dir: Path) -> dict[str, str]:
+    """Which data sets are there, and where; of the others, what to do."""
+    from fedmosaic_cli.data.sources import SOURCES
+
+    found = {}
+    for name, source in SOURCES.items():
+        try:
+            path = source.find(data_dir)
+        except RequestError as error:
+            found[name] = f"unclear: {error}"
+            continue
+        if source.look is not None:
+            found[name] = source.about
+        elif path is not None:
+            found[name] = f"found: {path} ({source.about})"
+        else:
+            found[name] = f"missing: {source.how_to_get}"
+    return found

@@ -12,10 +12,11 @@ from fedmosaic_cli.config.run import flat
 if TYPE_CHECKING:
     from fedmosaic_cli.config.layers import Layers
     from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.records.runs import RunFiles
 
 
-def show_plan(configs: list[RunConfig], layers: Layers, files: list[RunFiles], as_json: bool) -> None:
+def show_plan(configs: list[RunConfig], layers: Layers, files: list[RunFiles], place: Place, as_json: bool) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
     from fedmosaic_cli.experiment.costs import costs
 
@@ -24,8 +25,8 @@ def show_plan(configs: list[RunConfig], layers: Layers, files: list[RunFiles], a
         values |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
     settings = [{"key": k, "value": v, "origin": layers.origins.get(k, "default")} for k, v in values.items()]
     runs = [
-        {"path": str(place.path), "exists": place.exists(), **costs(config)}
-        for config, place in zip(configs, files, strict=True)
+        {"path": str(spot.path), "exists": spot.exists(), **costs(config, place)}
+        for config, spot in zip(configs, files, strict=True)
     ]
     if as_json:
         say_json({"configuration": settings, "runs": runs})
@@ -40,8 +41,11 @@ def show_plan(configs: list[RunConfig], layers: Layers, files: list[RunFiles], a
     work = Table("run", "rounds", "steps", "data MB", "models MB", "bits up", "bits down", box=None, pad_edge=False)
     for run in runs:
         bits = ["raw data" if run[way] is None else f"{run[way]:,}" for way in ("bits_up", "bits_down")]
-        memory = [f"{run[name]:.1f}" for name in ("data_mb", "models_mb")]
+        memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb")]
+        steps = "?" if run["steps"] is None else f"{run['steps']:,}"
         path = f"{run['path']} (exists: needs --resume)" if run["exists"] else run["path"]
-        work.add_row(path, f"{run['rounds']}", f"{run['steps']:,}", *memory, *bits)
+        work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     out().print(work)
+    for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
+        say(f"missing: {missing}")
     say("bits are per client and round of exchange; models include optimizer state; nothing was written")

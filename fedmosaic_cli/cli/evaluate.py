@@ -10,7 +10,16 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say, say_json
-from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, VerboseOption
+from fedmosaic_cli.cli.options import (
+    DataDirOption,
+    DebugOption,
+    Device,
+    DeviceOption,
+    JsonOption,
+    QuietOption,
+    VerboseOption,
+)
+from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import RunFiles
 
@@ -18,11 +27,13 @@ from fedmosaic_cli.records.runs import RunFiles
 class SplitName(StrEnum):
     test = "test"
     train = "train"
+    val = "val"
 
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")],
     split: Annotated[SplitName, typer.Option(help="Which part of each client's data.")] = SplitName.test,
+    data_dir: DataDirOption = None,
     device: DeviceOption = Device.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -43,8 +54,9 @@ def evaluate(
 
     from fedmosaic_cli.experiment.evaluate import evaluate as examine
 
-    # All of them first: if one is unfit, nothing is written.
-    results = [(RunFiles(run), examine(RunFiles(run), split.value, device.value)) for run in runs]
+    with data_place(data_dir, quiet or as_json) as place:
+        # All of them first: if one is unfit, nothing is written.
+        results = [(RunFiles(run), examine(RunFiles(run), split.value, device.value, place)) for run in runs]
     for files, result in results:
         files.save_evaluation(split.value, result)
     if as_json:

@@ -15,6 +15,7 @@ from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import whole_numbers
+from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.progress import view
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.interrupt import StopRequest
     from fedmosaic_cli.cli.progress import View
     from fedmosaic_cli.cli.request import Request
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.records.shards import Shards
 
 
@@ -50,16 +52,17 @@ class Planned:
 def launch(methods: list[str], request: Request) -> None:
     """Check everything that was asked for, then make the runs one after the other."""
     layers, setting, given = layers_of(methods, request)
-    runs = plan(methods, request, layers, setting, given)
-    if not request.dry_run:
-        for run in runs:
-            check_run(run.config, run.files, request.resume)
-    for warning in dict.fromkeys(filter(None, map(no_exchange, runs))):
-        remark(f"warning: {warning}")
-    if request.dry_run:
-        show_plan([run.config for run in runs], layers, [run.files for run in runs], request.as_json)
-        return
-    shards = shards_by_seed(runs, given, request)
+    with data_place(request.data_dir, request.quiet or request.as_json) as place:
+        runs = plan(methods, request, layers, setting, given, place)
+        if not request.dry_run:
+            for run in runs:
+                check_run(run.config, run.files, request.resume, place)
+        for warning in dict.fromkeys(filter(None, map(no_exchange, runs))):
+            remark(f"warning: {warning}")
+        if request.dry_run:
+            show_plan([run.config for run in runs], layers, [run.files for run in runs], place, request.as_json)
+            return
+        shards = shards_by_seed(runs, given, request, place)
     check_device(request.device.value)
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
@@ -68,18 +71,20 @@ def launch(methods: list[str], request: Request) -> None:
                 remark(f"stopped before {run.label}: go on with --resume")
                 raise typer.Exit(asked_to_stop.code)
             on_disk = shards[run.config.partition_seed] = written(shards[run.config.partition_seed])
-            summaries.append(follow(run, on_disk, request, progress, asked_to_stop))
+            summaries.append(follow(run, on_disk, request, place, progress, asked_to_stop))
     if request.as_json:
         say_json(summaries)
     else:
         show_results(runs, summaries, request)
 
 
-def shards_by_seed(runs: list[Planned], given: Shards | None, request: Request) -> dict[int, Shards | Deal]:
+def shards_by_seed(
+    runs: list[Planned], given: Shards | None, request: Request, place: Place
+) -> dict[int, Shards | Deal]:
     """The shards of all runs: runs that differ in method alone share theirs."""
     standard = standard_data(request)
     one_a_seed = {run.config.partition_seed: run.config for run in runs}
-    return {seed: given or find_shards(config, standard) for seed, config in one_a_seed.items()}
+    return {seed: given or find_shards(config, standard, place) for seed, config in one_a_seed.items()}
 
 
 def written(shards: Shards | Deal) -> Shards:
@@ -103,14 +108,15 @@ def check_device(name: str) -> None:
 
 
 def follow(
-    run: Planned, shards: Shards, request: Request, progress: View, asked_to_stop: StopRequest
+    run: Planned, shards: Shards, request: Request, place: Place, progress: View, asked_to_stop: StopRequest
 ) -> dict[str, Any]:
     """Make one run and show how it goes. Its summary."""
     from fedmosaic_cli.experiment import run as experiment
 
     progress.begin(run.label, run.config.train.rounds)
     try:
-        for event in experiment.run(run.config, shards, run.files, request.device.value, sys.argv[1:], asked_to_stop):
+        device = request.device.value
+        for event in experiment.run(run.config, shards, run.files, device, place, sys.argv[1:], asked_to_stop):
             if isinstance(event, experiment.Resumed):
                 for warning in event.warnings:
                     remark(f"warning: {warning}; using the one before")
@@ -157,13 +163,15 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
     return layers, setting, given
 
 
-def plan(methods: list[str], request: Request, layers: Layers, setting: str, given: Shards | None) -> list[Planned]:
+def plan(
+    methods: list[str], request: Request, layers: Layers, setting: str, given: Shards | None, place: Place
+) -> list[Planned]:
     """The runs that the request amounts to, each checked."""
     if request.seeds is not None and request.seed is not None:
         raise RequestError("both --seed and --seeds are given (fedmosaic): use one of them")
     seeds = whole_numbers(request.seeds, "--seeds") if request.seeds is not None else (request.seed or 0,)
     partition_seed = given.partition.seed if given else None
-    configs = [resolve_run(setting, layers, name, seed, partition_seed) for name in methods for seed in seeds]
+    configs = [resolve_run(setting, layers, name, seed, place, partition_seed) for name in methods for seed in seeds]
     if given and any(config.data != given.partition.settings for config in configs):
         raise RequestError(
             f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew"
@@ -223,6 +231,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seed": request.seed,
         "--seeds": request.seeds,
         "--config": request.config,
+        "--data-dir": request.data_dir,
         "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,
     }
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]

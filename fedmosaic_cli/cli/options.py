@@ -10,6 +10,8 @@ import typer
 
 from fedmosaic_cli.errors import RequestError
 
+DATA_DIR = Path("data")
+
 
 class Device(StrEnum):
     auto = "auto"
@@ -19,6 +21,10 @@ class Device(StrEnum):
 
 
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(envvar="FEDMOSAIC_DATA", help="Where data sets lie; your own images or arrays.", show_default="data"),
+]
 RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -27,6 +33,14 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Tracebacks on failur
 PresetOption = Annotated[
     str | None, typer.Option(help="A preset's name, or a YAML file; 'fedmosaic presets list' shows all.")
 ]
+
+
+def names(text: str, option: str) -> tuple[str, ...]:
+    """The names of a list such as amazon,dslr."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise RequestError(f"cannot read '{text}' ({option}): write names such as amazon,dslr")
+    return parts
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -9,92 +9,188 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, say, say_json
-from fedmosaic_cli.cli.options import DebugOption, JsonOption, PresetOption, QuietOption, whole_numbers
+from fedmosaic_cli.cli.console import out, remark, say, say_json
+from fedmosaic_cli.cli.options import (
+    DataDirOption,
+    DebugOption,
+    JsonOption,
+    PresetOption,
+    QuietOption,
+    names,
+    whole_numbers,
+)
+from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.data.partition import resolve
-from fedmosaic_cli.data.settings import DataSettings, Scheme
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.settings import DataSettings, NoiseKind, Protocol, Scheme
 from fedmosaic_cli.errors import RequestError
 
 SchemeName = Enum("SchemeName", {name: name for name in get_args(Scheme)}, type=str)  # type: ignore[misc]
+ProtocolName = Enum("ProtocolName", {name: name for name in get_args(Protocol)}, type=str)  # type: ignore[misc]
+NoiseName = Enum("NoiseName", {name: name for name in get_args(NoiseKind)}, type=str)  # type: ignore[misc]
 MOST_ROWS = 40
+MOST_REMARKS = 10
+WHO, PUBLIC, TESTS, LABELS, FILES = "Who gets what", "Public set", "Tests", "Wrong labels", "Files"
 
 
 def partition(
-    scheme: Annotated[SchemeName | None, typer.Option(help="How to deal the examples to clients.")] = None,
+    scheme: Annotated[
+        SchemeName | None, typer.Option(help="How to deal the examples to clients.", rich_help_panel=WHO)
+    ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Which examples to deal.", show_default="digits; digits-domains for domain and hybrid"),
+        typer.Option(
+            help="Which examples to deal; 'fedmosaic doctor' lists them.",
+            show_default="digits; digits-domains for domain and hybrid",
+            rich_help_panel=WHO,
+        ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many.", show_default="15")] = None,
+    clients: Annotated[int | None, typer.Option(help="How many.", show_default="15", rich_help_panel=WHO)] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="dirichlet: the smaller, the more skewed.", show_default="0.1")
-    ] = None,
-    classes_per_client: Annotated[int | None, typer.Option(help="pathological, hybrid.", show_default="2")] = None,
-    clients_per_domain: Annotated[
-        int | None, typer.Option(help="domain, hybrid.", show_default="1 for domain, 5 for hybrid")
+        float | None,
+        typer.Option(help="dirichlet: the smaller, the more skewed.", show_default="0.1", rich_help_panel=WHO),
     ] = None,
     min_size: Annotated[
-        int | None, typer.Option(help="dirichlet: the fewest examples of a client.", show_default="10")
+        int | None,
+        typer.Option(help="dirichlet: the fewest examples.", show_default="10; 40 for pfllib", rich_help_panel=WHO),
+    ] = None,
+    classes_per_client: Annotated[
+        int | None, typer.Option(help="pathological, hybrid.", show_default="2", rich_help_panel=WHO)
+    ] = None,
+    balanced: Annotated[
+        bool | None,
+        typer.Option(
+            "--balanced/--unbalanced",
+            help="pathological, hybrid: share a class evenly.",
+            show_default="balanced",
+            rich_help_panel=WHO,
+        ),
+    ] = None,
+    clients_per_domain: Annotated[
+        int | None,
+        typer.Option(help="domain, hybrid.", show_default="1 for domain, 5 for hybrid", rich_help_panel=WHO),
+    ] = None,
+    domains: Annotated[
+        str | None, typer.Option(help="Only these, e.g. amazon,dslr.", show_default="all", rich_help_panel=WHO)
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Side that images are brought to.", show_default="256 for office10, domainnet", rich_help_panel=WHO
+        ),
     ] = None,
     public_size: Annotated[
         int | None,
-        typer.Option(help="Size of the unlabelled public set.", show_default="300 for digits"),
+        typer.Option(help="Unlabelled examples that all see.", show_default="as in the paper", rich_help_panel=PUBLIC),
     ] = None,
     public_alpha: Annotated[
-        float | None, typer.Option(help="Skew its classes by Dirichlet(alpha).", show_default="balanced")
+        float | None,
+        typer.Option(help="Skew its classes by Dirichlet(alpha).", show_default="balanced", rich_help_panel=PUBLIC),
+    ] = None,
+    protocol: Annotated[
+        ProtocolName | None,
+        typer.Option(
+            help="official: the data set's test part stays apart; pfllib: merged, split 75/25; fedbn: its lists.",
+            show_default="official",
+            rich_help_panel=TESTS,
+        ),
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Each client's share for testing.", show_default="0.25")
+        float | None,
+        typer.Option(
+            help="Share for testing, where there is no official test part.", show_default="0.25", rich_help_panel=TESTS
+        ),
+    ] = None,
+    val_fraction: Annotated[
+        float | None,
+        typer.Option(help="Share of the training part to choose models by.", show_default="0", rich_help_panel=TESTS),
     ] = None,
     flip_labels: Annotated[
-        str | None, typer.Option(metavar="CLIENTS", help="Turn the labels of these clients around, e.g. 0,3.")
+        str | None,
+        typer.Option(metavar="CLIENTS", help="Turn all labels of these around, e.g. 0,3.", rich_help_panel=LABELS),
+    ] = None,
+    label_noise: Annotated[
+        float | None,
+        typer.Option(help="Share of wrong training labels.", show_default="0", rich_help_panel=LABELS),
+    ] = None,
+    label_noise_kind: Annotated[
+        NoiseName | None,
+        typer.Option(
+            help="symmetric: any other class; asymmetric: the next.", show_default="symmetric", rich_help_panel=LABELS
+        ),
     ] = None,
     preset: PresetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Deals differently for each number.")] = 0,
+    data_dir: DataDirOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", help="Where to write the shards.", show_default="shards/<dataset>-<scheme>-s<seed>"),
+        typer.Option(
+            "--out",
+            help="Where to write the shards.",
+            show_default="shards/<dataset>-<scheme>-s<seed>",
+            rich_help_panel=FILES,
+        ),
     ] = None,
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export", help="Write the examples too, to train where the data set is not.", rich_help_panel=FILES
+        ),
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Deal a data set to clients: shards, counts and a picture.
+    """Deal a data set to clients: shards, counts and pictures.
 
     \b
     [bold]Examples[/bold]
     fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 20
     fedmosaic partition --scheme hybrid --clients-per-domain 5 --classes-per-client 2
-    fedmosaic partition --preset quickstart --seed 1
+    fedmosaic partition --preset practical-cifar10 --seed 1
+    fedmosaic partition --scheme dirichlet --dataset folder --data-dir ~/my-images --image-size 64
+    fedmosaic partition --scheme natural --dataset pfllib --data-dir PFLlib/dataset/Cifar10 --public-size 3000
     """
     flags = {
-        "scheme": scheme.value if scheme else None,
+        "scheme": scheme and scheme.value,
         "dataset": dataset,
+        "protocol": protocol and protocol.value,
         "clients": clients,
         "alpha": alpha,
         "classes_per_client": classes_per_client,
+        "balanced": balanced,
         "clients_per_domain": clients_per_domain,
+        "domains": None if domains is None else names(domains, "--domains"),
+        "image_size": image_size,
         "min_size": min_size,
         "public_size": public_size,
         "public_alpha": public_alpha,
         "test_fraction": test_fraction,
+        "val_fraction": val_fraction,
         "flip_labels": None if flip_labels is None else whole_numbers(flip_labels, "--flip-labels"),
+        "label_noise": label_noise,
+        "label_noise_kind": label_noise_kind and label_noise_kind.value,
     }
-    settings, name = settings_of({key: value for key, value in flags.items() if value is not None}, preset)
+    given = {key: value for key, value in flags.items() if value is not None}
+    with data_place(data_dir, quiet or as_json) as place:
+        settings, name = settings_of(given, preset, place)
 
-    from fedmosaic_cli.experiment.plan import deal
-    from fedmosaic_cli.records.shards import default_path
+        from fedmosaic_cli.experiment.plan import deal
+        from fedmosaic_cli.records.shards import default_path
 
-    shards = deal(settings, seed, output or default_path(name, seed)).written()
+        dealt = deal(settings, seed, output or default_path(name, seed), place)
+    for line in shortened(dealt.dataset.remarks):
+        remark(f"note: {line}")
+    shards = dealt.written(export)
     if as_json:
         say_json(shards.manifest)
     elif not quiet:
         show(shards.manifest, shards.path)
 
 
-def settings_of(flags: dict[str, Any], preset: str | None) -> tuple[DataSettings, str]:
+def settings_of(flags: dict[str, Any], preset: str | None, place: Place) -> tuple[DataSettings, str]:
     """How to deal, and what to call the result."""
     layers = Layers()
     if preset is not None:
@@ -102,30 +198,40 @@ def settings_of(flags: dict[str, Any], preset: str | None) -> tuple[DataSettings
     elif "scheme" not in flags:
         raise RequestError("no scheme is given (fedmosaic partition): add --scheme dirichlet, or --preset quickstart")
     layers.add("flag", {"data": flags})
-    settings = resolve(layers.section("data", DataSettings))
-    idle = flags.keys() - settings.parameters().keys() - {"scheme", "dataset"}
+    settings = layers.section("data", DataSettings)
+    idle = flags.keys() - set(settings.read()) - {"scheme", "dataset"}
     if idle:
         option = "--" + sorted(idle)[0].replace("_", "-")
-        raise RequestError(
-            f"{option} has no effect with scheme '{settings.scheme}' (fedmosaic partition): leave it out"
-        )
+        why = f"scheme '{settings.scheme}'" if option != "--label-noise-kind" else "no --label-noise"
+        raise RequestError(f"{option} has no effect with {why} (fedmosaic partition): leave it out")
+    settings = resolve(settings, place)
     if preset is not None and not flags:
         return settings, load_preset(preset).name
     return settings, f"{settings.dataset}-{settings.scheme}"
 
 
+def shortened(lines: tuple[str, ...]) -> list[str]:
+    """The first of very many lines."""
+    more = len(lines) - MOST_REMARKS
+    return [*lines[:MOST_REMARKS], *([f"... and {more} more, see the manifest's remarks"] if more > 0 else [])]
+
+
 def show(manifest: dict[str, Any], path: Path) -> None:
     """The partition at a glance."""
-    view = Table("client", "domain", "train", "test", "training examples by class", box=None, pad_edge=False)
+    parts = [part for part in ("train", "val", "test") if any(part in client for client in manifest["clients"])]
+    view = Table("client", "domain", *parts, "training examples by class", box=None, pad_edge=False)
     for client in manifest["clients"][:MOST_ROWS]:
         counts = zip(manifest["class_names"], client["train"]["class_counts"], strict=True)
         text = "  ".join(f"{name}:{count}" for name, count in counts if count)
         domain = (client["domain"] or "-") + (" (labels flipped)" if client["labels_flipped"] else "")
-        view.add_row(str(client["id"]), domain, str(client["train"]["size"]), str(client["test"]["size"]), text)
+        view.add_row(str(client["id"]), domain, *(str(client.get(part, {}).get("size", 0)) for part in parts), text)
     out().print(view)
     if len(manifest["clients"]) > MOST_ROWS:
         say(f"... and {len(manifest['clients']) - MOST_ROWS} more clients, see distribution.csv")
     left_out = f", {manifest['left_out']} examples dealt to nobody" if manifest["left_out"] else ""
-    say(f"public set: {manifest['public']['size']} examples without labels{left_out}")
-    say(f"written to {path} (digest {manifest['digest'][:12]})")
+    noise = sum(client.get("noisy_labels", 0) for client in manifest["clients"])
+    wrong = f", {noise} wrong training labels" if noise else ""
+    say(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
+    say(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
+    say(f"written to {path} (digest {manifest['digest'][:12]}{', examples included' if manifest['export'] else ''})")
     say(f"next: fedmosaic train --shards {path}")

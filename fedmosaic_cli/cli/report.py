@@ -40,7 +40,7 @@ def report(
     if latex + markdown + as_csv + as_json > 1:
         raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")
 
-    from fedmosaic_cli.records.files import write
+    from fedmosaic_cli.files import write
     from fedmosaic_cli.report.collect import collect, tabulate
     from fedmosaic_cli.report.tables import to_csv, to_json, to_latex, to_markdown, to_svg, to_terminal
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from fedmosaic_cli.cli.options import (
+    DataDirOption,
     DebugOption,
     Device,
     DeviceOption,
@@ -42,6 +43,7 @@ class Request:
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One value, e.g. train.lr=0.01. May be repeated."),
     ] = None
+    data_dir: DataDirOption = None
     runs_dir: RunsDirOption = Path("runs")
     run_dir: Annotated[
         Path | None,

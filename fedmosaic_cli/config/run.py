@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method
 from fedmosaic_cli.config.yaml_files import read
-from fedmosaic_cli.data.partition import resolve
+from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
@@ -19,6 +19,7 @@ from fedmosaic_cli.models.settings import ModelSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Method
 
 # What may differ between a run and its continuation: none of it changes what was played before.
@@ -51,13 +52,15 @@ class RunConfig:
         }
 
 
-def resolve_run(setting: str, layers: Layers, method: str, seed: int, partition_seed: int | None = None) -> RunConfig:
+def resolve_run(
+    setting: str, layers: Layers, method: str, seed: int, place: Place, partition_seed: int | None = None
+) -> RunConfig:
     """The run of one method with one seed under `layers`."""
     check_method(method, "METHOD")
     config = RunConfig(
         setting=setting,
         seed=seed,
-        data=resolve(layers.section("data", DataSettings)),
+        data=resolve(layers.section("data", DataSettings), place),
         model=layers.section("model", ModelSettings),
         train=layers.section("train", TrainSettings),
         method=layers.section(f"methods.{method}", METHODS[method]),
@@ -68,17 +71,19 @@ def resolve_run(setting: str, layers: Layers, method: str, seed: int, partition_
     return config
 
 
-def stored_run(path: Path) -> RunConfig:
+def stored_run(path: Path, place: Place) -> RunConfig:
     """The configuration of a run that was made before."""
     content = read(path)
     try:
         layers = Layers()
         layers.add(str(path), {name: content[name] for name in (*SECTIONS, "methods")})
-        return resolve_run(content["setting"], layers, content["method"], content["seed"], content["partition_seed"])
+        names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(
             f"no {error.args[0]!r} in the configuration ({path}): this is not a run of fedmosaic"
         ) from None
+    setting, method, seed, partition_seed = names
+    return resolve_run(setting, layers, method, seed, place, partition_seed)
 
 
 def first_difference(old: RunConfig, new: RunConfig) -> str | None:

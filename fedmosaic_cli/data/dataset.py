@@ -1,9 +1,9 @@
-"""A data set in memory: one array of images, their labels and, where there are any, their domains."""
+"""A data set in memory: one array of images, their labels and, where there are any, domains, test part and holders."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,28 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Index = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """`images` is uint8 [examples, height, width, channels]; `labels` and `domains` index the names beside them."""
+    """`images` is uint8 [examples, height, width, channels]; `labels` and `domains` index the names beside them.
+
+    `test` marks the data set's own test part, where it has one; `holders` says which client has an example, where the
+    data comes dealt already. `content` stands for images that were decoded from files: the same files are the same
+    data, even where two versions of a decoder disagree in a pixel. `remarks` tell what was odd about the files.
+    """
 
     name: str
     images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    labels: Index
     class_names: tuple[str, ...]
-    domains: NDArray[np.int64] | None = None
+    domains: Index | None = None
     domain_names: tuple[str, ...] = ()
+    test: NDArray[np.bool_] | None = None
+    holders: Index | None = None
+    content: str = ""
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,16 +48,38 @@ class Dataset:
         _, height, width, channels = self.images.shape
         return channels, height, width
 
-    def class_counts(self, index: NDArray[np.int64]) -> list[int]:
-        """How many of the examples `index` each class has."""
-        counts: list[int] = np.bincount(self.labels[index], minlength=self.num_classes).tolist()
-        return counts
+    @property
+    def training_part(self) -> Index:
+        """Everything but the data set's own test part."""
+        return np.arange(len(self)) if self.test is None else np.flatnonzero(~self.test)
+
+    @property
+    def test_part(self) -> Index:
+        """The data set's own test part, nothing where it has none."""
+        return np.empty(0, dtype=np.int64) if self.test is None else np.flatnonzero(self.test)
+
+    def only(self, domains: tuple[str, ...]) -> Dataset:
+        """The examples of some domains, which are numbered in the order given."""
+        if self.domains is None or domains == self.domain_names:
+            return self
+        number = np.full(len(self.domain_names), -1)
+        number[[self.domain_names.index(name) for name in domains]] = np.arange(len(domains))
+        kept = np.flatnonzero(number[self.domains] >= 0)
+        return replace(
+            self,
+            images=self.images[kept],
+            labels=self.labels[kept],
+            domains=number[self.domains[kept]],
+            domain_names=domains,
+            test=None if self.test is None else self.test[kept],
+            holders=None if self.holders is None else self.holders[kept],
+        )
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the contents: two machines with the same fingerprint hold the same examples in the same order."""
-        digest = hashlib.sha256(repr((self.images.shape, self.class_names, self.domain_names)).encode())
-        for array in (self.images, self.labels, self.domains):
-            if array is not None:
-                digest.update(np.ascontiguousarray(array).data)
+        names = (self.images.shape, self.class_names, self.domain_names, self.content)
+        digest = hashlib.sha256(repr(names).encode())
+        for array in (None if self.content else self.images, self.labels, self.domains, self.test, self.holders):
+            digest.update(b"-" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()

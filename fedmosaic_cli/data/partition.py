@@ -1,36 +1,64 @@
-"""Dealing a data set to clients: the public set first, then the scheme, then each client's own test part."""
+"""Dealing a data set to clients: the public set first, then the scheme, then what each client is tested on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmosaic_cli.data.corruption import noisy, turned
+from fedmosaic_cli.data.held_out import deal_tests, split, split_anyhow
 from fedmosaic_cli.data.public import draw_public
-from fedmosaic_cli.data.schemes import deal
+from fedmosaic_cli.data.schemes import clients_of, deal, domains_of, natural
 from fedmosaic_cli.data.sources import find_source
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import generator
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.schemes import Dealt
     from fedmosaic_cli.data.settings import DataSettings
 
     Index = NDArray[np.int64]
 
+TEST_FRACTION = 0.25
+
+
+def nothing() -> Index:
+    return np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Shard:
-    """What one client holds, as sorted indices into the data set. `flipped`: its labels are y -> C-1-y."""
+    """What one client holds, as sorted indices into the data set.
+
+    `flipped`: its labels are y -> C-1-y. `noisy_labels` are its training labels where noise was added to them.
+    """
 
     client: int
     train: Index
     test: Index
+    validation: Index = field(default_factory=nothing)
     domain: str | None = None
     flipped: bool = False
+    noisy_labels: Index | None = None
+
+    def parts(self) -> dict[str, Index]:
+        """All its parts that hold anything, by the names they have in files."""
+        everything = {"train": self.train, "test": self.test, "val": self.validation}
+        return {name: part for name, part in everything.items() if len(part) or name != "val"}
+
+    def labels(self, part: str, dataset: Dataset) -> Index:
+        """The labels of a part as this client has them."""
+        if part == "train" and self.noisy_labels is not None:
+            return self.noisy_labels
+        truth = dataset.labels[self.parts()[part]]
+        return turned(truth, dataset.num_classes) if self.flipped else truth
 
 
 @dataclass(frozen=True)
@@ -43,61 +71,124 @@ class Partition:
     public: Index
 
 
-def resolve(settings: DataSettings) -> DataSettings:
-    """The settings with the values that depend on the data set and the scheme filled in."""
-    needs_domains = settings.scheme in ("domain", "hybrid")
-    if needs_domains and "dataset" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"dataset": "digits-domains"})
-    source = find_source(settings.dataset)
-    if needs_domains and not source.domains:
-        raise RequestError(
-            f"data set '{settings.dataset}' has no domains, which scheme '{settings.scheme}' needs (data.dataset): "
-            "choose digits-domains"
-        )
-    filled: dict[str, object] = {}
-    if settings.public_size is None:
-        filled["public_size"] = source.public_size
-    if needs_domains:
-        per_domain = settings.clients_per_domain or (5 if settings.scheme == "hybrid" else 1)
-        filled |= {"clients_per_domain": per_domain, "clients": per_domain * len(source.domains)}
-    resolved = settings.model_copy(update=filled)
-    wrong = [client for client in resolved.flip_labels if not 0 <= client < resolved.clients]
-    if wrong:
-        raise RequestError(
-            f"no client {wrong[0]} to flip the labels of (data.flip_labels): clients are 0 to {resolved.clients - 1}"
-        )
-    return resolved
-
-
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """Deal `dataset` by resolved `settings`. The same seed gives the same partition, everywhere."""
+    protocols = {"official": official, "pfllib": pfllib, "fedbn": fedbn}
     public = draw_public(dataset, settings, generator(seed, "partition", "public"))
-    private = np.setdiff1d(np.arange(len(dataset)), public)
-    shards = []
-    for client, (index, domain) in enumerate(deal(dataset, private, settings, generator(seed, "partition", "deal"))):
-        rng = generator(seed, "partition", "test", client)
-        train, test = split(dataset.labels, index, settings.test_fraction, rng)
-        if not len(train) or not len(test):
-            raise RequestError(
-                f"client {client} would hold {len(index)} examples, too few for a training and a test part "
-                f"(data.clients={settings.clients}): deal to fewer clients"
-            )
-        shards.append(Shard(client, train, test, domain, flipped=client in settings.flip_labels))
-    return Partition(settings, seed, tuple(shards), public)
+    shards = protocols[settings.protocol](dataset, public, settings, seed)
+    return Partition(settings, seed, tuple(corrupted(shard, dataset, settings, seed) for shard in shards), public)
 
 
-def split(labels: Index, index: Index, fraction: float, rng: np.random.Generator) -> tuple[Index, Index]:
-    """A test part of `fraction` of the examples `index`, with their mix of classes; the rest is for training.
+def official(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+    """The data set's own test part stays apart and is dealt by each client's mix of classes.
 
-    The examples are lined up by class and the test part is taken at even distances, so each class gives its share.
+    Where a data set has none, a part of each client's share is held out, with its mix of classes.
     """
-    shuffled = rng.permutation(index)
-    lined_up = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    count = round(len(index) * fraction)
-    count = min(max(count, 1), len(index) - 1)
-    if count < 1:
-        return np.sort(lined_up), np.empty(0, dtype=np.int64)
-    marks = ((np.arange(count) + rng.random()) * len(index) / count).astype(np.int64)
-    chosen = np.zeros(len(index), dtype=bool)
-    chosen[marks] = True
-    return np.sort(lined_up[~chosen]), np.sort(lined_up[chosen])
+    private = np.setdiff1d(dataset.training_part, public)
+    dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
+    if dataset.test is None:
+        yield from split_shares(dataset, dealt, settings, seed)
+        return
+    if settings.test_fraction is not None:
+        raise RequestError(f"'{dataset.name}' has a test part of its own (data.test_fraction): leave it out")
+    for client, ((index, domain), test) in enumerate(zip(dealt, tests_of(dataset, dealt, settings, seed), strict=True)):
+        train, validation = set_aside(dataset, index, settings, seed, client)
+        if not len(test):
+            raise too_few(client, len(train), settings)
+        yield Shard(client, train, test, validation, domain)
+
+
+def tests_of(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) -> list[Index]:
+    """The parts of the official test part, one a client."""
+    rng, tests = generator(seed, "partition", "test"), dataset.test_part
+    if settings.scheme == "natural":
+        return [np.sort(part) for part, _ in natural(dataset, tests, settings, rng)]
+    groups = dataset.labels
+    if settings.scheme in ("domain", "hybrid"):
+        groups = domains_of(dataset) * dataset.num_classes + dataset.labels
+    return deal_tests(groups, [index for index, _ in dealt], tests, rng)
+
+
+def pfllib(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+    """Training and test part are thrown together and dealt; then each client's share is split, 75 to 25, anyhow."""
+    private = np.setdiff1d(np.arange(len(dataset)), public)
+    dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
+    yield from split_shares(dataset, dealt, settings, seed)
+
+
+def split_shares(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) -> Iterator[Shard]:
+    """Each client tests on a part of its own share."""
+    fraction = test_fraction(settings)
+    for client, (index, domain) in enumerate(dealt):
+        rng = generator(seed, "partition", "test", client)
+        if settings.protocol == "pfllib":
+            train, test = split_anyhow(index, fraction, rng)
+        else:
+            train, test = split(dataset.labels, index, fraction, rng)
+        if not len(train) or not len(test):
+            raise too_few(client, len(index), settings)
+        train, validation = set_aside(dataset, train, settings, seed, client)
+        yield Shard(client, train, test, validation, domain)
+
+
+def fedbn(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+    """As many training images in every domain as a share of the smallest one's list; the whole test list.
+
+    The first of the list that are not public are for training, the last for validation.
+    """
+    if dataset.test is None:
+        raise RequestError(f"'{dataset.name}' has no lists (data.protocol): choose official")
+    shares = find_source(settings.dataset).fedbn or (1.0, 0.0)
+    domains = domains_of(dataset)
+    lists = [np.flatnonzero(~dataset.test & (domains == number)) for number in range(len(dataset.domain_names))]
+    train_size, validation_size = (int(share * min(map(len, lists))) for share in shares)
+    each = settings.clients_per_domain or 1
+    for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
+        private = np.setdiff1d(listed, public)
+        train, rest = private[:train_size], private[train_size:]
+        validation = rest[max(len(rest) - validation_size, 0) :]
+        test = np.flatnonzero(dataset.test & (domains == number))
+        parts = [np.array_split(part, each) for part in (train, test, validation)]
+        for place, (its_train, its_test, its_validation) in enumerate(zip(*parts, strict=True)):
+            client = number * each + place
+            if not len(its_train) or not len(its_test):
+                raise too_few(client, len(its_train) + len(its_test), settings)
+            yield Shard(client, its_train, its_test, its_validation, name)
+
+
+def test_fraction(settings: DataSettings) -> float:
+    """The share that is held out for testing where there is no test part to be dealt."""
+    return TEST_FRACTION if settings.test_fraction is None else settings.test_fraction
+
+
+def set_aside(dataset: Dataset, train: Index, settings: DataSettings, seed: int, client: int) -> tuple[Index, Index]:
+    """The training share without, and with only, what is for validation."""
+    if not settings.val_fraction:
+        if not len(train):
+            raise too_few(client, 0, settings)
+        return np.sort(train), nothing()
+    rest, validation = split(dataset.labels, train, settings.val_fraction, generator(seed, "partition", "val", client))
+    if not len(rest) or not len(validation):
+        raise too_few(client, len(train), settings)
+    return rest, validation
+
+
+def corrupted(shard: Shard, dataset: Dataset, settings: DataSettings, seed: int) -> Shard:
+    """The shard with the labels that its client is to have."""
+    if shard.client not in settings.flip_labels and not settings.label_noise:
+        return shard
+    shard = replace(shard, flipped=shard.client in settings.flip_labels)
+    if not settings.label_noise:
+        return shard
+    rng = generator(seed, "partition", "noise", shard.client)
+    labels = noisy(
+        shard.labels("train", dataset), dataset.num_classes, settings.label_noise, settings.label_noise_kind, rng
+    )
+    return replace(shard, noisy_labels=labels)
+
+
+def too_few(client: int, size: int, settings: DataSettings) -> RequestError:
+    return RequestError(
+        f"client {client} would hold {size} examples, too few to train and to test on "
+        f"(data.clients={clients_of(settings)}): deal to fewer clients"
+    )

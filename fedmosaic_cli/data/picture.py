@@ -1,40 +1,142 @@
-"""The picture of a partition: a dot for every client and class, as large as its share of the data."""
+"""Pictures of a partition: who holds how much of which class, and what the public set is made of.
+
+Up to about twenty clients a bar each, stacked by class; above that a matrix of dots. Bars are hatched and dots have a
+size, so that nothing depends on colour.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-def distribution_picture(counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str) -> bytes:
-    """A PNG of `counts` [clients, classes]. A dot's area is proportional to its count."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
+MOST_BARS = 20
+MOST_STACKED_CLASSES = 20
+MOST_DOTS = 60
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "---", "oo", "|||", "++", "**")
+BLUE = "#1b6ca8"
+# Nothing that changes from one day to the next: the same partition is the same file.
+UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+
+
+def distribution_picture(counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str) -> dict[str, bytes]:
+    """`counts` [clients, classes] as PNG and PDF."""
     table = np.asarray(counts)
     clients, classes = table.shape
-    figure = Figure(figsize=(2.2 + 0.34 * max(clients, 12), 1.5 + 0.34 * max(classes, 6)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    if clients <= MOST_BARS and classes <= MOST_STACKED_CLASSES:
+        return rendered(stacked_bars(table, class_names, title))
+    return rendered(dot_matrix(table, class_names, title))
+
+
+def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str) -> dict[str, bytes]:
+    """The public set's classes as PNG and PDF."""
+    figure, axes = canvas(1.8 + 0.42 * max(len(counts), 8), 3.2)
+    positions = np.arange(len(counts))
+    bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=0.6)
+    if len(counts) <= MOST_STACKED_CLASSES:
+        axes.bar_label(bars, fontsize=8)
+    axes.set(xlabel="class", ylabel="examples", title=title)
+    name_ticks(axes, class_names)
+    return rendered(figure)
+
+
+def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
+    """A bar a client, a layer a class."""
+    clients, classes = table.shape
+    figure, axes = canvas(3.4 + 0.42 * max(clients, 10), 1.2 + max(3.2, 0.27 * classes))
+    shades = colours(classes)
+    below = np.zeros(clients)
+    for number, name in enumerate(class_names):
+        axes.bar(
+            np.arange(clients),
+            table[:, number],
+            bottom=below,
+            label=name,
+            color=shades[number],
+            hatch=HATCHES[number % len(HATCHES)],
+            edgecolor="black",
+            linewidth=0.4,
+        )
+        below += table[:, number]
+    axes.set(xlabel="client", ylabel="examples", title=title, xlim=(-0.7, clients - 0.3))
+    axes.set_xticks(np.arange(clients))
+    handles, labels = axes.get_legend_handles_labels()
+    # The legend reads from top to bottom as the bars do.
+    axes.legend(
+        handles[::-1],
+        labels[::-1],
+        title="class",
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        frameon=False,
+        handleheight=1.3,
+    )
+    return figure
+
+
+def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
+    """A dot for every client and class, its area proportional to the count. Of very many clients, some are shown."""
+    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), MOST_DOTS)).round().astype(int))
+    if len(shown) < len(table):
+        title += f" ({len(shown)} of them shown)"
+    table = table[shown]
+    clients, classes = table.shape
+    figure, axes = canvas(2.2 + 0.3 * max(clients, 12), 1.5 + min(0.34 * max(classes, 6), 40))
     column, row = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
     largest = max(int(table.max(initial=0)), 1)
-    axes.scatter(column, row, s=220 * table / largest, color="#1b6ca8", edgecolor="black", linewidth=0.4)
+    style: dict[str, Any] = {"color": BLUE, "edgecolor": "black", "linewidth": 0.4}
+    axes.scatter(column, row, s=200 * table / largest, **style)
     axes.set(xlabel="client", ylabel="class", title=title, xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
-    axes.set_xticks(np.arange(0, clients, -(-clients // 30)))
+    ticks = np.arange(0, clients, -(-clients // 30))
+    axes.set_xticks(ticks, [str(shown[tick]) for tick in ticks], rotation=90 if len(shown) < 100 < shown[-1] else 0)
     axes.set_yticks(range(classes), class_names)
     axes.set_axisbelow(True)
     axes.grid(color="0.9")
     # The scale stands in the margin: two dots and what they stand for.
     for value in dict.fromkeys((largest, max(largest // 4, 1))):
-        axes.scatter(
-            [], [], s=220 * value / largest, color="#1b6ca8", edgecolor="black", linewidth=0.4, label=str(value)
-        )
+        axes.scatter([], [], s=200 * value / largest, label=str(value), **style)
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return figure
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure that needs no display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def colours(count: int) -> list[Any]:
+    """Light enough for hatching, and different in grey as well."""
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis"](np.linspace(0.15, 0.98, count))
+    shades[:, :3] = 0.35 + 0.65 * shades[:, :3]
+    return list(shades)
+
+
+def name_ticks(axes: Axes, names: Sequence[str]) -> None:
+    """Class names below an axis, slanted where they are long; of very many, some."""
+    step = -(-len(names) // 40)
+    ticks = np.arange(0, len(names), step)
+    long = max(map(len, names), default=0) > 4
+    axes.set_xticks(ticks, list(names)[::step], rotation=40 if long else 0, ha="right" if long else "center")
+
+
+def rendered(figure: Figure) -> dict[str, bytes]:
+    """The figure as a PNG to look at and a PDF for a paper, by file ending."""
+    files = {}
+    for ending, metadata in UNDATED.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=ending, dpi=130, metadata=metadata)
+        files[ending] = buffer.getvalue()
+    return files

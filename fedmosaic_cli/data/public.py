@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmosaic_cli.data.schemes import clients_of
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,20 +19,25 @@ if TYPE_CHECKING:
 
 
 def draw_public(dataset: Dataset, settings: DataSettings, rng: np.random.Generator) -> Index:
-    """Sorted indices of the public set: balanced over classes and domains, or with classes skewed by `public_alpha`."""
-    size = settings.public_size or 0
-    room = len(dataset) - 2 * settings.clients
+    """Sorted indices of the public set: balanced over classes and domains, or with classes skewed by `public_alpha`.
+
+    It comes from the training part, whatever becomes of the test part.
+    """
+    size, clients = settings.public_size or 0, clients_of(settings)
+    candidates = dataset.training_part
+    # Whoever has no official test part to be examined on needs a second example for that.
+    room = len(candidates) - (2 if dataset.test is None else 1) * clients
     if room < 0:
         raise RequestError(
-            f"{settings.clients} clients are too many (data.clients): '{dataset.name}' has {len(dataset)} examples, "
-            "and each needs one to train and one to test"
+            f"{clients} clients are too many (data.clients): '{dataset.name}' has {len(candidates)} training examples, "
+            "and each needs one to train and one to test on"
         )
     if size > room:
         raise RequestError(
-            f"a public set of {size} does not fit (data.public_size): '{dataset.name}' has {len(dataset)} examples and "
-            f"{settings.clients} clients need some too; ask for at most {room}"
+            f"a public set of {size} does not fit (data.public_size): '{dataset.name}' has {len(candidates)} training "
+            f"examples and {clients} clients need some too; ask for at most {room}"
         )
-    groups = grouped(dataset)
+    groups = grouped(dataset, candidates)
     available = np.array([len(group) for group in groups])
     if settings.public_alpha is None:
         wanted = fill_evenly(available, size, rng)
@@ -41,12 +47,13 @@ def draw_public(dataset: Dataset, settings: DataSettings, rng: np.random.Generat
     return np.sort(np.concatenate([*drawn, np.empty(0, dtype=np.int64)])).astype(np.int64)
 
 
-def grouped(dataset: Dataset) -> list[Index]:
-    """The examples of each class, or of each class in each domain."""
-    domains = np.zeros_like(dataset.labels) if dataset.domains is None else dataset.domains
-    keys = domains * dataset.num_classes + dataset.labels
+def grouped(dataset: Dataset, candidates: Index) -> list[Index]:
+    """The candidates of each class, or of each class in each domain."""
+    keys = dataset.labels[candidates]
+    if dataset.domains is not None:
+        keys = keys + dataset.domains[candidates] * dataset.num_classes
     count = max(len(dataset.domain_names), 1) * dataset.num_classes
-    return [np.flatnonzero(keys == key) for key in range(count)]
+    return [candidates[keys == key] for key in range(count)]
 
 
 def fill_evenly(available: Index, size: int, rng: np.random.Generator) -> Index:

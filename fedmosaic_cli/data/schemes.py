@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,24 +25,36 @@ DIRICHLET_TRIES = 200
 
 def deal(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """The examples `private` in as many parts as there are clients."""
-    scheme = {"iid": iid, "pathological": pathological, "dirichlet": dirichlet, "domain": domain, "hybrid": hybrid}
-    return scheme[settings.scheme](dataset, private, settings, rng)
+    schemes = {
+        "iid": iid,
+        "pathological": pathological,
+        "dirichlet": dirichlet,
+        "domain": domain,
+        "hybrid": hybrid,
+        "natural": natural,
+    }
+    return schemes[settings.scheme](dataset, private, settings, rng)
 
 
 def iid(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Everybody draws from the same urn."""
-    return everywhere(np.array_split(rng.permutation(private), settings.clients))
+    return everywhere(np.array_split(rng.permutation(private), clients_of(settings)))
 
 
 def pathological(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
-    """`classes_per_client` classes each; a class is shared evenly by its holders, and every class has one."""
+    """`classes_per_client` classes each; a class is shared by its holders, and every class has one."""
     check_classes(dataset, settings)
-    if settings.clients * settings.classes_per_client < dataset.num_classes:
+    clients, each = clients_of(settings), settings.classes_per_client
+    if clients * each < dataset.num_classes:
         raise RequestError(
-            f"{settings.clients} clients with {settings.classes_per_client} classes each cannot hold all "
+            f"{clients} clients with {each} classes each cannot hold all "
             f"{dataset.num_classes} classes (data.classes_per_client): raise one of them"
         )
-    return everywhere(deal_classes(dataset, private, settings.clients, settings.classes_per_client, rng))
+    if settings.protocol == "pfllib":
+        holders = holders_in_order(dataset.num_classes, clients, each)
+    else:
+        holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
+    return everywhere(share_classes(dataset, private, clients, holders, settings.balanced, rng))
 
 
 def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
@@ -50,7 +63,7 @@ def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.
     A client that already holds its fair share gets nothing more, as in PFLlib; a draw that leaves a client with less
     than `min_size` is thrown away, a bounded number of times.
     """
-    clients, minimum = settings.clients, settings.min_size
+    clients, minimum = clients_of(settings), settings.min_size or 1
     by_class = [rng.permutation(private[dataset.labels[private] == c]) for c in range(dataset.num_classes)]
     for _ in range(DIRICHLET_TRIES if clients * minimum <= len(private) else 0):
         sizes = np.zeros(clients, dtype=np.int64)
@@ -67,8 +80,8 @@ def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.
             parts = [np.split(examples, cut) for examples, cut in zip(by_class, cuts, strict=True)]
             return everywhere(np.concatenate(part) for part in zip(*parts, strict=True))
     raise RequestError(
-        f"no split of {len(private)} examples gives each of {clients} clients {minimum} "
-        f"(data.alpha={settings.alpha:g}): raise alpha, or lower clients or min_size"
+        f"no split of {len(private)} examples with alpha {settings.alpha:g} gives each of {clients} clients {minimum} "
+        "(data.alpha): raise alpha, or lower clients or min_size"
     )
 
 
@@ -84,28 +97,76 @@ def domain(dataset: Dataset, private: Index, settings: DataSettings, rng: np.ran
 def hybrid(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Inside each domain, `clients_per_domain` clients with `classes_per_client` classes each."""
     check_classes(dataset, settings)
+    clients, each = settings.clients_per_domain or 1, settings.classes_per_client
     dealt: Dealt = []
     for number, name in enumerate(dataset.domain_names):
         inside = private[domains_of(dataset)[private] == number]
-        parts = deal_classes(dataset, inside, settings.clients_per_domain or 1, settings.classes_per_client, rng)
-        dealt += [(part, name) for part in parts]
+        holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
+        dealt += [(part, name) for part in share_classes(dataset, inside, clients, holders, settings.balanced, rng)]
     return dealt
 
 
-def deal_classes(dataset: Dataset, index: Index, clients: int, each: int, rng: np.random.Generator) -> list[Index]:
-    """`each` classes for every client, those with the fewest holders first; a class is shared evenly by its holders."""
-    holders: list[list[int]] = [[] for _ in range(dataset.num_classes)]
+def natural(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+    """Everybody keeps what the data set says is theirs."""
+    if dataset.holders is None:
+        raise RequestError(f"'{dataset.name}' does not say who holds what (data.scheme): choose another scheme")
+    ordered = private[np.argsort(dataset.holders[private], kind="stable")]
+    starts = np.searchsorted(dataset.holders[ordered], np.arange(1, clients_of(settings)))
+    return everywhere(np.split(ordered, starts))
+
+
+def fewest_holders_first(classes: int, clients: int, each: int, rng: np.random.Generator) -> list[list[int]]:
+    """The holders of every class: client by client takes the classes that have the fewest."""
+    holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
-        order = sorted(rng.permutation(dataset.num_classes).tolist(), key=lambda c: len(holders[c]))
+        order = sorted(rng.permutation(classes).tolist(), key=lambda c: len(holders[c]))
         for chosen in order[:each]:
             holders[chosen].append(client)
+    return holders
+
+
+def holders_in_order(classes: int, clients: int, each: int) -> list[list[int]]:
+    """The holders as PFLlib chooses them: each class takes the first clients that still lack one.
+
+    So neighbours hold the same classes: of 15 clients with 2 of 10 classes each, 0 to 2 hold classes 0 and 1.
+    """
+    lacking = np.full(clients, each)
+    holders = []
+    for _ in range(classes):
+        chosen = np.flatnonzero(lacking)[: ceil(clients / classes * each)]
+        lacking[chosen] -= 1
+        holders.append(chosen.tolist())
+    if not all(holders):
+        raise RequestError(
+            f"PFLlib's rule leaves class {holders.index([])} to nobody with {clients} clients and {each} classes each "
+            "(data.protocol): choose other numbers, or protocol official"
+        )
+    return holders
+
+
+def share_classes(
+    dataset: Dataset, index: Index, clients: int, holders: list[list[int]], balanced: bool, rng: np.random.Generator
+) -> list[Index]:
+    """What each client gets when every class is shared by its holders."""
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for label, clients_of_label in enumerate(holders):
         if clients_of_label:
             examples = rng.permutation(index[dataset.labels[index] == label])
-            for client, part in zip(clients_of_label, np.array_split(examples, len(clients_of_label)), strict=True):
+            if balanced:
+                shares = np.array_split(examples, len(clients_of_label))
+            else:
+                shares = uneven_shares(examples, len(clients_of_label), rng)
+            for client, part in zip(clients_of_label, shares, strict=True):
                 parts[client].append(part)
-    return [np.concatenate(part) for part in parts]
+    return [np.concatenate([*part, np.empty(0, dtype=np.int64)]).astype(np.int64) for part in parts]
+
+
+def uneven_shares(examples: Index, holders: int, rng: np.random.Generator) -> list[Index]:
+    """All but the last holder get between a tenth and the whole of an even share, as in PFLlib; the last the rest."""
+    even = len(examples) / holders
+    least = max(int(even / 10), min(1, int(even)))
+    counts = rng.integers(least, max(int(even), least), size=holders - 1, endpoint=True)
+    return np.split(examples, np.cumsum(counts))
 
 
 def check_classes(dataset: Dataset, settings: DataSettings) -> None:
@@ -118,6 +179,11 @@ def check_classes(dataset: Dataset, settings: DataSettings) -> None:
 
 def everywhere(parts: Iterable[Index]) -> Dealt:
     return [(part, None) for part in parts]
+
+
+def clients_of(settings: DataSettings) -> int:
+    """The number of clients, which resolved settings have."""
+    return settings.clients or 1
 
 
 def domains_of(dataset: Dataset) -> Index:

@@ -6,34 +6,52 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.settings import Integers, Section
+from fedmosaic_cli.settings import Integers, Section, Texts
 
-Scheme = Literal["iid", "pathological", "dirichlet", "domain", "hybrid"]
+Scheme = Literal["iid", "pathological", "dirichlet", "domain", "hybrid", "natural"]
+Protocol = Literal["official", "pfllib", "fedbn"]
+NoiseKind = Literal["symmetric", "asymmetric"]
+
+# What each scheme reads beside the settings that all of them do.
+OWN_PARAMETERS = {
+    "iid": ("clients",),
+    "pathological": ("clients", "classes_per_client", "balanced"),
+    "dirichlet": ("clients", "alpha", "min_size"),
+    "domain": ("clients_per_domain",),
+    "hybrid": ("clients_per_domain", "classes_per_client", "balanced"),
+    "natural": ("clients",),
+}
 
 
 class DataSettings(Section):
-    """Everything that decides which example lies where, but for the seed."""
+    """Everything that decides which example lies where, but for the seed. None: it depends on the other settings."""
 
     dataset: str = "digits"
     scheme: Scheme = "dirichlet"
-    clients: Annotated[int, Field(ge=1, le=100_000)] = 15
+    protocol: Protocol = "official"
+    clients: Annotated[int, Field(ge=1, le=100_000)] | None = None
     alpha: Annotated[float, Field(gt=0)] = 0.1
     classes_per_client: Annotated[int, Field(ge=1)] = 2
-    clients_per_domain: Annotated[int, Field(ge=1)] | None = None
+    balanced: bool = True
+    clients_per_domain: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    domains: Texts = ()
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     public_size: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     public_alpha: Annotated[float, Field(gt=0)] | None = None
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    min_size: Annotated[int, Field(ge=2)] = 10
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    min_size: Annotated[int, Field(ge=2)] | None = None
     flip_labels: Integers = ()
+    label_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    label_noise_kind: NoiseKind = "symmetric"
 
     def parameters(self) -> dict[str, object]:
-        """The settings that this scheme reads, for the manifest."""
-        own = {
-            "iid": ("clients",),
-            "pathological": ("clients", "classes_per_client"),
-            "dirichlet": ("clients", "alpha", "min_size"),
-            "domain": ("clients_per_domain",),
-            "hybrid": ("clients_per_domain", "classes_per_client"),
-        }[self.scheme]
-        everywhere = ("public_size", "public_alpha", "test_fraction", "flip_labels")
-        return self.model_dump(mode="json", include={*own, *everywhere})
+        """The settings that this scheme and this protocol read, for the manifest."""
+        return self.model_dump(mode="json", include=set(self.read()))
+
+    def read(self) -> tuple[str, ...]:
+        """The names of these settings."""
+        everywhere = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
+        sizes = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")
+        kind = ("label_noise_kind",) if self.label_noise else ()
+        return (*OWN_PARAMETERS[self.scheme], *everywhere, *sizes, *kind)

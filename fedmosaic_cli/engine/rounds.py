@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exam:
-    """A client's test part, and whose model sits it: the client's own, unless all data is pooled."""
+    """A client's test part, and whose model sits it: the client's own, unless all data is pooled.
+
+    `validation` is what the client set aside to choose models by, if anything.
+    """
 
     client: int
     owner: int
     test: Examples
+    validation: Examples | None = None
 
 
 @dataclass
@@ -106,16 +110,19 @@ def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
     models = personal_models(federation)
     turn_of = {turn.client.id: turn for turn in turns}
 
-    def sit(exam: Exam) -> Score:
-        return score(federation.workspace, models[exam.owner], exam.test)
+    def sit(exam: Exam) -> list[Score]:
+        papers = [exam.test] if exam.validation is None else [exam.test, exam.validation]
+        return [score(federation.workspace, models[exam.owner], paper) for paper in papers]
 
     marks = federation.workers.map(sit, federation.exams)
-    return [row(exam, mark, turn_of[exam.owner]) for exam, mark in zip(federation.exams, marks, strict=True)]
+    return [row(exam, *both, turn=turn_of[exam.owner]) for exam, both in zip(federation.exams, marks, strict=True)]
 
 
-def row(exam: Exam, mark: Score, turn: Turn) -> dict[str, Any]:
+def row(exam: Exam, mark: Score, validation: Score | None = None, *, turn: Turn) -> dict[str, Any]:
     """A client's line in the log of a round."""
     notes = dict(turn.client.notes)
+    if validation is not None:
+        notes["val_accuracy"] = validation.accuracy
     if not math.isfinite(mark.loss):
         raise diverged(exam.owner, turn.client.round)
     return {

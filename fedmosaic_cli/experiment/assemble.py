@@ -46,14 +46,13 @@ class Table:
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
         self.images = torch.as_tensor(dataset.images, device=device)
-        self.labels = dataset.labels
-        self.num_classes = dataset.num_classes
+        self.dataset = dataset
         self.dtype = dtype
 
-    def examples(self, index: NDArray[np.int64], flipped: bool = False) -> Examples:
-        """The examples `index` with their labels, turned around (y -> C-1-y) where a client has them so."""
-        labels = self.num_classes - 1 - self.labels[index] if flipped else self.labels[index]
-        return Examples(self.images, self._put(index), self._put(labels), self.dtype)
+    def examples(self, shard: Shard, part: str) -> Examples:
+        """A part of a client's examples (train, test, val) with the labels that it has for them."""
+        labels = shard.labels(part, self.dataset)
+        return Examples(self.images, self._put(shard.parts()[part]), self._put(labels), self.dtype)
 
     def unlabelled(self, index: NDArray[np.int64]) -> Examples:
         return Examples(self.images, self._put(index), None, self.dtype)
@@ -70,7 +69,7 @@ def assemble(
     workspace = Workspace(config.model, config.train, dataset.input_shape, dataset.num_classes, device, dtype)
     public = table.unlabelled(partition.public)
     pooled = config.method.pooled
-    holdings = [pool(table, partition)] if pooled else [table.examples(s.train, s.flipped) for s in partition.shards]
+    holdings = [pool(table, partition)] if pooled else [table.examples(s, "train") for s in partition.shards]
     clients = [
         SimulatedClient(number, config.seed, private, public, workspace, merged=len(partition.shards) if pooled else 1)
         for number, private in enumerate(holdings)
@@ -86,11 +85,12 @@ def assemble(
 
 
 def examine(table: Table, shard: Shard, owner: int) -> Exam:
-    return Exam(shard.client, owner, table.examples(shard.test, shard.flipped))
+    validation = table.examples(shard, "val") if "val" in shard.parts() else None
+    return Exam(shard.client, owner, table.examples(shard, "test"), validation)
 
 
 def pool(table: Table, partition: Partition) -> Examples:
     """Everybody's training data in one place, under the labels that each client gives it."""
-    parts = [table.examples(shard.train, shard.flipped) for shard in partition.shards]
+    parts = [table.examples(shard, "train") for shard in partition.shards]
     labels = [part.labels for part in parts if part.labels is not None]
     return Examples(table.images, torch.cat([part.index for part in parts]), torch.cat(labels), table.dtype)

@@ -1,4 +1,4 @@
-"""What a run will cost, foretold: steps, memory, bits."""
+"""What a run will cost, foretold: steps, memory, bits. Where the data set is missing, what can be known without it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,61 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.sources import find_source
+from fedmosaic_cli.data.sources import find_source, load_dataset
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import build
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
 
 
-def costs(config: RunConfig) -> dict[str, Any]:
+def costs(config: RunConfig, place: Place) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
-    dataset = find_source(config.data.dataset).load()
-    dealt = partition(dataset, config.data, config.partition_seed)
+    data = facts_of(config, place)
     with torch.device("meta"):
-        module = build(config.model, dataset.input_shape, dataset.num_classes)
+        module = build(config.model, data["input_shape"], data["classes"])
     model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    sizes = [len(shard.train) for shard in dealt.shards]
-    bits = config.method.traffic(8 * model_bytes, len(dealt.public), dataset.num_classes)
+    clients = config.data.clients or 1
+    bits = config.method.traffic(8 * model_bytes, config.data.public_size or 0, data["classes"])
     return {
         "rounds": config.train.rounds,
-        "steps": config.train.rounds * steps_a_round(config, sizes),
-        "data_mb": dataset.images.nbytes / 1e6,
-        "models_mb": (1 if config.method.pooled else len(sizes)) * copies(config) * model_bytes / 1e6,
+        "steps": None if data["sizes"] is None else config.train.rounds * steps_a_round(config, data["sizes"]),
+        "data_mb": data["megabytes"],
+        "models_mb": (1 if config.method.pooled else clients) * copies(config) * model_bytes / 1e6,
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "bits_up": bits.up,
         "bits_down": bits.down,
+        "missing": data["missing"],
+    }
+
+
+def facts_of(config: RunConfig, place: Place) -> dict[str, Any]:
+    """What of the data decides the price. A dry run fetches nothing."""
+    source = find_source(config.data.dataset)
+    path = source.find(place.data_dir)
+    if path is not None:
+        dataset = load_dataset(config.data, place)
+        dealt = partition(dataset, config.data, config.partition_seed)
+        return {
+            "input_shape": dataset.input_shape,
+            "classes": dataset.num_classes,
+            "sizes": [len(shard.train) for shard in dealt.shards],
+            "megabytes": dataset.images.nbytes / 1e6,
+            "missing": None,
+        }
+    missing = f"data set '{config.data.dataset}' is not here ({place.data_dir}): {source.how_to_get}"
+    facts = source.facts
+    side = config.data.image_size or (facts.side if facts else None)
+    if facts is None or side is None:
+        raise RequestError(missing)
+    count = None if facts.train is None else facts.train + (facts.test or 0)
+    return {
+        "input_shape": (facts.channels, side, side),
+        "classes": facts.classes,
+        "sizes": None,
+        "megabytes": None if count is None else count * facts.channels * side * side / 1e6,
+        "missing": missing,
     }
 
 

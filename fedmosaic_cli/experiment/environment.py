@@ -10,6 +10,7 @@ from fedmosaic_cli import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import torch
 
@@ -21,7 +22,7 @@ def versions() -> dict[str, str]:
     return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def environment(device: torch.device, workers: int, arguments: Sequence[str]) -> dict[str, Any]:
+def environment(device: torch.device, workers: int, shards: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """What is written to env.json."""
     return {
         "versions": versions(),
@@ -29,5 +30,6 @@ def environment(device: torch.device, workers: int, arguments: Sequence[str]) ->
         "device": str(device),
         "workers": workers,
         "threads_per_worker": 1,
+        "shards": str(shards.absolute()),
         "arguments": list(arguments),
     }

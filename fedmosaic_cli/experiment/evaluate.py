@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedmosaic_cli.config.run import stored_run
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.sources import find_source
 from fedmosaic_cli.engine.evaluation import averages, score
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.assemble import Table, find_device
-from fedmosaic_cli.experiment.plan import check_finished
+from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import SCHEMA
 
 if TYPE_CHECKING:
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.partition import Partition
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.records.runs import RunFiles
 
-Split = Literal["test", "train"]
+Split = Literal["test", "train", "val"]
 
 
-def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
-    """Accuracy and loss of every client's personal model on its own test or training part."""
+def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> dict[str, Any]:
+    """Accuracy and loss of every client's personal model on its own test, training or validation part."""
     import torch
 
     check_finished(files)
-    config, summary = stored_run(files.config), files.summary()
-    dataset = find_source(config.data.dataset).load()
-    # Shards are cheap to deal again, so a run can be examined without them; the digest says that they are the same.
-    dealt = partition(dataset, config.data, config.partition_seed)
-    if shard_records.describe(dataset, dealt)["digest"] != summary["shards"]["digest"]:
-        raise RequestError(f"'{dataset.name}' here is not the data of this run ({files.path}): restore the data set")
+    config, summary = stored_run(files.config, place), files.summary()
+    dataset, dealt = data_of(files, config, summary["shards"]["digest"], place)
+    if split == "val" and not any("val" in shard.parts() for shard in dealt.shards):
+        raise RequestError(f"nothing was set aside for validation ({files.path}): partition with --val-fraction")
     one_core()
     device = find_device(device_name)
     table, workspace = (
@@ -43,7 +44,7 @@ def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
     )
     marks: list[dict[str, Any]] = []
     for shard in dealt.shards:
-        examples = table.examples(shard.test if split == "test" else shard.train, shard.flipped)
+        examples = table.examples(shard, split)
         mark = score(workspace, load_model(files, shard.client, workspace), examples)
         marks.append(
             {
@@ -61,6 +62,21 @@ def evaluate(files: RunFiles, split: Split, device_name: str) -> dict[str, Any]:
         "accuracy": averages([mark["accuracy"] for mark in marks], [mark["examples"] for mark in marks]),
         "per_client": marks,
     }
+
+
+def data_of(files: RunFiles, config: RunConfig, digest: str, place: Place) -> tuple[Dataset, Partition]:
+    """The data of a run: its shards, or, where they are gone, the same ones dealt again in memory."""
+    path = Path(str(files.environment().get("shards", "")))
+    if (path / shard_records.MANIFEST).is_file():
+        shards = shard_records.load(path)
+        if shards.digest == digest:
+            return open_shards(shards, place)
+    again = deal(config.data, config.partition_seed, path, place)
+    if again.shards.digest != digest:
+        raise RequestError(
+            f"'{again.dataset.name}' here is not the data of this run ({files.path}): restore the data set or {path}"
+        )
+    return again.dataset, again.shards.partition
 
 
 def load_model(files: RunFiles, client: int, workspace: Workspace) -> Parameters:

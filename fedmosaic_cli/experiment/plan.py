@@ -1,23 +1,25 @@
-"""What is checked and prepared before a run starts: its directory and its shards. Needs no torch."""
+"""What is checked and prepared before a run starts: its directory, its shards and its data. Needs no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run import fingerprint, first_difference, stored_run
-from fedmosaic_cli.data.partition import partition, resolve
-from fedmosaic_cli.data.picture import distribution_picture
-from fedmosaic_cli.data.sources import find_source
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.picture import distribution_picture, public_picture
+from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.sources import find_source, load_dataset, locate
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.records import shards as records
+from fedmosaic_cli.records.exported import load_exported
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.data.settings import DataSettings
     from fedmosaic_cli.records.runs import RunFiles
     from fedmosaic_cli.records.shards import Shards
@@ -25,52 +27,78 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deal:
-    """A data set dealt in memory, and where its shards belong."""
+    """A data set dealt in memory, and the shards that it makes."""
 
-    path: Path
     dataset: Dataset
-    partition: Partition
+    shards: Shards
 
-    def written(self) -> Shards:
+    def written(self, export: bool = False) -> Shards:
         """The shards on disk; they are written now unless they are there already."""
-        return records.save(self.path, self.dataset, self.partition, distribution_picture)
+        return records.save(self.shards, self.dataset, pictures, export)
 
 
-def deal(settings: DataSettings, seed: int, path: Path) -> Deal:
-    """Deal the data set; nothing is written."""
-    dataset = find_source(settings.dataset).load()
-    return Deal(path, dataset, partition(dataset, resolve(settings), seed))
+def pictures(manifest: dict[str, Any]) -> dict[str, bytes]:
+    """What there is to look at: the clients' classes, and the public set's."""
+    counts, names = records.client_counts(manifest), manifest["class_names"]
+    what = f"{manifest['dataset']}, {manifest['scheme']}"
+    drawn = {"distribution": distribution_picture(counts, names, f"{what}: examples of {len(counts)} clients")}
+    public = manifest["public"]
+    if public["size"]:
+        drawn["public"] = public_picture(
+            public["class_counts"], names, f"{what}: public set, {public['size']} examples"
+        )
+    return {f"{name}.{ending}": content for name, files in drawn.items() for ending, content in files.items()}
 
 
-def find_shards(config: RunConfig, standard: DataSettings | None) -> Shards | Deal:
+def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
+    """Deal the data set of resolved settings; nothing is written."""
+    dataset = load_dataset(settings, place)
+    dealt = partition(dataset, settings, seed)
+    found_at = str(locate(settings.dataset, place).absolute())
+    return Deal(dataset, records.Shards(path, records.describe(dataset, dealt, found_at), dealt))
+
+
+def find_shards(config: RunConfig, standard: DataSettings | None, place: Place) -> Shards | Deal:
     """The shards of a run, or, where there are none yet, what they will be.
 
     `standard` is how the preset alone would deal: shards of a preset carry its name, those of a variation a fingerprint
     behind it, so that the two never meet in one directory.
     """
     name = config.setting
-    if standard is None or resolve(standard) != config.data:
+    if standard is None or resolve(standard, place) != config.data:
         name += f"-{fingerprint(config.data)}"
     path = records.default_path(name, config.partition_seed)
     if not (path / records.MANIFEST).is_file():
-        return deal(config.data, config.partition_seed, path)
+        return deal(config.data, config.partition_seed, path, place)
     shards = records.load(path)
     if shards.partition.settings != config.data or shards.partition.seed != config.partition_seed:
         raise RequestError(f"these shards were dealt in another way ({path}): move them away or use --shards")
     return shards
 
 
-def dataset_of(shards: Shards) -> Dataset:
-    """The examples behind the shards, checked to be the same ones."""
-    dataset = find_source(shards.manifest["dataset"]).load()
-    if dataset.fingerprint != shards.manifest["source_fingerprint"]:
+def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:
+    """The examples behind the shards, checked to be the same ones, and who holds which of them."""
+    if shards.exported:
+        return load_exported(shards)
+    settings, manifest = shards.partition.settings, shards.manifest
+    dataset = load_dataset(settings, where_it_was(manifest, place))
+    if dataset.fingerprint != manifest["source_fingerprint"]:
         raise RequestError(
             f"'{dataset.name}' here is not the data these shards were made from ({shards.path}): make the shards anew"
         )
-    return dataset
+    return dataset, shards.partition
 
 
-def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
+def where_it_was(manifest: dict[str, Any], place: Place) -> Place:
+    """The given place, or, for data that carries no name of its own, the one where the shards were made."""
+    source = find_source(manifest["dataset"])
+    there = Path(str(manifest.get("found_at") or ""))
+    if source.look is None or place.chosen or not there.is_absolute() or not there.exists():
+        return place
+    return replace(place, data_dir=there)
+
+
+def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place) -> None:
     """Refuse a run directory that cannot be used, before anything is written anywhere."""
     if not files.exists():
         return
@@ -80,7 +108,7 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool) -> None:
         )
     if not files.config.is_file():
         raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
-    difference = first_difference(stored_run(files.config), config)
+    difference = first_difference(stored_run(files.config, place), config)
     if difference:
         raise RequestError(
             f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir"

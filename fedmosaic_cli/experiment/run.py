@@ -13,7 +13,7 @@ from fedmosaic_cli.engine.rounds import personal_models, play
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.experiment.assemble import assemble, find_device
 from fedmosaic_cli.experiment.environment import environment
-from fedmosaic_cli.experiment.plan import dataset_of
+from fedmosaic_cli.experiment.plan import open_shards
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.records import checkpoints
 from fedmosaic_cli.records.runs import SCHEMA, RunFiles
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.rounds import Federation
     from fedmosaic_cli.records.shards import Shards
 
@@ -68,6 +69,7 @@ def run(
     shards: Shards,
     files: RunFiles,
     device_name: str,
+    place: Place,
     arguments: Sequence[str] = (),
     asked_to_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
@@ -77,10 +79,10 @@ def run(
         return
     one_core()
     device = find_device(device_name)
-    federation = assemble(config, dataset_of(shards), shards.partition, device)
+    federation = assemble(config, *open_shards(shards, place), device)
     with files.locked(), federation.workers:
         yield from go_back(files, federation, device)
-        files.create(config.to_dict(), environment(device, federation.workers.count, arguments))
+        files.create(config.to_dict(), environment(device, federation.workers.count, shards.path, arguments))
         for event in record_rounds(config, files, federation, asked_to_stop):
             yield event
             if isinstance(event, Stopped):
@@ -140,12 +142,18 @@ def save_models(files: RunFiles, federation: Federation) -> None:
 
 
 def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary of a finished run. The number is the last round's; the best round is there for information."""
+    """The summary of a finished run. The number is the last round's.
+
+    The best round is there for information: chosen on validation data, where clients set some aside, it may be used;
+    chosen on test data it flatters.
+    """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
     means = {number: fmean(row["accuracy"] for row in played) for number, played in by_round.items()}
-    best = max(means, key=lambda number: (means[number], -number))
+    chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
+    marks = {number: fmean(row[chosen_by] for row in played) for number, played in by_round.items()}
+    best = max(marks, key=lambda number: (marks[number], -number))
     last = [row["accuracy"] for row in by_round[config.train.rounds]]
     sizes = shards.test_sizes()
     method, content = config.method, config.to_dict()
@@ -164,7 +172,11 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},
-        "best_round": {"round": best, "client_mean": means[best]},
+        "best_round": {
+            "round": best,
+            "client_mean": means[best],
+            "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
+        },
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
     }

@@ -10,7 +10,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import FedMosaicError, RunStateError
-from fedmosaic_cli.records.files import new_directory, read_json, sha256, to_json, write, write_json
+from fedmosaic_cli.files import new_directory, read_json, sha256, to_json, write, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

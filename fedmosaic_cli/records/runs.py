@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import RequestError, RunStateError
-from fedmosaic_cli.records.files import is_temporary, read_json, write, write_json
+from fedmosaic_cli.files import is_temporary, read_json, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ LOCK = ".lock"
 LOGS = ("rounds.jsonl", "timings.jsonl")
 
 
-SPLITS = ("test", "train")
+SPLITS = ("test", "train", "val")
 REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
 
 
@@ -149,6 +149,12 @@ class RunFiles:
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / SUMMARY, summary)
+
+    def environment(self) -> dict[str, Any]:
+        """What env.json tells, if it is there to tell it."""
+        path = self.path / "env.json"
+        content = read_json(path) if path.is_file() else {}
+        return content if isinstance(content, dict) else {}
 
     def summary(self) -> dict[str, Any]:
         content = read_json(self.path / SUMMARY)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.files import sha256, to_json
 from fedmosaic_cli.records.runs import SUMMARY, RunFiles
 from fedmosaic_cli.report.verdict import Verdict, judge
 

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.sources.digits import load_digits
-from fedmosaic_cli.data.sources.digits_domains import DOMAINS, load_digits_domains
-from fedmosaic_cli.errors import unknown
+from fedmosaic_cli.data.download import fetch
+from fedmosaic_cli.data.sources import (
+    cifar10,
+    digits,
+    digits_domains,
+    domainnet,
+    fashion_mnist,
+    folder,
+    npz,
+    office10,
+    pfllib,
+)
+from fedmosaic_cli.data.sources.source import Wanted
+from fedmosaic_cli.errors import RequestError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
     from fedmosaic_cli.data.dataset import Dataset
-
-
-@dataclass(frozen=True)
-class Source:
-    """`public_size` is the size of the public set when nobody asks for another."""
-
-    load: Callable[[], Dataset]
-    about: str
-    public_size: int
-    domains: tuple[str, ...] = ()
-
+    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.data.settings import DataSettings
+    from fedmosaic_cli.data.sources.source import Source
 
 SOURCES = {
-    "digits": Source(load_digits, "1,797 handwritten digits, 8x8 (embedded)", public_size=300),
-    "digits-domains": Source(
-        load_digits_domains,
-        "the same digits, each seen in one of five synthetic domains (embedded)",
-        public_size=300,
-        domains=tuple(DOMAINS),
-    ),
+    "digits": digits.SOURCE,
+    "digits-domains": digits_domains.SOURCE,
+    "fashion-mnist": fashion_mnist.SOURCE,
+    "cifar10": cifar10.SOURCE,
+    "office10": office10.SOURCE,
+    "domainnet": domainnet.SOURCE,
+    "folder": folder.SOURCE,
+    "npz": npz.SOURCE,
+    "pfllib": pfllib.SOURCE,
 }
+# What is fetched without being asked for: a matter of a minute, not of an evening and a disk.
+SMALL_BYTES = 1_000_000_000
 
 
 def find_source(name: str) -> Source:
@@ -41,3 +47,22 @@ def find_source(name: str) -> Source:
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES, "data.dataset", "'fedmosaic doctor' lists them")
     return SOURCES[name]
+
+
+def locate(name: str, place: Place) -> Path:
+    """Where the data set lies."""
+    source = find_source(name)
+    path = source.find(place.data_dir)
+    if path is None:
+        raise RequestError(f"data set '{name}' is not here ({place.data_dir}): {source.how_to_get}")
+    return path
+
+
+def load_dataset(settings: DataSettings, place: Place) -> Dataset:
+    """The data set of resolved `settings`. A small one that is published is fetched where it is missing."""
+    source = find_source(settings.dataset)
+    if source.find(place.data_dir) is None and 0 < sum(file.size for file in source.downloads) <= SMALL_BYTES:
+        fetch(source.downloads, place)
+    wanted = Wanted(place, settings.domains, settings.image_size)
+    dataset = source.load(locate(settings.dataset, place), wanted)
+    return dataset.only(settings.domains) if settings.domains else dataset

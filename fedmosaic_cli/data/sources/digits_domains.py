@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.sources.digits import load_digits
+from fedmosaic_cli.data.sources.digits import embedded, load_digits
+from fedmosaic_cli.data.sources.source import Facts, Source, Wanted
 from fedmosaic_cli.seeds import generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -64,7 +66,7 @@ DOMAINS: dict[str, Callable[[Images], Images]] = {
 }
 
 
-def load_digits_domains() -> Dataset:
+def load(path: Path, wanted: Wanted) -> Dataset:
     """The 1,797 digits, a fifth of each class in each of the five domains."""
     digits = load_digits()
     domains = deal_evenly(digits.labels, len(DOMAINS))
@@ -87,3 +89,14 @@ def deal_evenly(labels: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     dealt = np.empty(len(labels), dtype=np.int64)
     dealt[by_class] = np.arange(len(labels)) % parts
     return dealt
+
+
+SOURCE = Source(
+    about="the same digits, each seen in one of five synthetic domains",
+    find=embedded,
+    load=load,
+    how_to_get="it is embedded",
+    public_size=300,
+    domains=tuple(DOMAINS),
+    facts=Facts(classes=10, channels=1, side=8, train=1797),
+)

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedmosaic_cli.errors import RequestError
 
@@ -18,13 +19,26 @@ if TYPE_CHECKING:
 
 def write(path: Path, data: bytes) -> None:
     """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
+    write_stream(path, BytesIO(data))
+
+
+def write_stream(path: Path, content: BinaryIO) -> None:
+    """The same for content that need not fit into memory."""
     temporary = temporary_name(path)
     with temporary.open("wb") as file:
-        file.write(data)
+        shutil.copyfileobj(content, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def write_inside(path: Path, data: bytes) -> None:
+    """Write a file of a `new_directory`, which is nobody's yet: one call to make it last, no detour by a rename."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def temporary_name(path: Path) -> Path:
@@ -65,6 +79,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        sync_directory(temporary)
         temporary.rename(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,40 @@
+"""`fedmosaic fetch`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedmosaic_cli.cli.console import say
+from fedmosaic_cli.cli.options import DataDirOption, DebugOption, QuietOption
+from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.errors import RequestError
+
+
+def fetch(
+    datasets: Annotated[list[str], typer.Argument(metavar="DATASET", help="E.g. cifar10 fashion-mnist domainnet.")],
+    data_dir: DataDirOption = None,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Download data sets, checked by size and SHA-256; a broken download goes on where it stopped.
+
+    Small ones are fetched by 'train' and 'partition' themselves; DomainNet (18 GB) only on request.
+
+    \b
+    [bold]Example[/bold]
+    fedmosaic fetch cifar10 domainnet --data-dir ~/data
+    """
+    from fedmosaic_cli.data.download import fetch as download
+    from fedmosaic_cli.data.sources import find_source
+
+    sources = {name: find_source(name) for name in datasets}
+    for name, source in sources.items():
+        if not source.downloads:
+            raise RequestError(f"'{name}' cannot be downloaded (fedmosaic fetch): {source.how_to_get}")
+    with data_place(data_dir, quiet) as place:
+        for name, source in sources.items():
+            if source.find(place.data_dir) is None:
+                download(source.downloads, place)
+            say(f"{name}: {source.find(place.data_dir)}")

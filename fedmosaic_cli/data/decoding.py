@@ -1,0 +1,124 @@
+"""From image files to rows of one uint8 array. Runs in worker processes, so it imports little.
+
+What is done with odd files: grey and palette images become RGB; transparency is laid over white; CMYK is converted;
+16-bit grey keeps its upper 8 bits; an EXIF rotation is applied; of an animation the first frame counts. A file that
+cannot be decoded to the end is left out and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Part of every cache key: raise it when the treatment of files changes.
+TREATMENT = 1
+ROTATED_FORMATS = ("TIFF", "MPO")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some of the files, in order, and the rows of the array in the file `target` that they belong in."""
+
+    target: str
+    first_row: int
+    paths: list[str]
+    side: int | None
+
+
+@dataclass
+class Decoded:
+    """What became of a chunk: a digest a file, what was odd and how often, and which rows failed for which reason."""
+
+    digests: bytes = b""
+    oddities: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)
+    all_grey: bool = True
+
+
+class OtherSizeError(ValueError):
+    """Images of different sizes, and nobody said which size they should get."""
+
+
+def decode_chunk(chunk: Chunk) -> Decoded:
+    """Decode the files of a chunk into their rows."""
+    array, result, digests = opened(chunk.target), Decoded(), []
+    for row, path in enumerate(chunk.paths, start=chunk.first_row):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - a Path would cost as much as the read
+                content = file.read()
+        except OSError as error:
+            content = b""
+            result.failures[row] = str(error.strerror)
+        digests.append(hashlib.blake2b(content, digest_size=16).digest())
+        if row in result.failures:
+            continue
+        try:
+            pixels = decode(content, chunk.side, result)
+        except Exception as error:  # Pillow answers hostile files with exceptions of any kind
+            result.failures[row] = f"{error}" or type(error).__name__
+            continue
+        if pixels.shape != array.shape[1:]:
+            raise OtherSizeError(f"{path} is {size_of(pixels)}, another one {size_of(array[0])}")
+        array[row] = pixels
+    result.digests = b"".join(digests)
+    return result
+
+
+def decode(content: bytes, side: int | None, result: Decoded) -> NDArray[np.uint8]:
+    """One image as uint8 [height, width, 3]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        image: Image.Image = Image.open(io.BytesIO(content))
+    if getattr(image, "n_frames", 1) > 1:
+        result.oddities["animated"] += 1
+    may_be_rotated = "exif" in image.info or image.format in ROTATED_FORMATS
+    if may_be_rotated and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        result.oddities["rotated"] += 1
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        result.all_grey = False
+    else:
+        image = to_rgb(image, result)
+    if side is not None and image.size != (side, side):
+        image = image.resize((side, side), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
+    """An image of another kind as RGB."""
+    if image.mode.startswith("I"):
+        result.oddities["16-bit"] += 1
+        values = np.asarray(image)
+        return Image.fromarray((values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)).convert("RGB")
+    if image.mode in ("1", "L"):
+        result.oddities["grey"] += 1
+        return image.convert("RGB")
+    result.all_grey = False
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        result.oddities["transparent"] += 1
+        paper = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
+    result.oddities[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
+    return image.convert("RGB")
+
+
+@lru_cache(maxsize=1)
+def opened(target: str) -> NDArray[np.uint8]:
+    """The array to fill; a worker opens it once."""
+    array: NDArray[np.uint8] = np.load(target, mmap_mode="r+")
+    return array
+
+
+def size_of(pixels: NDArray[np.uint8]) -> str:
+    return f"{pixels.shape[1]}x{pixels.shape[0]}"

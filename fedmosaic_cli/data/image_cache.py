@@ -1,0 +1,212 @@
+"""Image files, decoded once: all processors fill one array on disk, which is mapped into memory ever after.
+
+An array is named by what it was decoded from (the contents of the files, their order, the treatment). Beside it lies,
+for each list of files seen (paths, sizes, times), which array is theirs; so a second look reads no image. All of it may
+be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmosaic_cli.data.decoding import TREATMENT, Chunk, Decoded, OtherSizeError, decode, decode_chunk
+from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.files import temporary_name, to_json, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fedmosaic_cli.data.folders import ImageFile
+    from fedmosaic_cli.data.place import Place
+
+CHUNK = 256
+# Below this, starting processes takes longer than decoding.
+WORTH_PROCESSES_BYTES = 8_000_000
+WORTH_PROCESSES_FILES = 2_000
+BLOCK_ROWS = 4_096
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """`images` are the files at the positions `kept`; `content` stands for all that they were decoded from."""
+
+    images: NDArray[np.uint8]
+    kept: NDArray[np.int64]
+    content: str
+    remarks: tuple[str, ...]
+
+
+def load_images(root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Pictures:
+    """The images of `files`, from the cache or decoded now."""
+    if not files:
+        raise RequestError(f"no images here ({root}): put them into a directory a class")
+    folder = place.cache_dir / "images"
+    seen = folder / f"seen-{listing_key(root, files, side)}.json"
+    return recall(seen) or decode_all(root, files, side, folder, seen, place)
+
+
+def listing_key(root: Path, files: Sequence[ImageFile], side: int | None) -> str:
+    """Stands for a list of files as they lie on disk."""
+    lines = [f"{TREATMENT} {side} {root.resolve()}", *(f"{f.name}\0{f.size}\0{f.modified}" for f in files)]
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def recall(seen: Path) -> Pictures | None:
+    """What was decoded before, if all of it is still there."""
+    try:
+        note = json.loads(seen.read_bytes())
+        images = np.load(seen.with_name(f"{note['content']}.npy"), mmap_mode="c", allow_pickle=False)
+        kept = np.delete(np.arange(note["files"]), note["left_out"])
+        if images.dtype != np.uint8 or len(images) != len(kept):
+            return None
+        return Pictures(images, kept, note["content"], tuple(note["remarks"]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError):
+        return None
+
+
+def decode_all(
+    root: Path, files: Sequence[ImageFile], side: int | None, folder: Path, seen: Path, place: Place
+) -> Pictures:
+    """Decode everything and remember it."""
+    paths = [os.path.join(root, file.name) for file in files]  # noqa: PTH118 - for so many, plain texts
+    shape = (len(files), *first_shape(root, paths, side))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch_array(folder / f"{seen.stem}.npy", shape) as scratch:
+            outcome = fill(scratch, paths, sum(file.size for file in files), side, place)
+            digest = hashlib.sha256(repr((TREATMENT, side, outcome.all_grey)).encode() + outcome.digests)
+            content = digest.hexdigest()[:40]
+            left_out = sorted(outcome.failures)
+            if len(left_out) == len(files):
+                raise RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].name}")
+            settle(scratch, folder / f"{content}.npy", left_out, channels=1 if outcome.all_grey else 3)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the image cache: {error.strerror or error} ({folder}): make room, or set FEDMOSAIC_CACHE"
+        ) from None
+    names = {row: files[row].name for row in left_out}
+    note = {
+        "files": len(files),
+        "left_out": left_out,
+        "content": content,
+        "remarks": remarks_of(outcome, names),
+    }
+    write(seen, to_json(note))
+    found = recall(seen)
+    if found is None:
+        raise ResourceError(f"the image cache does not keep what is written to it ({folder}): set FEDMOSAIC_CACHE")
+    return found
+
+
+def first_shape(root: Path, paths: list[str], side: int | None) -> tuple[int, int, int]:
+    """The shape of an image: as asked for, or that of the first one that can be read."""
+    if side is not None:
+        return side, side, 3
+    for path in paths:
+        try:
+            height, width, channels = decode(Path(path).read_bytes(), None, Decoded()).shape
+        except Exception:  # named later, with the other unreadable ones
+            continue
+        return height, width, channels
+    raise RequestError(f"none of {len(paths)} images can be read ({root}): check the files")
+
+
+@contextmanager
+def scratch_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
+    """A file that holds an array of this shape, gone afterwards if nobody moved it away."""
+    scratch = temporary_name(path)
+    need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
+    if need > free:
+        raise ResourceError(
+            f"decoded images need {need / 1e9:.2f} GB and there are {free / 1e9:.2f} GB free ({path.parent}): "
+            "make room, set FEDMOSAIC_CACHE, or choose a smaller --image-size"
+        )
+    try:
+        np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the middle
+            with scratch.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, scratch.stat().st_size)
+        yield scratch
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def fill(scratch: Path, paths: list[str], size: int, side: int | None, place: Place) -> Decoded:
+    """Decode all files into the array, on all processors where that pays."""
+    chunks = [Chunk(str(scratch), at, paths[at : at + CHUNK], side) for at in range(0, len(paths), CHUNK)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    total, done = Decoded(), 0
+    try:
+        for part, chunk in zip(spread(chunks, cores, size, len(paths)), chunks, strict=True):
+            total.digests += part.digests
+            total.oddities += part.oddities
+            total.failures |= part.failures
+            total.all_grey &= part.all_grey
+            done += len(chunk.paths)
+            place.watch("decoding images", done, len(paths))
+    except OtherSizeError as error:
+        raise RequestError(f"images differ in size: {error} (data.image_size): add --image-size 64, say") from None
+    return total
+
+
+def spread(chunks: list[Chunk], cores: int, size: int, files: int) -> Iterator[Decoded]:
+    """The chunks, decoded, in order."""
+    if min(cores, len(chunks)) < 2 or (size < WORTH_PROCESSES_BYTES and files < WORTH_PROCESSES_FILES):
+        yield from map(decode_chunk, chunks)
+        return
+    # A fresh process is safe to start whatever threads this one has.
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(cores, len(chunks)), mp_context=fresh) as pool:
+        try:
+            yield from pool.map(decode_chunk, chunks)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def settle(scratch: Path, target: Path, left_out: list[int], channels: int) -> None:
+    """Give the array its name, without the rows that failed and the channels that say nothing."""
+    if target.exists():
+        return
+    array: Any = np.load(scratch, mmap_mode="r")
+    if not left_out and channels == array.shape[-1]:
+        scratch.replace(target)
+        return
+    kept = np.delete(np.arange(len(array)), left_out)
+    smaller = temporary_name(target)
+    try:
+        shape = (len(kept), *array.shape[1:-1], channels)
+        out = np.lib.format.open_memmap(smaller, mode="w+", dtype=np.uint8, shape=shape)
+        for start in range(0, len(kept), BLOCK_ROWS):
+            rows = kept[start : start + BLOCK_ROWS]
+            out[start : start + len(rows)] = array[rows][..., :channels]
+        out.flush()
+        smaller.replace(target)
+    finally:
+        smaller.unlink(missing_ok=True)
+
+
+def remarks_of(outcome: Decoded, names: dict[int, str]) -> list[str]:
+    """What was odd, in words."""
+    counts = Counter(outcome.oddities)
+    if outcome.all_grey:
+        counts.pop("grey", None)
+    remarks = [f"{count} {kind} images were converted" for kind, count in sorted(counts.items())]
+    remarks += [
+        f"left out, cannot be read: {names[row]} ({reason})" for row, reason in sorted(outcome.failures.items())
+    ]
+    return remarks

@@ -1,0 +1,39 @@
+"""Where data lies on this machine. None of it decides a result."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # (what is being done, how much of it, out of how much)
+    Watch = Callable[[str, int, int], None]
+
+
+def default_cache() -> Path:
+    """FEDMOSAIC_CACHE, or a directory of ours where the desktop's rules put caches."""
+    given = os.environ.get("FEDMOSAIC_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmosaic"
+
+
+def unseen(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work.
+
+    `chosen`: somebody named the data directory, so nothing is looked for elsewhere.
+    """
+
+    data_dir: Path = Path("data")
+    chosen: bool = False
+    cache_dir: Path = field(default_factory=default_cache)
+    watch: Watch = unseen

@@ -1,0 +1,113 @@
+"""The user's own arrays in one npz file: `x` images, `y` labels; `domain`, `test` and `client` where there are such.
+
+`x` is uint8 [examples, height, width] or [examples, height, width, channels], `y` whole numbers or names. `domain` are
+names or numbers, `test` marks the test part, `client` numbers who holds an example (scheme `natural`).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.data.sources.source import Look, Source, Wanted
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+KNOWN = ("x", "y", "domain", "test", "client")
+CHANNELS = (1, 3)
+MOST_CLASSES = 65_536
+
+
+def find(data_dir: Path) -> Path | None:
+    """The file itself, or the only npz file in the directory."""
+    if data_dir.is_file():
+        return data_dir
+    files = sorted(data_dir.glob("*.npz")) if data_dir.is_dir() else []
+    if len(files) > 1:
+        raise RequestError(f"{len(files)} npz files here ({data_dir}): name one of them with --data-dir")
+    return files[0] if files else None
+
+
+def load(path: Path, wanted: Wanted) -> Dataset:
+    """The arrays, checked."""
+    arrays = read(path, KNOWN)
+    images = as_images(arrays["x"], path)
+    size = len(images)
+    labels, class_names = as_names(column(arrays, "y", size, path), "y", path)
+    domains: NDArray[np.int64] | None = None
+    domain_names: tuple[str, ...] = ()
+    if "domain" in arrays:
+        domains, domain_names = as_names(column(arrays, "domain", size, path), "domain", path)
+    test = column(arrays, "test", size, path).astype(bool) if "test" in arrays else None
+    holders = None
+    if "client" in arrays:
+        holders = np.unique(column(arrays, "client", size, path), return_inverse=True)[1].astype(np.int64)
+    return Dataset("npz", images, labels, class_names, domains, domain_names, test, holders)
+
+
+def look(path: Path) -> Look:
+    arrays = read(path, ("y", "domain", "client"))
+    domains = as_names(arrays["domain"], "domain", path)[1] if "domain" in arrays else ()
+    return Look(len(arrays["y"]), domains, len(np.unique(arrays["client"])) if "client" in arrays else None)
+
+
+def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Those arrays of the file that are asked for."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            strange = set(content.files) - set(KNOWN)
+            if strange:
+                raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(KNOWN)}")
+            missing = {"x", "y"} - set(content.files)
+            if missing:
+                raise RequestError(f"no array '{min(missing)}' ({path}): x are the images, y the labels")
+            return {name: content[name] for name in names if name in content.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise RequestError(f"cannot read: {error} ({path}): write it with numpy.savez(file, x=..., y=...)") from None
+
+
+def as_images(x: NDArray[Any], path: Path) -> NDArray[np.uint8]:
+    if x.dtype != np.uint8:
+        raise RequestError(f"x is {x.dtype}, not uint8 ({path}): save pixels from 0 to 255")
+    images = x[..., None] if x.ndim == 3 else x
+    if images.ndim != 4 or images.shape[-1] not in CHANNELS or 0 in images.shape:
+        raise RequestError(
+            f"x has shape {x.shape} ({path}): it must be [n, height, width] or [n, height, width, 1 or 3]"
+        )
+    return images
+
+
+def column(arrays: dict[str, NDArray[Any]], name: str, size: int, path: Path) -> NDArray[Any]:
+    """One value an example."""
+    values = arrays[name]
+    if values.shape != (size,):
+        raise RequestError(f"{name} has shape {values.shape} and x {size} examples ({path}): there must be one each")
+    return values
+
+
+def as_names(values: NDArray[Any], what: str, path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Numbers for names that occur, or for whole numbers from 0 on, which name themselves."""
+    if values.dtype.kind in "iu":
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < MOST_CLASSES:
+            raise RequestError(f"{what} runs from {values.min()} to {values.max()} ({path}): number from 0 on")
+        return values.astype(np.int64), tuple(str(number) for number in range(int(values.max(initial=-1)) + 1))
+    if values.dtype.kind != "U":
+        raise RequestError(f"{what} is {values.dtype} ({path}): it must be whole numbers or texts")
+    names, numbers = np.unique(values, return_inverse=True)
+    return numbers.astype(np.int64), tuple(names.tolist())
+
+
+SOURCE = Source(
+    about="your arrays in <data-dir>/*.npz: x, y and, if you have them, domain, test, client",
+    find=find,
+    load=load,
+    how_to_get="name the file with --data-dir",
+    look=look,
+)

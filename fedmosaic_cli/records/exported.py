@@ -1,0 +1,58 @@
+"""Shards that carry their examples: what a machine needs that has no copy of the data set.
+
+Beside its indices a client's file holds `<part>_images` and `<part>_labels`; the public one `images`, never labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.records.shards import MANIFEST, PUBLIC, client_file, load_arrays
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedmosaic_cli.data.partition import Partition
+    from fedmosaic_cli.records.shards import Shards
+
+NO_LABEL = -1
+
+
+def load_exported(shards: Shards) -> tuple[Dataset, Partition]:
+    """The examples of exported shards as a data set of their own, and the partition in its numbering."""
+    manifest = shards.manifest
+    try:
+        digests = dict(manifest["export"])
+        public = load_arrays(shards.path / PUBLIC, ["images"], digests[PUBLIC])["images"]
+        images: list[NDArray[Any]] = [public]
+        labels: list[NDArray[Any]] = [np.full(len(public), NO_LABEL)]
+        moved, at = [], len(public)
+        for shard in shards.partition.shards:
+            name = client_file(shard.client)
+            names = [f"{part}_{what}" for part in shard.parts() for what in ("images", "labels")]
+            arrays = load_arrays(shards.path / name, names, digests[name])
+            places: dict[str, Any] = {}
+            for part, index in shard.parts().items():
+                images.append(arrays[f"{part}_images"])
+                labels.append(arrays[f"{part}_labels"])
+                places["validation" if part == "val" else part] = np.arange(at, at + len(index))
+                at += len(index)
+            # The labels in the file are the client's own: nothing is left to turn around or to disturb.
+            moved.append(replace(shard, **places, flipped=False, noisy_labels=None))
+        dataset = Dataset(
+            name=manifest["dataset"],
+            images=np.concatenate(images),
+            labels=np.concatenate(labels),
+            class_names=tuple(manifest["class_names"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise RequestError(
+            f"the manifest does not describe its examples ({shards.path / MANIFEST}): export the shards anew"
+        ) from None
+    partition = replace(shards.partition, shards=tuple(moved), public=np.arange(len(public)))
+    return dataset, partition
