@@ -14,7 +14,7 @@ import fedmosaic_cli
 ROOT = Path(fedmosaic_cli.__file__).parent
 
 # Each part may import itself, what stands in its line, and the leaves.
-LEAVES = {"errors", "seeds", "settings", ""}
+LEAVES = {"errors", "files", "seeds", "settings", ""}
 ALLOWED = {
     "cotraining": set(),
     "data": set(),
@@ -27,6 +27,7 @@ ALLOWED = {
     "experiment": {"config", "records", "methods", "engine", "models", "data"},
     "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
     "errors": set(),
+    "files": set(),
     "seeds": set(),
     "settings": set(),
 }

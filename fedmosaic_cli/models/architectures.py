@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.models.alexnet import AlexNetBN
+from fedmosaic_cli.models.cnn import CNN, CNNBN
 from fedmosaic_cli.models.mlp import MLP
+from fedmosaic_cli.models.vit import TinyViT, ViT
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedmosaic_cli.models.settings import ModelSettings
 
-ARCHITECTURES = {"mlp": MLP}
+ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetBN, "vit": ViT, "vit-tiny": TinyViT}
 
 
 def build(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from fedmosaic_cli.settings import Integers, Section
 
+Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
+
 
 class ModelSettings(Section):
-    """`hidden` are the widths of the hidden layers."""
+    """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all the others.
 
-    name: Literal["mlp"] = "mlp"
+    `patch` is the side of the squares that a vit cuts images into; None is 16 for vit and 4 for vit-tiny.
+    """
+
+    name: Architecture = "mlp"
     hidden: Integers = (64,)
+    width: Annotated[float, Field(ge=1 / 16, le=4)] = 1.0
+    patch: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @field_validator("hidden")
     @classmethod
@@ -21,3 +28,7 @@ class ModelSettings(Section):
         if any(not 1 <= width <= 65_536 for width in hidden):
             raise ValueError("a list of widths between 1 and 65536")
         return hidden
+
+    def scaled(self, channels: int) -> int:
+        """So many channels, made wider or narrower."""
+        return max(1, round(channels * self.width))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.data.download import Download
-from fedmosaic_cli.data.sources.lists import find_domains, load_domains
+from fedmosaic_cli.data.sources.lists import Catalogue, find_domains, load_domains
 from fedmosaic_cli.data.sources.source import Facts, Source, Wanted
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ CLASSES = (
     "wine_glass",
     "zebra",
 )
+CATALOGUE = Catalogue("domainnet", DOMAINS, CLASSES)
 SITE = "http://csr.bu.edu/ftp/visda/2019/multi-source"
 # Below the site: file, bytes, SHA-256.
 ARCHIVES = (
@@ -61,7 +62,7 @@ def find(data_dir: Path) -> Path | None:
 
 
 def load(path: Path, wanted: Wanted) -> Dataset:
-    return load_domains("domainnet", path, DOMAINS, CLASSES, wanted)
+    return load_domains(CATALOGUE, path, wanted)
 
 
 def published(path: str, size: int, sha256: str) -> Download:

@@ -6,7 +6,7 @@ three parts count. Where there are no lists, a fifth of each domain is set apart
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,24 @@ def find_domains(folders: tuple[Path, ...], domains: tuple[str, ...]) -> Path | 
     return next((folder for folder in folders if any((folder / name).is_dir() for name in domains)), None)
 
 
-def load_domains(name: str, root: Path, domains: tuple[str, ...], classes: tuple[str, ...], wanted: Wanted) -> Dataset:
-    """The images of the given domains and classes, each domain in the order of its lists, training part first."""
-    chosen = wanted.domains or domains
+@dataclass(frozen=True)
+class Catalogue:
+    """A data set's domains and classes, and other names under which a class is found on disks and in lists."""
+
+    name: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def own_name(self, path: str) -> str:
+        """`domain/class/file` of any path to a file, with our name for the class."""
+        domain, label, file = ["", "", *path.replace("\\", "/").split("/")][-3:]
+        return f"{domain}/{self.aliases.get(label, label)}/{file}"
+
+
+def load_domains(catalogue: Catalogue, root: Path, wanted: Wanted) -> Dataset:
+    """The images of the wanted domains, each domain in the order of its lists, training part first."""
+    name, chosen = catalogue.name, wanted.domains or catalogue.domains
     missing = [domain for domain in chosen if not (root / domain).is_dir()]
     if missing:
         there = [domain for domain in chosen if domain not in missing]
@@ -44,59 +59,63 @@ def load_domains(name: str, root: Path, domains: tuple[str, ...], classes: tuple
         )
     files, without_lists = [], []
     for domain in chosen:
-        held = images_of(root, domain, classes)
-        listed = {part: read_list(root, domain, part) for part in ("train", "test")}
+        held = images_of(catalogue, root, domain)
+        listed = {part: read_list(catalogue, root, domain, part) for part in ("train", "test")}
         if all(names is not None for names in listed.values()):
-            files += [file for part, names in listed.items() for file in in_list_order(held, names or [], part, root)]
+            for part, names in listed.items():
+                files += in_list_order(catalogue, held, names or [], part, root)
         else:
             without_lists.append(domain)
             files += set_apart(held, name, domain)
-    dataset = to_dataset(name, root, files, wanted.image_size, wanted.place, classes, chosen)
+    dataset = to_dataset(name, root, files, wanted.image_size, wanted.place, catalogue.classes, chosen)
     if without_lists:
         remark = f"no lists for {', '.join(without_lists)}: {TEST_SHARE:.0%} of each was set apart for testing"
         dataset = replace(dataset, remarks=(*dataset.remarks, remark))
     return dataset
 
 
-def images_of(root: Path, domain: str, classes: tuple[str, ...]) -> list[ImageFile]:
-    """What lies in the directories of the given classes."""
-    there = set(directories(root, domain))
-    missing = [name for name in classes if name not in there]
+def images_of(catalogue: Catalogue, root: Path, domain: str) -> list[ImageFile]:
+    """What lies in the directories of our classes, under our names for them."""
+    there = {catalogue.aliases.get(name, name): name for name in directories(root, domain)}
+    missing = [name for name in catalogue.classes if name not in there]
     if missing:
         raise RequestError(f"no class '{missing[0]}' in domain '{domain}' ({root / domain}): put it there")
-    return in_classes(root, [f"{domain}/{name}" for name in classes], domain, "")
+    files = in_classes(root, [f"{domain}/{there[name]}" for name in catalogue.classes], domain, "")
+    return [file._replace(label=catalogue.aliases.get(file.label, file.label)) for file in files]
 
 
-def read_list(root: Path, domain: str, part: str) -> list[str] | None:
-    """`domain/class/file` for every line of a list, or None where there is no list."""
+def read_list(catalogue: Catalogue, root: Path, domain: str, part: str) -> list[str] | None:
+    """Our name of every file in a list, or None where there is no list."""
     for folder in (root, root / "splits", root / "txt"):
         text, pickled = folder / f"{domain}_{part}.txt", folder / f"{domain}_{part}.pkl"
         if text.is_file():
             lines = text.read_text(encoding="utf-8", errors="replace").splitlines()
-            return ["/".join(line.rsplit(maxsplit=1)[0].split("/")[-3:]) for line in lines if line.strip()]
+            return [catalogue.own_name(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
         if pickled.is_file():
-            return pickled_list(pickled)
+            return [catalogue.own_name(path) for path in pickled_paths(pickled)]
     return None
 
 
-def pickled_list(path: Path) -> list[str]:
-    """FedBN's lists: a pair of paths and labels."""
+def pickled_paths(path: Path) -> list[str]:
+    """The paths in one of FedBN's lists, which are a pair of paths and labels."""
     content = read_pickle(path)
     try:
-        paths = [p.decode() if isinstance(p, bytes) else str(p) for p in content[0]]
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in content[0]]
     except (TypeError, KeyError, IndexError, UnicodeDecodeError):
         raise RequestError(f"not a list of paths and labels ({path}): fetch it anew") from None
-    return ["/".join(name.replace("\\", "/").split("/")[-3:]) for name in paths]
 
 
-def in_list_order(held: list[ImageFile], names: list[str], part: str, root: Path) -> list[ImageFile]:
+def in_list_order(
+    catalogue: Catalogue, held: list[ImageFile], names: list[str], part: str, root: Path
+) -> list[ImageFile]:
     """The listed files of our classes. A listed file that is not there is an error."""
-    by_name = {file.name: file for file in held}
-    ours = {file.name.rsplit("/", 1)[0] for file in held}
-    listed = [name for name in names if name.rsplit("/", 1)[0] in ours]
+    by_name = {catalogue.own_name(file.name): file for file in held}
+    listed = [name for name in names if name.split("/")[1] in catalogue.classes]
     lost = [name for name in listed if name not in by_name]
     if lost:
         raise RequestError(f"{len(lost)} listed images are not there, the first is {lost[0]} ({root}): fetch them")
+    if len(set(listed)) < len(listed):
+        raise RequestError(f"the {part} list of {held[0].domain} names an image twice ({root}): fetch it anew")
     return [by_name[name]._replace(part=part) for name in listed]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.sources.lists import find_domains, load_domains
+from fedmosaic_cli.data.sources.lists import Catalogue, find_domains, load_domains
 from fedmosaic_cli.data.sources.source import Facts, Source, Wanted
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ CLASSES = (
     "mug",
     "projector",
 )
+CATALOGUE = Catalogue("office10", DOMAINS, CLASSES, {"backpack": "back_pack", "laptop": "laptop_computer"})
 
 
 def find(data_dir: Path) -> Path | None:
@@ -37,7 +38,7 @@ def find(data_dir: Path) -> Path | None:
 
 
 def load(path: Path, wanted: Wanted) -> Dataset:
-    return load_domains("office10", path, DOMAINS, CLASSES, wanted)
+    return load_domains(CATALOGUE, path, wanted)
 
 
 SOURCE = Source(

@@ -1,0 +1,46 @@
+"""AlexNet with batch normalisation, as FedBN uses it for images of 256x256.
+
+Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, 2012.
+Batch normalisation takes the place of dropout; without it this network hardly trains from scratch with Adam.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedmosaic_cli.models.classifier import Classifier, check_size
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.models.settings import ModelSettings
+
+# Channels, kernel, stride, padding, and whether a pool follows.
+CONVOLUTIONS = (
+    (64, 11, 4, 2, True),
+    (192, 5, 1, 2, True),
+    (384, 3, 1, 1, False),
+    (256, 3, 1, 1, False),
+    (256, 3, 1, 1, True),
+)
+GRID = 6
+HIDDEN = 4096
+
+
+class AlexNetBN(Classifier):
+    """Five convolutions and two hidden layers."""
+
+    def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
+        check_size(settings.name, input_shape, least=64)
+        layers: list[nn.Module] = []
+        channels = input_shape[0]
+        for size, kernel, stride, padding, pool in CONVOLUTIONS:
+            outputs = settings.scaled(size)
+            layers += [nn.Conv2d(channels, outputs, kernel, stride, padding), nn.BatchNorm2d(outputs), nn.ReLU()]
+            layers += [nn.MaxPool2d(3, 2)] if pool else []
+            channels = outputs
+        layers += [nn.AdaptiveAvgPool2d(GRID), nn.Flatten()]
+        features, hidden = channels * GRID * GRID, settings.scaled(HIDDEN)
+        for inputs in (features, hidden):
+            layers += [nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+        super().__init__(nn.Sequential(*layers), hidden, num_classes)

@@ -1,0 +1,34 @@
+"""What all architectures have in common: a body that turns images into features, and a linear head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Classifier(nn.Module):
+    """Logits are head(body(inputs))."""
+
+    def __init__(self, body: nn.Module, features: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(features, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(inputs))
+        return logits
+
+
+def check_size(name: str, input_shape: tuple[int, int, int], least: int) -> None:
+    """Refuse images that an architecture cannot see."""
+    _, height, width = input_shape
+    if min(height, width) < least:
+        raise RequestError(
+            f"{name} needs images of at least {least}x{least}, these are {width}x{height} (model.name): use mlp"
+        )

@@ -1,0 +1,53 @@
+"""Small convolutional networks for images of about 32x32.
+
+The layers are those of the network that PFLlib calls FedAvgCNN: two 5x5 convolutions of 32 and 64 channels without
+padding, each followed by a 2x2 pool, then 512 hidden units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedmosaic_cli.models.classifier import Classifier, check_size
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.models.settings import ModelSettings
+
+KERNEL = 5
+
+
+class CNN(Classifier):
+    """Two convolutions and a hidden layer."""
+
+    batch_norm = False
+
+    def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
+        check_size(settings.name, input_shape, least=16)
+        channels, height, width = input_shape
+        first, second, hidden = (settings.scaled(size) for size in (32, 64, 512))
+        flat = second * pooled(pooled(height)) * pooled(pooled(width))
+        body = nn.Sequential(
+            *self._block(channels, first),
+            *self._block(first, second),
+            nn.Flatten(),
+            nn.Linear(flat, hidden),
+            nn.ReLU(),
+        )
+        super().__init__(body, hidden, num_classes)
+
+    def _block(self, inputs: int, outputs: int) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(outputs)] if self.batch_norm else []
+        return [nn.Conv2d(inputs, outputs, KERNEL), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+
+
+class CNNBN(CNN):
+    """The same with batch normalisation after each convolution."""
+
+    batch_norm = True
+
+
+def pooled(side: int) -> int:
+    """The side of an image after a convolution and a pool."""
+    return (side - KERNEL + 1) // 2
