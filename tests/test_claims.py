@@ -11,7 +11,8 @@ from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import resolve_run
 from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.sources import find_source
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.sources import load_dataset
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.experiment.assemble import assemble
 from tests.toys import CPU
@@ -28,8 +29,8 @@ def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()
     layers.add_all(load_preset(preset).layers)
     for change in changes:
         layers.set(change)
-    config = resolve_run(preset, layers, method, seed)
-    dataset = find_source(config.data.dataset).load()
+    config = resolve_run(preset, layers, method, seed, Place())
+    dataset = load_dataset(config.data, Place())
     federation = assemble(config, dataset, partition(dataset, config.data, seed), CPU)
     with federation.workers:
         return list(play(federation, config.train.rounds))[-1].rows

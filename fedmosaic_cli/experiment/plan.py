@@ -51,7 +51,8 @@ def pictures(manifest: dict[str, Any]) -> dict[str, bytes]:
 
 
 def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
-    """Deal the data set of resolved settings; nothing is written."""
+    """Deal the data set; nothing is written."""
+    settings = resolve(settings, place)
     dataset = load_dataset(settings, place)
     dealt = partition(dataset, settings, seed)
     found_at = str(locate(settings.dataset, place).absolute())

@@ -12,6 +12,7 @@ from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run import first_difference, flat, resolve_run, stored_run
 from fedmosaic_cli.config.yaml_files import parse, read
+from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import RunFiles
@@ -27,7 +28,7 @@ def layered(*assignments: str, preset: str = "quickstart") -> Layers:
 
 def test_later_layers_win_and_every_value_knows_its_origin():
     layers = layered("train.lr=0.5", preset="quickstart-hybrid")
-    run = resolve_run("x", layers, "fedmosaic", seed=0)
+    run = resolve_run("x", layers, "fedmosaic", seed=0, place=Place())
     assert (run.train.lr, run.train.rounds, run.data.scheme, run.train.momentum) == (0.5, 30, "hybrid", 0.0)
     assert layers.origins["train.lr"] == "--set"
     assert layers.origins["train.rounds"] == "preset quickstart"
@@ -37,8 +38,8 @@ def test_later_layers_win_and_every_value_knows_its_origin():
 
 def test_a_method_reads_its_own_section_only():
     layers = layered("methods.fedct.warmup_rounds=9")
-    assert resolve_run("x", layers, "fedct", 0).method.warmup_rounds == 9
-    assert resolve_run("x", layers, "fedmosaic", 0).method.warmup_rounds == 5
+    assert resolve_run("x", layers, "fedct", 0, Place()).method.warmup_rounds == 9
+    assert resolve_run("x", layers, "fedmosaic", 0, Place()).method.warmup_rounds == 5
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_method_reads_its_own_section_only():
 )
 def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
     with pytest.raises(RequestError) as refused:
-        resolve_run("x", layered(assignment), "fedmosaic", seed=0)
+        resolve_run("x", layered(assignment), "fedmosaic", seed=0, place=Place())
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -87,7 +88,7 @@ def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
 @given(st.text(max_size=30))
 def test_no_assignment_can_do_worse_than_be_refused(text):
     with suppress(RequestError):
-        resolve_run("x", layered(f"train.lr={text}"), "fedmosaic", seed=0)
+        resolve_run("x", layered(f"train.lr={text}"), "fedmosaic", seed=0, place=Place())
 
 
 @pytest.mark.parametrize(
@@ -142,24 +143,27 @@ def test_every_preset_is_valid_for_every_method(preset, method):
     loaded = load_preset(preset)
     assert loaded.description
     assert loaded.path.read_text().startswith("# "), "a preset opens with a comment"
-    assert resolve_run(preset, layered(preset=preset), method, seed=0).method.name == method
+    assert resolve_run(preset, layered(preset=preset), method, seed=0, place=Place()).method.name == method
 
 
 def test_a_stored_run_comes_back_as_it_was(tmp_path):
-    run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3)
+    run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, place=Place())
     files = RunFiles(tmp_path / "run")
     files.create(run.to_dict(), {})
-    assert stored_run(files.config) == run
+    assert stored_run(files.config, Place()) == run
 
 
 def test_a_continuation_may_only_change_what_changes_no_number():
-    old = resolve_run("x", layered(), "local", seed=0)
-    assert first_difference(old, resolve_run("x", layered("train.rounds=40", "train.workers=7"), "local", 0)) is None
-    assert "train.lr was 0.003 and is now 0.5" in first_difference(
-        old, resolve_run("x", layered("train.lr=0.5"), "local", 0)
+    old = resolve_run("x", layered(), "local", seed=0, place=Place())
+    assert (
+        first_difference(old, resolve_run("x", layered("train.rounds=40", "train.workers=7"), "local", 0, Place()))
+        is None
     )
-    assert "fewer" in first_difference(old, resolve_run("x", layered("train.rounds=10"), "local", 0))
-    assert "seed" in first_difference(old, resolve_run("x", layered(), "local", 1))
+    assert "train.lr was 0.003 and is now 0.5" in first_difference(
+        old, resolve_run("x", layered("train.lr=0.5"), "local", 0, Place())
+    )
+    assert "fewer" in first_difference(old, resolve_run("x", layered("train.rounds=10"), "local", 0, Place()))
+    assert "seed" in first_difference(old, resolve_run("x", layered(), "local", 1, Place()))
 
 
 def test_flat_spells_nested_keys_with_dots():
@@ -170,17 +174,17 @@ def test_a_preset_file_extends_its_neighbour_and_may_merge(tmp_path, monkeypatch
     (tmp_path / "base.yaml").write_text("train: {rounds: 7, lr: 1e-2}\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntrain: &t {batch_size: 8}\nmodel: {<<: {name: mlp}}\n")
     monkeypatch.chdir("/")
-    run = resolve_run("x", layered(preset=str(tmp_path / "mine.yaml")), "local", seed=0)
+    run = resolve_run("x", layered(preset=str(tmp_path / "mine.yaml")), "local", seed=0, place=Place())
     assert (run.train.rounds, run.train.lr, run.train.batch_size) == (7, 0.01, 8)
 
 
 def test_the_later_spelling_of_a_round_s_length_wins():
-    assert resolve_run("x", layered("train.local_epochs=2"), "local", 0).train.local_steps is None
-    both = resolve_run("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0).train
+    assert resolve_run("x", layered("train.local_epochs=2"), "local", 0, Place()).train.local_steps is None
+    both = resolve_run("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0, Place()).train
     assert (both.local_epochs, both.local_steps) == (1, 4)
 
 
 def test_domains_choose_the_data_set_that_has_some():
     layers = Layers()
     layers.set("data.scheme=domain")
-    assert resolve_run("x", layers, "local", 0).data.dataset == "digits-domains"
+    assert resolve_run("x", layers, "local", 0, Place()).data.dataset == "digits-domains"
