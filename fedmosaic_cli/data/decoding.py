@@ -12,7 +12,6 @@ import io
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +51,8 @@ class OtherSizeError(ValueError):
 
 def decode_chunk(chunk: Chunk) -> Decoded:
     """Decode the files of a chunk into their rows."""
-    array, result, digests = opened(chunk.target), Decoded(), []
+    array: NDArray[np.uint8] = np.load(chunk.target, mmap_mode="r+")
+    result, digests = Decoded(), []
     for row, path in enumerate(chunk.paths, start=chunk.first_row):
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - a Path would cost as much as the read
@@ -111,13 +111,6 @@ def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
         return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
     result.oddities[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
     return image.convert("RGB")
-
-
-@lru_cache(maxsize=1)
-def opened(target: str) -> NDArray[np.uint8]:
-    """The array to fill; a worker opens it once."""
-    array: NDArray[np.uint8] = np.load(target, mmap_mode="r+")
-    return array
 
 
 def size_of(pixels: NDArray[np.uint8]) -> str:

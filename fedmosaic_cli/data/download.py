@@ -9,6 +9,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
@@ -104,6 +105,13 @@ def file_sha256(path: Path) -> str:
 
 def unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
     """The regular files of a tar or zip archive that lie in a wanted directory, each whole or not at all."""
+    try:
+        unpack_members(archive, folder, wanted)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise RequestError(f"cannot unpack: {error} ({archive}): fetch it anew") from None
+
+
+def unpack_members(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
     for name, content in members(archive):
         parts = PurePosixPath(name).parts
         if not any(parts[: len(PurePosixPath(prefix).parts)] == PurePosixPath(prefix).parts for prefix in wanted):
@@ -117,18 +125,15 @@ def unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
 
 def members(archive: Path) -> Iterator[tuple[str, BinaryIO]]:
     """Names and contents of the regular files in an archive; links and devices are passed over."""
-    try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                for info in zipped.infolist():
-                    if not info.is_dir():
-                        with zipped.open(info) as content:
-                            yield info.filename, content  # type: ignore[misc]
-            return
-        with tarfile.open(archive) as tarred:
-            for member in tarred:
-                opened = tarred.extractfile(member) if member.isreg() else None
-                if opened is not None:
-                    yield member.name, opened  # type: ignore[misc]
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise RequestError(f"cannot unpack: {error} ({archive}): fetch it anew") from None
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for info in zipped.infolist():
+                if not info.is_dir():
+                    with zipped.open(info) as content:
+                        yield info.filename, content  # type: ignore[misc]
+        return
+    with tarfile.open(archive) as tarred:
+        for member in tarred:
+            opened = tarred.extractfile(member) if member.isreg() else None
+            if opened is not None:
+                yield member.name, opened  # type: ignore[misc]

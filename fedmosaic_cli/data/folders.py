@@ -37,9 +37,12 @@ def walk(root: Path) -> list[ImageFile]:
     top = directories(root, "")
     if not top:
         raise RequestError(f"no directories of images here ({root}): put images into a directory a class")
-    if has_images(root, top[0]):
+    bare = [name for name in top if not has_images(root, name)]
+    if len(bare) < len(top):
+        if bare:
+            raise RequestError(f"no images in '{bare[0]}', which stands beside classes ({root}): remove it or fill it")
         return in_classes(root, top, "", "")
-    if set(top) <= PARTS:
+    if PARTS & set(top):
         return in_parts(root, top, "", "")
     files = []
     for domain in top:

@@ -180,8 +180,6 @@ def spread(chunks: list[Chunk], cores: int, size: int, files: int) -> Iterator[D
 
 def settle(scratch: Path, target: Path, left_out: list[int], channels: int) -> None:
     """Give the array its name, without the rows that failed and the channels that say nothing."""
-    if target.exists():
-        return
     array: Any = np.load(scratch, mmap_mode="r")
     if not left_out and channels == array.shape[-1]:
         scratch.replace(target)

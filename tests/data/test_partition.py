@@ -7,15 +7,30 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from fedmosaic_cli.data.corruption import noisy
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.partition import partition, split
+from fedmosaic_cli.data.held_out import deal_tests, split
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.data.public import fill_evenly, fill_skewed
+from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.schemes import holders_in_order, uneven_shares
 from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import SOURCES
+from fedmosaic_cli.data.sources import load_dataset
 from fedmosaic_cli.errors import RequestError
 
+SCHEMES = ("iid", "pathological", "dirichlet", "domain", "hybrid", "natural")
 
-def make_dataset(labels: list[int], classes: int, domains: int) -> Dataset:
+
+def embedded(name: str) -> Dataset:
+    return load_dataset(DataSettings(dataset=name), Place())
+
+
+def dealt(examples: Dataset, seed: int = 0, **asked: object):
+    return partition(examples, resolve(DataSettings(**asked), Place()), seed)
+
+
+def make_dataset(labels: list[int], classes: int, domains: int, test: bool = False) -> Dataset:
     values = np.array(labels, dtype=np.int64)
     return Dataset(
         name="made",
@@ -24,29 +39,44 @@ def make_dataset(labels: list[int], classes: int, domains: int) -> Dataset:
         class_names=tuple(str(c) for c in range(classes)),
         domains=np.arange(len(values)) % domains,
         domain_names=tuple(str(d) for d in range(domains)),
+        test=np.arange(len(values)) % 5 == 4 if test else None,
+        holders=np.arange(len(values)) // 2 % 4,
     )
 
 
 @st.composite
-def cases(draw, schemes=("iid", "pathological", "dirichlet", "domain", "hybrid")):
+def cases(draw, schemes=SCHEMES):
     classes, domains = draw(st.integers(2, 6)), draw(st.integers(1, 3))
     labels = draw(st.lists(st.integers(0, classes - 1), min_size=60, max_size=240))
     scheme = draw(st.sampled_from(schemes))
     per_domain = draw(st.integers(1, 3))
     clients = per_domain * domains if scheme in ("domain", "hybrid") else draw(st.integers(1, 6))
+    clients = 4 if scheme == "natural" else clients
+    protocol = draw(st.sampled_from(["official", "pfllib"])) if scheme != "natural" else "official"
+    test = draw(st.booleans())
     asked = DataSettings(
         dataset="made",
         scheme=scheme,
+        protocol=protocol,
         clients=clients,
+        balanced=draw(st.booleans()),
         alpha=draw(st.sampled_from([0.05, 0.3, 1.0, 100.0])),
         classes_per_client=draw(st.integers(1, classes)),
         clients_per_domain=per_domain,
         public_size=draw(st.integers(0, 30)),
         public_alpha=draw(st.none() | st.sampled_from([0.1, 1.0])),
-        test_fraction=draw(st.sampled_from([0.1, 0.25, 0.5])),
+        test_fraction=None if test and protocol == "official" else draw(st.sampled_from([0.1, 0.25, 0.5])),
+        val_fraction=draw(st.sampled_from([0.0, 0.2])),
         min_size=draw(st.integers(2, 6)),
+        flip_labels=draw(st.sampled_from([(), (0,)])),
+        label_noise=draw(st.sampled_from([0.0, 0.3])),
+        label_noise_kind=draw(st.sampled_from(["symmetric", "asymmetric"])),
     )
-    return make_dataset(labels, classes, domains), asked
+    return make_dataset(labels, classes, domains, test), asked
+
+
+def everything(shard) -> np.ndarray:
+    return np.concatenate(list(shard.parts().values()))
 
 
 def dealt_or_refused(dataset, asked, seed):
@@ -62,23 +92,65 @@ def dealt_or_refused(dataset, asked, seed):
 def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
-    parts = [result.public, *(part for shard in result.shards for part in (shard.train, shard.test))]
+    parts = [result.public, *(part for shard in result.shards for part in shard.parts().values())]
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together)
     assert all(np.array_equal(part, np.unique(part)) for part in parts)
     assert len(result.shards) == asked.clients
-    if asked.scheme != "hybrid" or asked.classes_per_client * asked.clients_per_domain >= dataset.num_classes:
-        assert len(together) == len(dataset)
+    left = np.setdiff1d(np.arange(len(dataset)), together)
+    if asked.scheme == "hybrid" and asked.classes_per_client * asked.clients_per_domain < dataset.num_classes:
+        return
+    if dataset.test is None or asked.protocol == "pfllib":
+        assert len(left) == 0
+    else:
+        # Only test examples can be left: those of a class (in a domain) that nobody trains on.
+        assert dataset.test[left].all()
+        groups = dataset.labels + dataset.num_classes * dataset.domains * (asked.scheme in ("domain", "hybrid"))
+        if asked.scheme != "natural":
+            trained = np.concatenate([np.concatenate([shard.train, shard.validation]) for shard in result.shards])
+            assert not set(groups[left].tolist()) & set(groups[trained].tolist())
+
+
+@given(cases(), st.integers(0, 1000))
+@settings(max_examples=150)
+def test_every_client_can_train_and_be_tested(case, seed):
+    dataset, asked = case
+    for shard in dealt_or_refused(dataset, asked, seed).shards:
+        held = len(shard.train) + len(shard.validation)
+        assert len(shard.train) >= 1
+        assert len(shard.test) >= 1
+        if asked.val_fraction:
+            assert len(shard.validation) == min(max(round(held * asked.val_fraction), 1), held - 1)
+        if asked.test_fraction is not None and asked.protocol == "official":
+            size = held + len(shard.test)
+            assert len(shard.test) == min(max(round(size * asked.test_fraction), 1), size - 1)
+
+
+@given(cases(), st.integers(0, 1000))
+@settings(max_examples=150)
+def test_the_official_test_part_is_for_testing_alone(case, seed):
+    dataset, asked = case
+    result = dealt_or_refused(dataset, asked, seed)
+    if dataset.test is None:
+        return
+    assert not dataset.test[result.public].any(), "U comes from the training part, whatever the protocol"
+    if asked.protocol == "official":
+        for shard in result.shards:
+            assert dataset.test[shard.test].all()
+            assert not dataset.test[np.concatenate([shard.train, shard.validation])].any()
 
 
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=100)
-def test_every_client_can_train_and_be_tested(case, seed):
+def test_labels_are_wrong_as_often_as_asked_and_only_in_training(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
-        size = len(shard.train) + len(shard.test)
-        assert len(shard.train) >= 1
-        assert len(shard.test) == min(max(round(size * asked.test_fraction), 1), size - 1)
+        truth = {part: dataset.labels[index] for part, index in shard.parts().items()}
+        if shard.client in asked.flip_labels:
+            truth = {part: dataset.num_classes - 1 - labels for part, labels in truth.items()}
+        wrong = {part: int((shard.labels(part, dataset) != labels).sum()) for part, labels in truth.items()}
+        assert wrong.pop("train") == round(asked.label_noise * len(shard.train))
+        assert not any(wrong.values())
 
 
 @given(cases(schemes=("pathological", "hybrid")), st.integers(0, 1000))
@@ -87,8 +159,7 @@ def test_nobody_holds_more_classes_than_asked_for(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
     for shard in result.shards:
-        held = set(dataset.labels[np.concatenate([shard.train, shard.test])].tolist())
-        assert len(held) <= asked.classes_per_client
+        assert len(set(dataset.labels[everything(shard)].tolist())) <= asked.classes_per_client
 
 
 @given(cases(schemes=("domain", "hybrid")), st.integers(0, 1000))
@@ -96,7 +167,7 @@ def test_nobody_holds_more_classes_than_asked_for(case, seed):
 def test_a_client_stays_inside_its_domain(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
-        held = dataset.domains[np.concatenate([shard.train, shard.test])]
+        held = dataset.domains[everything(shard)]
         assert {dataset.domain_names[number] for number in held} <= {shard.domain}
 
 
@@ -105,7 +176,17 @@ def test_a_client_stays_inside_its_domain(case, seed):
 def test_dirichlet_keeps_the_minimum_size(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
-    assert min(len(shard.train) + len(shard.test) for shard in result.shards) >= asked.min_size
+    kept_apart = dataset.test is not None and asked.protocol == "official"
+    sizes = [len(everything(shard)) - (len(shard.test) if kept_apart else 0) for shard in result.shards]
+    assert min(sizes) >= asked.min_size
+
+
+@given(cases(schemes=("natural",)), st.integers(0, 1000))
+@settings(max_examples=30)
+def test_data_that_comes_dealt_stays_with_its_holders(case, seed):
+    dataset, asked = case
+    for shard in dealt_or_refused(dataset, asked, seed).shards:
+        assert set(dataset.holders[everything(shard)].tolist()) == {shard.client}
 
 
 @given(cases(), st.integers(0, 1000))
@@ -118,21 +199,23 @@ def test_the_public_set_has_its_size_and_is_balanced_where_it_can_be(case, seed)
         keys = dataset.domains * dataset.num_classes + dataset.labels
         groups = len(dataset.domain_names) * dataset.num_classes
         taken = np.bincount(keys[public], minlength=groups)
-        there = np.bincount(keys, minlength=groups)
+        there = np.bincount(keys[dataset.training_part], minlength=groups)
         with_room = taken[taken < there]
         assert len(with_room) == 0 or taken.max() - with_room.min() <= 1
 
 
-@pytest.mark.parametrize("scheme", ["iid", "pathological", "dirichlet"])
-def test_a_seed_gives_one_split_and_another_seed_another(scheme):
-    dataset = SOURCES["digits"].load()
-    asked = DataSettings(scheme=scheme, public_size=300, alpha=0.5)
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_seed_gives_one_split_and_another_seed_another(scheme, test):
+    dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=600).tolist(), 5, 2, test)
+    asked = DataSettings(
+        scheme=scheme, clients=4, clients_per_domain=2, public_size=40, alpha=5.0, min_size=2, val_fraction=0.2
+    )
 
     def flat(seed):
         result = partition(dataset, asked, seed)
-        return [part.tolist() for shard in result.shards for part in (shard.train, shard.test)] + [
-            result.public.tolist()
-        ]
+        parts = [part.tolist() for shard in result.shards for part in shard.parts().values()]
+        return [*parts, result.public.tolist()]
 
     assert flat(3) == flat(3)
     assert flat(3) != flat(4)
@@ -146,18 +229,18 @@ def test_the_test_part_has_the_client_s_own_mix():
 
 
 def test_pathological_clients_hold_exactly_their_classes_and_every_class_is_held():
-    dataset = SOURCES["digits"].load()
-    result = partition(dataset, DataSettings(scheme="pathological", public_size=300), seed=0)
+    dataset = embedded("digits")
+    result = dealt(dataset, scheme="pathological")
     held = [set(dataset.labels[shard.train].tolist()) for shard in result.shards]
     assert all(len(classes) == 2 for classes in held)
     assert set.union(*held) == set(range(10))
 
 
 def test_a_smaller_alpha_means_more_skew():
-    dataset = SOURCES["digits"].load()
+    dataset = embedded("digits")
 
     def largest_share(alpha):
-        result = partition(dataset, DataSettings(alpha=alpha, public_size=300, clients=10), seed=0)
+        result = dealt(dataset, alpha=alpha, clients=10)
         counts = [np.bincount(dataset.labels[shard.train], minlength=10) for shard in result.shards]
         return np.mean([count.max() / count.sum() for count in counts])
 
@@ -172,13 +255,16 @@ def test_a_smaller_alpha_means_more_skew():
         ({"public_size": 1790}, "ask for at most 1767"),
         ({"clients": 1000}, "too many"),
         ({"clients": 400}, "lower clients"),
-        ({"alpha": 0.001, "clients": 100}, "raise alpha"),
+        ({"alpha": 0.001, "clients": 100}, "alpha 0.001 gives each of 100 clients 10 .*raise alpha"),
+        ({"scheme": "iid", "clients": 700, "val_fraction": 0.5}, "too few"),
+        ({"scheme": "pathological", "protocol": "pfllib", "clients": 7}, "leaves class 8 to nobody"),
+        ({"scheme": "natural", "clients": 3}, "does not say who holds what"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
-    dataset = SOURCES["digits"].load()
+    dataset = embedded("digits")
     with pytest.raises(RequestError, match=hint) as refused:
-        partition(dataset, DataSettings(**{"public_size": 300, **asked}), seed=0)
+        dealt(dataset, **asked)
     assert "\n" not in str(refused.value)
 
 
@@ -199,7 +285,7 @@ def test_a_skewed_public_set_follows_its_shares():
 
 
 def test_five_domains_share_the_digits_and_look_different():
-    digits, domains = SOURCES["digits"].load(), SOURCES["digits-domains"].load()
+    digits, domains = embedded("digits"), embedded("digits-domains")
     assert np.array_equal(digits.labels, domains.labels)
     table = np.histogram2d(domains.domains, domains.labels, bins=(5, 10))[0]
     assert (table.max(axis=0) - table.min(axis=0)).max() <= 1
@@ -207,4 +293,104 @@ def test_five_domains_share_the_digits_and_look_different():
     assert np.array_equal(domains.images[plain], digits.images[plain])
     for number in range(1, 5):
         assert not np.array_equal(domains.images[domains.domains == number], digits.images[domains.domains == number])
-    assert SOURCES["digits-domains"].load().fingerprint == domains.fingerprint != digits.fingerprint
+    assert embedded("digits-domains").fingerprint == domains.fingerprint != digits.fingerprint
+
+
+def test_tests_follow_the_training_mix_and_none_is_lost():
+    groups = np.array([0] * 90 + [1] * 60 + [0] * 30 + [1] * 20)
+    tests = np.arange(150, 200)
+    shares = [np.arange(0, 60), np.arange(60, 120), np.arange(120, 150)]
+    parts = deal_tests(groups, shares, tests, np.random.default_rng(0))
+    assert sorted(np.concatenate(parts).tolist()) == tests.tolist()
+    # Client 0 holds 60 of 90, client 1 30 of 90 and 30 of 60, client 2 30 of 60.
+    assert [np.bincount(groups[part], minlength=2).tolist() for part in parts] == [[20, 0], [10, 10], [0, 10]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_goes_untested_because_of_rounding(seed):
+    groups = np.array([0] * 100 + [0] * 12)
+    shares = [np.arange(0, 90), *np.split(np.arange(90, 100), 10)]
+    parts = deal_tests(groups, shares, np.arange(100, 112), np.random.default_rng(seed))
+    assert min(map(len, parts)) == 1
+    assert sum(map(len, parts)) == 12
+    with pytest.raises(RequestError, match="no test example is left for client"):
+        deal_tests(groups[:110], shares, np.arange(100, 110), np.random.default_rng(seed))
+
+
+def test_pathological_clients_of_pfllib_come_in_groups():
+    assert holders_in_order(10, 15, 2) == [[3 * (c // 2) + i for i in range(3)] for c in range(10)]
+    dataset = make_dataset([c for c in range(10) for _ in range(60)], 10, 1, test=True)
+    result = dealt(dataset, scheme="pathological", protocol="pfllib", clients=15, public_size=0, balanced=False)
+    for shard in result.shards:
+        pair = 2 * (shard.client // 3)
+        assert set(dataset.labels[everything(shard)].tolist()) == {pair, pair + 1}
+        size = len(everything(shard))
+        assert len(shard.test) == -(-size // 4), "a quarter, rounded up as scikit-learn does"
+
+
+def test_uneven_shares_stay_in_their_bounds_and_lose_nothing():
+    examples = np.arange(600)
+    sizes = []
+    for seed in range(50):
+        shares = uneven_shares(examples, 3, np.random.default_rng(seed))
+        assert np.array_equal(np.concatenate(shares), examples)
+        sizes.append([len(share) for share in shares])
+    first = np.array(sizes)[:, :2]
+    assert 20 <= first.min() < 60
+    assert 150 < first.max() <= 200
+    assert min(len(share) for share in uneven_shares(np.arange(3), 3, np.random.default_rng(0))) == 1
+
+
+def test_noise_goes_anywhere_or_to_the_next_class():
+    labels = np.repeat(np.arange(5), 200)
+    symmetric = noisy(labels, 5, 0.4, "symmetric", np.random.default_rng(0))
+    asymmetric = noisy(labels, 5, 0.4, "asymmetric", np.random.default_rng(0))
+    assert (symmetric != labels).sum() == (asymmetric != labels).sum() == 400
+    assert set(((asymmetric - labels) % 5).tolist()) == {0, 1}
+    steps = np.bincount((symmetric - labels) % 5)
+    assert steps[1:].min() > 70, "every other class gets its share"
+
+
+def test_five_hundred_clients_and_a_tiny_alpha_end():
+    dataset = make_dataset(np.random.default_rng(0).integers(0, 10, size=50_000).tolist(), 10, 1)
+    with pytest.raises(RequestError, match=r"alpha 0\.05 gives each of 500 clients 10"):
+        dealt(dataset, clients=500, alpha=0.05, public_size=100)
+
+
+def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
+    sizes = {0: 125, 1: 300, 2: 766, 3: 900}
+    domains = np.concatenate([np.repeat(number, size + size // 4) for number, size in sizes.items()])
+    test = np.concatenate([np.repeat([False, True], [size, size // 4]) for size in sizes.values()])
+    dataset = Dataset(
+        name="office10",
+        images=np.zeros((len(domains), 1, 1, 3), dtype=np.uint8),
+        labels=np.arange(len(domains)) % 10,
+        class_names=tuple("abcdefghij"),
+        domains=domains,
+        domain_names=("amazon", "caltech", "dslr", "webcam"),
+        test=test,
+    )
+    result = dealt(dataset, dataset="office10", scheme="domain", protocol="fedbn")
+    assert [len(shard.train) for shard in result.shards] == [62] * 4
+    # The smallest domain gives 20 images to the public set, so 50 are not left for validation.
+    assert [len(shard.validation) for shard in result.shards] == [43, 50, 50, 50]
+    assert [len(shard.test) for shard in result.shards] == [size // 4 for size in sizes.values()]
+    for number, shard in enumerate(result.shards):
+        listed = np.setdiff1d(np.flatnonzero((domains == number) & ~test), result.public)
+        assert np.array_equal(shard.train, listed[:62]), "the first of the list"
+        assert np.array_equal(shard.validation, listed[-len(shard.validation) :]), "the last of the list"
+
+
+def test_an_official_test_part_makes_a_test_fraction_meaningless():
+    dataset = make_dataset([0, 1] * 100, 2, 1, test=True)
+    with pytest.raises(RequestError, match="test part of its own"):
+        dealt(dataset, scheme="iid", clients=2, public_size=0, test_fraction=0.5)
+
+
+def test_a_part_of_the_domains():
+    dataset = load_dataset(DataSettings(dataset="digits-domains", domains=("noisy", "plain")), Place())
+    assert dataset.domain_names == ("noisy", "plain")
+    full = embedded("digits-domains")
+    names = np.array(full.domain_names)[full.domains]
+    assert np.array_equal(dataset.images[dataset.domains == 0], full.images[names == "noisy"])
+    assert np.array_equal(dataset.labels[dataset.domains == 1], full.labels[names == "plain"])

@@ -1,0 +1,186 @@
+"""Downloads, from a server that this test runs: checked, unpacked with care, and going on where they broke off."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fedmosaic_cli.data.download import Download, fetch, unpack
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.data.sources import SOURCES, load_dataset
+from fedmosaic_cli.errors import RequestError, ResourceError
+from tests.data.files import write_cifar
+
+
+class Shelf(BaseHTTPRequestHandler):
+    """Serves what lies in `files`, from where it is asked to."""
+
+    files: dict[str, bytes] = {}  # noqa: RUF012 - the tests put something there
+    ranges: list[str | None] = []  # noqa: RUF012
+
+    def do_GET(self):
+        content = self.files.get(self.path.lstrip("/"))
+        wanted = self.headers.get("Range")
+        self.ranges.append(wanted)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start:])
+
+    def log_message(self, *words):
+        return None
+
+
+@pytest.fixture
+def shelf():
+    Shelf.files, Shelf.ranges = {}, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def offered(url: str, name: str, content: bytes, **more) -> Download:
+    Shelf.files[name] = content
+    return Download(f"{url}/{name}", "set", len(content), hashlib.sha256(content).hexdigest(), **more)
+
+
+def test_a_file_arrives_whole(shelf, tmp_path):
+    heard = []
+    download = offered(shelf, "list.txt", b"a list")
+    place = Place(tmp_path, watch=lambda *words: heard.append(words))
+    fetch((download,), place)
+    assert (tmp_path / "set" / "list.txt").read_bytes() == b"a list"
+    assert heard[-1] == ("downloading list.txt", 6, 6)
+    fetch((download,), place)
+    assert len(Shelf.ranges) == 1, "what is there is not fetched again"
+
+
+def test_a_broken_download_goes_on(shelf, tmp_path):
+    download = offered(shelf, "big.bin", b"0123456789")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / ".big.bin.part").write_bytes(b"01234")
+    fetch((download,), Place(tmp_path))
+    assert Shelf.ranges == ["bytes=5-"]
+    assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
+
+
+@pytest.mark.parametrize("wrong", [b"012345678X", b"short", b"much too long for it"])
+def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
+    download = offered(shelf, "big.bin", b"0123456789")
+    Shelf.files["big.bin"] = wrong
+    with pytest.raises(ResourceError, match="not the published file"):
+        fetch((download,), Place(tmp_path))
+    assert list((tmp_path / "set").iterdir()) == []
+
+
+def test_no_network_is_one_line(tmp_path):
+    download = Download("http://127.0.0.1:9/x.bin", "set", 10, "0" * 64)
+    with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put the file into"):
+        fetch((download,), Place(tmp_path))
+    with pytest.raises(ResourceError, match="Not Found"):
+        fetch((offered_nothing(),), Place(tmp_path))
+
+
+def offered_nothing() -> Download:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
+    threading.Thread(target=lambda: (server.handle_request(), server.server_close())).start()
+    return Download(f"http://127.0.0.1:{server.server_port}/gone.bin", "set", 10, "0" * 64)
+
+
+def test_no_room_is_said_at_once(tmp_path):
+    with pytest.raises(ResourceError, match=r"needs .* GB free"):
+        fetch((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), Place(tmp_path))
+
+
+def tarred(entries: dict[str, bytes], link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        if link:
+            info = tarfile.TarInfo("inside/link")
+            info.type, info.linkname = tarfile.SYMTYPE, link
+            archive.addfile(info)
+    return buffer.getvalue()
+
+
+def zipped(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_only_what_is_wanted_is_unpacked(shelf, tmp_path, pack):
+    content = pack({"clipart/bird/1.jpg": b"1", "clipart/boat/2.jpg": b"2", "elsewhere/3": b"3"})
+    fetch((offered(shelf, "clipart.zip", content, members=("clipart/bird",)),), Place(tmp_path))
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["set/.clipart.zip.done", "set/clipart/bird/1.jpg"]
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_an_archive_cannot_write_elsewhere(tmp_path, pack):
+    (tmp_path / "a.bin").write_bytes(pack({"inside/../../evil": b"x"}))
+    (tmp_path / "target").mkdir()
+    with pytest.raises(RequestError, match="would leave the directory"):
+        unpack(tmp_path / "a.bin", tmp_path / "target", ("inside",))
+    assert not (tmp_path / "evil").exists()
+
+
+def test_links_in_an_archive_are_passed_over(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(tarred({"inside/file": b"x"}, link="/etc/passwd"))
+    unpack(tmp_path / "a.tar.gz", tmp_path, ("inside",))
+    assert [path.name for path in (tmp_path / "inside").iterdir()] == ["file"]
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    whole = tarred({"inside/file": bytes(100_000)})
+    (tmp_path / "a.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RequestError, match=r"cannot unpack: .*a\.tar\.gz"):
+        unpack(tmp_path / "a.tar.gz", tmp_path, ("inside",))
+
+
+def test_a_small_data_set_is_fetched_when_it_is_needed(shelf, tmp_path, monkeypatch):
+    write_cifar(tmp_path / "made" / "cifar-10-batches-py")
+    files = {f"cifar-10-batches-py/{path.name}": path.read_bytes() for path in (tmp_path / "made").rglob("*_batch*")}
+    content = tarred(files)
+    Shelf.files["cifar-10-python.tar.gz"] = content
+    published = Download(
+        f"{shelf}/cifar-10-python.tar.gz",
+        "",
+        len(content),
+        hashlib.sha256(content).hexdigest(),
+        ("cifar-10-batches-py",),
+    )
+    monkeypatch.setitem(
+        SOURCES, "cifar10", SOURCES["cifar10"].__class__(**{**vars(SOURCES["cifar10"]), "downloads": (published,)})
+    )
+    dataset = load_dataset(DataSettings(dataset="cifar10"), Place(tmp_path / "data"))
+    assert len(dataset) == 120
+
+
+def test_what_is_published_has_sizes_and_checksums():
+    for name, source in SOURCES.items():
+        for download in source.downloads:
+            assert download.size > 0, name
+            assert len(download.sha256) == 64, name
+            assert int(download.sha256, 16) >= 0

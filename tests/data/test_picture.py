@@ -1,0 +1,72 @@
+"""Pictures of a partition: the right kind for the number of clients, never larger than a page can hold."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmosaic_cli.data import picture
+
+
+def counts(clients, classes):
+    return np.random.default_rng(0).integers(0, 50, size=(clients, classes))
+
+
+def drawn(monkeypatch, clients, classes):
+    """Which of the two kinds was drawn, and the files."""
+    kinds = []
+    for kind in ("stacked_bars", "dot_matrix"):
+        real = getattr(picture, kind)
+        monkeypatch.setattr(picture, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
+    names = [f"class {number}" for number in range(classes)]
+    files = picture.distribution_picture(counts(clients, classes), names, "title")
+    return kinds, files
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "kind"),
+    [(1, 2, "stacked_bars"), (20, 10, "stacked_bars"), (21, 10, "dot_matrix"), (5, 100, "dot_matrix")],
+)
+def test_bars_for_few_dots_for_many(monkeypatch, clients, classes, kind):
+    kinds, files = drawn(monkeypatch, clients, classes)
+    assert kinds == [kind]
+    assert files["png"].startswith(b"\x89PNG")
+    assert files["pdf"].startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(10_000, 10), (30, 345), (3, 65)])
+def test_no_picture_is_larger_than_a_screen_can_show(monkeypatch, clients, classes):
+    _, files = drawn(monkeypatch, clients, classes)
+    width, height = Image.open(io.BytesIO(files["png"])).size
+    assert width < 4000
+    assert height < 6000
+
+
+def test_stacked_bars_add_up():
+    table = counts(6, 4)
+    axes = picture.stacked_bars(table, list("abcd"), "title").axes[0]
+    tops = np.array([[bar.get_y() + bar.get_height() for bar in layer] for layer in axes.containers])
+    assert np.array_equal(tops[-1], table.sum(axis=1))
+    assert len({layer[0].get_hatch() for layer in axes.containers}) == 4, "readable without colour"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list("dcba"), "from top to bottom"
+
+
+def test_layers_differ_in_grey_too():
+    shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in picture.colours(10)]
+    assert np.diff(shades).min() > 0.01
+
+
+def test_dots_have_areas_in_proportion():
+    axes = picture.dot_matrix(np.array([[100, 25], [0, 50]] * 15), ["a", "b"], "title").axes[0]
+    sizes = axes.collections[0].get_sizes()
+    assert sizes[0] == 4 * sizes[1] == 2 * sizes[3]
+    assert sizes[2] == 0
+
+
+def test_the_same_partition_is_the_same_file():
+    table = counts(5, 3)
+    assert picture.distribution_picture(table, "abc", "t") == picture.distribution_picture(table, "abc", "t")
+    assert picture.public_picture(table[0], "abc", "t") == picture.public_picture(table[0], "abc", "t")

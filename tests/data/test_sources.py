@@ -1,0 +1,356 @@
+"""Every loader on small files of the true layout, and on files that are not right."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.data.sources import SOURCES, domainnet, fashion_mnist, load_dataset, office10
+from fedmosaic_cli.errors import RequestError
+from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A data directory of its own; what is installed on this machine does not count."""
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
+    (tmp_path / "data").mkdir()
+    return Place(tmp_path / "data", chosen=True, cache_dir=tmp_path / "cache")
+
+
+def load(place, name, **asked):
+    return load_dataset(resolve(DataSettings(dataset=name, **asked), place), place)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("folder", ["FashionMNIST/raw", "fashion-mnist", "."])
+def test_fashion_mnist(place, folder, packed):
+    write_fashion(place.data_dir / folder, packed)
+    dataset = load(place, "fashion-mnist")
+    assert dataset.images.shape == (80, 28, 28, 1)
+    assert dataset.test.tolist() == [False] * 60 + [True] * 20
+    assert dataset.labels[:12].tolist() == [*range(10), 0, 1]
+    assert dataset.class_names[9] == "ankle boot"
+
+
+def test_fashion_mnist_as_debian_installs_it(place, tmp_path):
+    write_fashion(tmp_path / "debian")
+    assert len(load(place, "fashion-mnist")) == 80
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0\0\x08\x03", b"\0\0\x0b\x01\0\0\0\x02ab", b"not idx", b"\0\0\x08\x01\0\0\0\x09ab"]
+)
+def test_a_damaged_idx_file_is_named(place, damage):
+    folder = place.data_dir / "fashion-mnist"
+    write_fashion(folder, packed=False)
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(damage)
+    with pytest.raises(RequestError, match="t10k-labels"):
+        load(place, "fashion-mnist")
+
+
+def test_a_truncated_gzip_file_is_named(place):
+    folder = place.data_dir / "fashion-mnist"
+    write_fashion(folder)
+    path = folder / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RequestError, match="train-images"):
+        load(place, "fashion-mnist")
+
+
+def test_cifar10_as_torchvision_stores_it(place):
+    write_cifar(place.data_dir / "cifar-10-batches-py")
+    dataset = load(place, "cifar10")
+    assert dataset.images.shape == (120, 32, 32, 3)
+    assert dataset.images[45, 0, 0].tolist() == [2, 5, 7], "batch by batch, planes turned into pixels"
+    assert dataset.test.sum() == 20
+    assert dataset.test[100:].all()
+
+
+def test_cifar10_as_images(place):
+    for part, count in (("train", 3), ("test", 2)):
+        for label in ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"):
+            save_pictures(place.data_dir / "cifar10" / part / label, count, side=32)
+    dataset = load(place, "cifar10")
+    assert dataset.images.shape == (50, 32, 32, 3)
+    assert dataset.test.sum() == 20
+    assert dataset.class_names[5] == "dog"
+    assert np.bincount(dataset.labels).tolist() == [5] * 10
+
+
+def test_a_batch_that_would_run_something_is_refused(place):
+    folder = place.data_dir / "cifar-10-batches-py"
+    write_cifar(folder)
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("owned",)
+
+    (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(RequestError, match=r"it asks for builtins\.print .*data_batch_3"):
+        load(place, "cifar10")
+
+
+def office(place, lists):
+    """Two domains of Office, one class under its other name."""
+    root = place.data_dir / "office_caltech_10"
+    for domain, count in (("amazon", 6), ("webcam", 5)):
+        for label in office10.CLASSES:
+            save_pictures(root / domain / label.replace("laptop_computer", "laptop"), count, side=16)
+    if lists:
+        for domain, count in (("amazon", 6), ("webcam", 5)):
+            paths = [
+                f"office_caltech_10/{domain}/{c}/{n:04d}.jpg" for n in reversed(range(count)) for c in office10.CLASSES
+            ]
+            for part, some in (("train", paths[10:]), ("test", paths[:10])):
+                content = (some, [p.split("/")[2] for p in some])
+                if lists == "arrays":
+                    content = np.array(content)
+                (root / f"{domain}_{part}.pkl").write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize("lists", ["lists", "arrays"])
+def test_office10_with_the_lists_of_fedbn(place, lists):
+    office(place, lists)
+    dataset = load(place, "office10", domains=("amazon", "webcam"), image_size=16)
+    assert dataset.images.shape == (110, 16, 16, 3)
+    assert dataset.domain_names == ("amazon", "webcam")
+    # In the order of the lists: training first, the last number first, the classes in turn.
+    assert dataset.labels[:12].tolist() == [*range(10), 0, 1]
+    assert dataset.test[:50].tolist() == [False] * 50
+    assert dataset.test[50:60].tolist() == [True] * 10
+    assert not dataset.remarks
+
+
+def test_office10_without_lists_sets_a_fixed_fifth_apart(place):
+    office(place, lists=None)
+    dataset = load(place, "office10", domains=("amazon", "webcam"), image_size=16)
+    assert [dataset.test[dataset.domains == number].sum() for number in (0, 1)] == [12, 10]
+    assert "no lists for amazon, webcam" in dataset.remarks[0]
+    assert load(place, "office10", domains=("amazon", "webcam"), image_size=16).fingerprint == dataset.fingerprint
+
+
+def test_a_missing_domain_is_named_with_the_way_out(place):
+    office(place, lists=None)
+    with pytest.raises(RequestError, match=r"domain 'caltech' .*--domains amazon,webcam"):
+        load(place, "office10")
+    with pytest.raises(RequestError, match="did you mean 'webcam'"):
+        load(place, "office10", domains=("webcm",))
+
+
+def test_domainnet_with_its_official_lists(place):
+    root = place.data_dir / "domainnet"
+    for domain in domainnet.DOMAINS:
+        for label in (*domainnet.CLASSES, "aircraft_carrier"):
+            save_pictures(root / domain / label, 4, side=16)
+        for part, numbers in (("train", (3, 1, 0)), ("test", (2,))):
+            lines = [f"{domain}/{c}/{n:04d}.jpg 17" for n in numbers for c in ("aircraft_carrier", *domainnet.CLASSES)]
+            (root / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
+    dataset = load(place, "domainnet", image_size=16)
+    assert len(dataset) == 6 * 10 * 4, "ten classes and no more"
+    assert dataset.class_names[3] == "ice_cream"
+    assert dataset.test.sum() == 60
+    (root / "sketch" / "zebra" / "0001.jpg").unlink()
+    with pytest.raises(RequestError, match=r"1 listed images are not there, the first is sketch/zebra/0001\.jpg"):
+        load(place, "domainnet", image_size=16)
+
+
+LAYOUTS = {
+    "classes": ("{label}", None, ()),
+    "parts": ("{part}/{label}", True, ()),
+    "domains": ("{domain}/{label}", None, ("east", "west")),
+    "domains and parts": ("{domain}/{part}/{label}", True, ("east", "west")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_of_images(place, layout):
+    pattern, has_test, domains = LAYOUTS[layout]
+    for domain in ("east", "west"):
+        for part in ("train", "test"):
+            for first, label in enumerate(("cat", "dog with hat")):
+                folder = pattern.format(domain=domain, part=part, label=label)
+                save_pictures(place.data_dir / folder, 3, first=10 * first, ending="png")
+    (place.data_dir / ".hidden").mkdir()
+    (place.data_dir / "README.txt").write_text("not an image")
+    dataset = load(place, "folder", scheme="iid", public_size=0)
+    assert dataset.class_names == ("cat", "dog with hat")
+    assert dataset.domain_names == domains
+    assert (dataset.test is None) == (has_test is None)
+    assert len(dataset) == 6 * max(len(domains), 1) * (2 if has_test else 1)
+    first = np.asarray(Image.open(next(iter(sorted(place.data_dir.rglob("0000.png"))))))
+    assert np.array_equal(dataset.images[0], first)
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        ([], "no directories of images"),
+        (
+            ["train/a", "test/a", "val/a"],
+            "'val' stands beside train and test",
+        ),
+        (["east/train/a", "east/test/a", "west/a"], "some domains have train and test parts"),
+        (["a", "b/c"], "no images in 'b', which stands beside classes"),
+        (["east/train/a", "east/other/a"], "'other' stands beside train and test"),
+    ],
+)
+def test_a_folder_that_makes_no_sense(place, folders, words):
+    for folder in folders:
+        save_pictures(place.data_dir / folder, 1)
+    with pytest.raises(RequestError, match=words):
+        load(place, "folder", scheme="iid", public_size=0)
+
+
+def save_npz(place, **arrays):
+    np.savez(place.data_dir / "mine.npz", **arrays)
+
+
+GREY = np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4)
+
+
+def test_npz_with_everything(place):
+    save_npz(
+        place,
+        x=np.stack([GREY] * 3, axis=-1),
+        y=np.array(["b", "a", "b", "a", "b", "a"]),
+        domain=np.array([1, 1, 0, 0, 1, 1]),
+        test=np.array([0, 0, 0, 0, 1, 1], dtype=bool),
+        client=np.array([7, 7, 9, 9, 7, 9]),
+    )
+    dataset = load(place, "npz", scheme="natural", public_size=0)
+    assert dataset.class_names == ("a", "b")
+    assert dataset.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    assert dataset.domain_names == ("0", "1")
+    assert dataset.test.tolist() == [False] * 4 + [True] * 2
+    assert dataset.holders.tolist() == [0, 0, 1, 1, 0, 1]
+    result = partition(dataset, resolve(DataSettings(dataset="npz", scheme="natural", public_size=0), place), 0)
+    assert [(shard.train.tolist(), shard.test.tolist()) for shard in result.shards] == [([0, 1], [4]), ([2, 3], [5])]
+
+
+def test_npz_with_the_least(place):
+    save_npz(place, x=GREY, y=np.array([0, 2, 0, 2, 0, 2]))
+    dataset = load(place, "npz", scheme="iid", clients=2)
+    assert dataset.images.shape == (6, 4, 4, 1)
+    assert dataset.class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": GREY.astype(np.float32), "y": np.zeros(6, dtype=int)}, "x is float32, not uint8"),
+        ({"x": GREY[0], "y": np.zeros(4, dtype=int)}, "x has shape"),
+        ({"x": GREY, "y": np.zeros(5, dtype=int)}, "there must be one each"),
+        ({"x": GREY, "y": np.full(6, -1)}, "number from 0 on"),
+        ({"x": GREY, "y": np.full(6, 10**9)}, "number from 0 on"),
+        ({"x": GREY, "y": np.zeros(6)}, "whole numbers or texts"),
+        ({"x": GREY, "y": np.array([{}] * 6)}, "cannot read"),
+        ({"x": GREY}, "no array 'y'"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int), "z": GREY}, "unknown array 'z'"),
+    ],
+)
+def test_npz_that_is_not_right(place, arrays, words):
+    save_npz(place, **arrays)
+    with pytest.raises(RequestError, match=words):
+        load(place, "npz", scheme="iid", public_size=0)
+
+
+def test_an_npz_that_is_no_archive(place):
+    (place.data_dir / "mine.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(RequestError, match="cannot read"):
+        load(place, "npz", scheme="iid", public_size=0)
+
+
+def test_a_split_of_pfllib_is_taken_over_as_it_is(place):
+    pixels = write_pfllib(place.data_dir)
+    settings = resolve(DataSettings(dataset="pfllib", scheme="natural", public_size=12), place)
+    dataset = load_dataset(settings, place)
+    assert settings.clients == 3
+    assert np.array_equal(dataset.images, pixels), "the bytes that the floats came from"
+    result = partition(dataset, settings, 0)
+    assert len(result.public) == 12
+    for shard in result.shards:
+        assert set(dataset.holders[shard.train].tolist()) == {shard.client}
+        assert len(shard.test) == 8, "its test part, whole"
+    assert sum(len(shard.train) for shard in result.shards) == 3 * 24 - 12
+
+
+def test_a_split_of_pfllib_that_is_not_right(place):
+    write_pfllib(place.data_dir)
+    path = place.data_dir / "train" / "1.npz"
+    path.unlink()
+    with pytest.raises(RequestError, match="not complete"):
+        load(place, "pfllib", scheme="natural")
+    with path.open("wb") as file:
+        np.savez_compressed(
+            file, data={"x": np.full((2, 3, 8, 8), 0.1234, dtype=np.float32), "y": np.zeros(2, dtype=int)}
+        )
+    with pytest.raises(RequestError, match="cannot be taken back to bytes"):
+        load(place, "pfllib", scheme="natural", public_size=3)
+    with path.open("wb") as file:
+        np.savez_compressed(file, data={"x": 1, "y": 2})
+    with pytest.raises(RequestError, match="not a split of PFLlib"):
+        load(place, "pfllib", scheme="natural", public_size=3)
+
+
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if name not in ("digits", "digits-domains")])
+def test_a_data_set_that_is_not_there_says_in_one_line_what_to_do(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
+    nowhere = Place(tmp_path / "nowhere", cache_dir=tmp_path)
+    source = SOURCES[name]
+    assert source.find(nowhere.data_dir) is None
+    assert source.how_to_get
+    assert "\n" not in source.how_to_get
+    if not source.downloads or name == "domainnet":
+        with pytest.raises(RequestError, match=r"is not here .*nowhere"):
+            load(nowhere, name, public_size=1)
+    assert not nowhere.data_dir.exists()
+
+
+def test_facts_are_true_where_the_data_is_embedded():
+    for name in ("digits", "digits-domains"):
+        dataset, facts = load_dataset(DataSettings(dataset=name), Place()), SOURCES[name].facts
+        assert (facts.classes, facts.channels, facts.side, facts.train) == (
+            dataset.num_classes,
+            dataset.images.shape[3],
+            dataset.images.shape[1],
+            len(dataset),
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dataset": "cifer10"}, "did you mean 'cifar10'"),
+        ({"dataset": "digits", "scheme": "domain"}, "has no domains"),
+        ({"dataset": "digits", "image_size": 32}, "have one size"),
+        ({"dataset": "digits", "domains": ("a",)}, "has no domains"),
+        ({"dataset": "digits-domains", "domains": ("plain", "plain")}, "stands twice"),
+        ({"dataset": "digits", "protocol": "fedbn"}, "protocol fedbn is for office10 and domainnet"),
+        ({"dataset": "office10", "scheme": "hybrid", "protocol": "fedbn"}, "protocol fedbn is for"),
+        ({"dataset": "digits", "scheme": "natural"}, "does not say who holds what"),
+        ({"dataset": "digits", "flip_labels": (15,)}, "no client 15"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused_before_anything_is_loaded(asked, words, place):
+    with pytest.raises(RequestError, match=words):
+        resolve(DataSettings(**asked), place)
+
+
+def test_resolving_twice_changes_nothing(place):
+    for asked in (
+        DataSettings(),
+        DataSettings(scheme="hybrid"),
+        DataSettings(dataset="office10", scheme="domain", protocol="fedbn"),
+        DataSettings(dataset="cifar10", protocol="pfllib"),
+    ):
+        once = resolve(asked, place)
+        assert resolve(once, place) == once
+        assert None not in (once.clients, once.public_size, once.min_size)
