@@ -7,17 +7,21 @@ import json
 import numpy as np
 import pytest
 
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import deal
-from fedmosaic_cli.records.shards import load
+from fedmosaic_cli.experiment.plan import deal, open_shards
+from fedmosaic_cli.records.exported import load_exported
+from fedmosaic_cli.records.shards import arrays_digest, load, manifest_digest
 
-SETTINGS = DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,))
+SETTINGS = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), Place())
 
 
 @pytest.fixture
 def shards(tmp_path):
-    return deal(SETTINGS, seed=3, path=tmp_path / "shards").written()
+    return deal(SETTINGS, 3, tmp_path / "shards", Place()).written()
 
 
 def contents(folder):
@@ -34,9 +38,9 @@ def test_what_was_written_comes_back(shards):
 
 
 def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
-    again = deal(SETTINGS, seed=3, path=tmp_path / "again").written()
+    again = deal(SETTINGS, 3, tmp_path / "again", Place()).written()
     assert contents(again.path) == contents(shards.path)
-    other = deal(SETTINGS, seed=4, path=tmp_path / "other").written()
+    other = deal(SETTINGS, 4, tmp_path / "other", Place()).written()
     assert other.digest != shards.digest
 
 
@@ -53,15 +57,27 @@ def test_the_manifest_tells_what_cli_md_promises(shards):
 
 
 def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_path):
-    straight = deal(SETTINGS.model_copy(update={"flip_labels": ()}), seed=3, path=tmp_path / "straight").written()
+    straight = deal(SETTINGS.model_copy(update={"flip_labels": ()}), 3, tmp_path / "straight", Place()).written()
     flipped, plain = (s.manifest["clients"][2]["train"]["class_counts"] for s in (shards, straight))
     assert flipped == plain[::-1] != plain
 
 
 def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
-    assert deal(SETTINGS, seed=3, path=shards.path).written().digest == shards.digest
+    assert deal(SETTINGS, 3, shards.path, Place()).written().digest == shards.digest
     with pytest.raises(RequestError, match="other shards are here"):
-        deal(SETTINGS, seed=4, path=shards.path).written()
+        deal(SETTINGS, 4, shards.path, Place()).written()
+
+
+def test_all_promised_files_are_there(shards):
+    names = {path.name for path in shards.path.iterdir()}
+    pictures = {f"{name}.{ending}" for name in ("distribution", "public") for ending in ("png", "pdf")}
+    assert names == {
+        "manifest.json",
+        "public.npz",
+        "distribution.csv",
+        *(f"client-00{n}.npz" for n in range(4)),
+        *pictures,
+    }
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "client-000.npz", "client-003.npz", "public.npz"])
@@ -87,3 +103,113 @@ def test_swapped_files_are_found(shards):
     second.write_bytes(content)
     with pytest.raises(RequestError, match="does not match the manifest"):
         load(shards.path)
+
+
+ODD = SETTINGS.model_copy(update={"val_fraction": 0.2, "label_noise": 0.25, "label_noise_kind": "asymmetric"})
+
+
+def test_validation_parts_and_noisy_labels_come_back(tmp_path):
+    written = deal(ODD, 3, tmp_path / "odd", Place()).written()
+    again = load(written.path)
+    for ours, theirs in zip(again.partition.shards, written.partition.shards, strict=True):
+        assert np.array_equal(ours.validation, theirs.validation)
+        assert np.array_equal(ours.noisy_labels, theirs.noisy_labels)
+    entry = written.manifest["clients"][1]
+    assert entry["noisy_labels"] == round(0.25 * entry["train"]["size"])
+    assert entry["val"]["size"] == len(written.partition.shards[1].validation)
+    assert written.manifest["parameters"]["label_noise_kind"] == "asymmetric"
+
+
+def rewrite(shards, name, digest_of, **changes):
+    """A file with other arrays, and a manifest that vouches for it: made by hand, not damaged."""
+    with np.load(shards.path / name) as content:
+        arrays = {key: content[key] for key in content.files} | changes
+    np.savez(shards.path / name, **arrays)
+    manifest = json.loads((shards.path / "manifest.json").read_text())
+    digest_of(manifest)["sha256"] = arrays_digest(arrays)
+    manifest["digest"] = manifest_digest(manifest)
+    (shards.path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_an_example_in_two_places_is_named_with_both(shards):
+    theirs = shards.partition.shards[3].test
+    rewrite(shards, "client-000.npz", lambda m: m["clients"][0], train=np.sort(theirs[:5]))
+    with pytest.raises(RequestError, match=rf"example {theirs[0]} is in both client-000\.npz \(train\) and client-003"):
+        load(shards.path)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (np.array([5, 3]), "not sorted"),
+        (np.array([3, 3]), "not sorted"),
+        (np.array([0, 99_999]), "index 99999 .*not one of 1797"),
+        (np.array([-1, 5]), "index -1 "),
+        (np.array([0.5, 1.5]), "not sorted whole numbers"),
+    ],
+)
+def test_indices_that_make_no_sense_are_refused(shards, index, words):
+    rewrite(shards, "public.npz", lambda m: m["public"], index=index)
+    with pytest.raises(RequestError, match=words):
+        load(shards.path)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, ODD])
+def test_exported_shards_hold_what_the_data_set_holds(tmp_path, settings):
+    plain = deal(settings, 3, tmp_path / "plain", Place())
+    exported = deal(settings, 3, tmp_path / "exported", Place()).written(export=True)
+    assert exported.digest == plain.shards.digest, "the same partition, whether or not it carries its examples"
+    again = load(exported.path)
+    assert again.exported
+    dataset, dealt = load_exported(again)
+    source = plain.dataset
+    for ours, theirs in zip(dealt.shards, plain.shards.partition.shards, strict=True):
+        assert ours.parts().keys() == theirs.parts().keys()
+        for part in ours.parts():
+            assert np.array_equal(dataset.images[ours.parts()[part]], source.images[theirs.parts()[part]])
+            assert np.array_equal(ours.labels(part, dataset), theirs.labels(part, source))
+    assert np.array_equal(dataset.images[dealt.public], source.images[plain.shards.partition.public])
+    assert set(dataset.labels[dealt.public].tolist()) == {-1}, "nobody knows them"
+    with np.load(exported.path / "public.npz") as public:
+        assert set(public.files) == {"index", "images"}
+
+
+@pytest.mark.parametrize("name", ["client-001.npz", "public.npz"])
+def test_damaged_examples_are_found(tmp_path, name):
+    exported = deal(SETTINGS, 3, tmp_path / "exported", Place()).written(export=True)
+    with np.load(exported.path / name) as content:
+        arrays = {key: content[key].copy() for key in content.files}
+    key = next(key for key in arrays if key.endswith("images"))
+    arrays[key][0, 0, 0, 0] ^= 1
+    np.savez(exported.path / name, **arrays)
+    with pytest.raises(RequestError, match=f"does not match the manifest .*{name}"):
+        open_shards(load(exported.path), Place())
+
+
+def test_plain_shards_are_not_taken_for_exported_ones(shards):
+    with pytest.raises(RequestError, match="without the examples"):
+        deal(SETTINGS, 3, shards.path, Place()).written(export=True)
+
+
+def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
+    from fedmosaic_cli.data.sources import digits
+
+    real = digits.load_digits()
+    real.images[0, 0, 0, 0] ^= 1
+    monkeypatch.setattr(digits, "load_digits", lambda: real)
+    with pytest.raises(RequestError, match="not the data these shards were made from"):
+        open_shards(shards, Place())
+
+
+def test_own_data_is_found_where_the_shards_were_made(tmp_path, monkeypatch):
+    source = deal(SETTINGS, 3, tmp_path / "x", Place()).dataset
+    np.savez(tmp_path / "mine.npz", x=source.images, y=source.labels)
+    place = Place(tmp_path / "mine.npz", chosen=True)
+    settings = resolve(DataSettings(dataset="npz", scheme="iid", clients=3), place)
+    made = deal(settings, 0, tmp_path / "shards", place).written()
+    monkeypatch.chdir(tmp_path / "shards")
+    dataset, dealt = open_shards(load(made.path), Place())
+    assert len(dataset) == len(source)
+    assert len(partition(dataset, settings, 0).public) == len(dealt.public) == 179
+    with pytest.raises(RequestError, match="is not here"):
+        open_shards(load(made.path), Place(tmp_path / "elsewhere", chosen=True))

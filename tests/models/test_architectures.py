@@ -1,0 +1,104 @@
+"""Architectures: the sizes that were promised, the images that they can see, and no draw from a global stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.models.architectures import ARCHITECTURES, build
+from fedmosaic_cli.models.settings import ModelSettings
+
+SHAPES = {
+    "mlp": (1, 8, 8),
+    "cnn": (1, 28, 28),
+    "cnn-bn": (3, 32, 32),
+    "alexnet-bn": (3, 64, 64),
+    "vit": (3, 32, 32),
+    "vit-tiny": (1, 28, 28),
+}
+SMALL = {"alexnet-bn": {"width": 1 / 16}, "vit": {"width": 1 / 16}}
+
+
+def small(name, **more):
+    return build(ModelSettings(name=name, **{**SMALL.get(name, {}), **more}), SHAPES[name], 10)
+
+
+def weights(name, shape, **more):
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(ModelSettings(name=name, **more), shape, 10).parameters())
+
+
+def test_every_architecture_is_tried_here():
+    assert SHAPES.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_come_from_a_body_and_a_head(name):
+    model = small(name).eval()
+    inputs = torch.rand(3, *SHAPES[name])
+    outputs = model(inputs)
+    assert outputs.shape == (3, 10)
+    features = model.head.in_features
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.arange(10.0))
+    assert torch.equal(model(inputs), torch.arange(10.0).expand(3, 10)), "nothing but the head makes logits"
+    assert features > 10
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_weight_learns(name):
+    model = small(name).train()
+    model(torch.rand(4, *SHAPES[name])).logsumexp(dim=1).sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_running_draws_nothing_from_the_global_stream(name):
+    model = small(name).train()
+    before = torch.random.get_rng_state()
+    model(torch.zeros(4, *SHAPES[name])).sum().backward()
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_sizes_of_the_literature():
+    assert weights("cnn", (1, 28, 28)) == 582_026, "FedAvgCNN of PFLlib"
+    assert weights("mlp", (1, 28, 28), hidden=(512, 512)) == 669_706, "2.6 MB"
+    assert weights("alexnet-bn", (3, 256, 256)) == 57_063_498
+    assert weights("vit", (3, 224, 224)) == 85_806_346, "torchvision's vit_b_16 with ten classes"
+
+
+def test_width_makes_networks_smaller():
+    assert weights("cnn-bn", (3, 32, 32), width=0.5) < weights("cnn-bn", (3, 32, 32)) / 2
+    assert weights("vit", (3, 64, 64), width=0.25) < weights("vit", (3, 64, 64)) / 8
+
+
+def test_batch_normalisation_is_where_it_is_promised():
+    def has_norm(name):
+        return any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in small(name).modules())
+
+    assert [name for name in SHAPES if has_norm(name)] == ["cnn-bn", "alexnet-bn"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "words"),
+    [
+        ({"name": "cnn"}, (1, 8, 8), "cnn needs images of at least 16x16, these are 8x8"),
+        ({"name": "alexnet-bn"}, (3, 32, 32), "at least 64x64"),
+        ({"name": "vit"}, (3, 28, 28), "cannot be cut into 16x16 patches"),
+        ({"name": "vit-tiny", "patch": 5}, (1, 28, 28), r"5x5 patches \(model\.patch\)"),
+        ({"name": "vit-tiny"}, (3, 32, 64), "cannot be cut"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
+    with pytest.raises(RequestError, match=words):
+        build(ModelSettings(**settings), shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (1, 16, 16)), ("alexnet-bn", (3, 64, 64)), ("vit-tiny", (1, 4, 4))]
+)
+def test_the_smallest_images_work(name, shape):
+    settings = ModelSettings(name=name, width=1 / 16)
+    assert build(settings, shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)
