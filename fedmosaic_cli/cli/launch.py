@@ -63,7 +63,7 @@ def launch(methods: list[str], request: Request) -> None:
             show_plan([run.config for run in runs], layers, [run.files for run in runs], place, request.as_json)
             return
         shards = shards_by_seed(runs, given, request, place)
-    check_device(request.device.value)
+    check_fit(request.device.value, runs, shards)
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
         for run in runs:
@@ -100,11 +100,15 @@ def no_exchange(run: Planned) -> str:
     return f"{run.config.method.title} is Local here, its {warmup} warm-up rounds take all {rounds} rounds"
 
 
-def check_device(name: str) -> None:
-    """Refuse a device that is not there. From here on torch is needed."""
-    from fedmosaic_cli.experiment.assemble import find_device
+def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
+    """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
+    from fedmosaic_cli.experiment.assemble import check_network, find_device
 
-    find_device(name)
+    find_device(device)
+    for run in runs:
+        found = shards[run.config.partition_seed]
+        manifest = (found.shards if isinstance(found, Deal) else found).manifest
+        check_network(run.config.model, manifest["image_shape"], len(manifest["class_names"]))
 
 
 def follow(

@@ -84,7 +84,7 @@ def official(dataset: Dataset, public: Index, settings: DataSettings, seed: int)
 
     Where a data set has none, a part of each client's share is held out, with its mix of classes.
     """
-    private = np.setdiff1d(dataset.training_part, public)
+    private = np.setdiff1d(dataset.training_part, public, assume_unique=True)
     dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
     if dataset.test is None:
         yield from split_shares(dataset, dealt, settings, seed)
@@ -111,7 +111,7 @@ def tests_of(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) 
 
 def pfllib(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """Training and test part are thrown together and dealt; then each client's share is split, 75 to 25, anyhow."""
-    private = np.setdiff1d(np.arange(len(dataset)), public)
+    private = np.setdiff1d(np.arange(len(dataset)), public, assume_unique=True)
     dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
     yield from split_shares(dataset, dealt, settings, seed)
 

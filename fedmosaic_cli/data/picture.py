@@ -27,13 +27,19 @@ BLUE = "#1b6ca8"
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
 
 
-def distribution_picture(counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str) -> dict[str, bytes]:
-    """`counts` [clients, classes] as PNG and PDF."""
+def distribution_picture(
+    counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str, domains: Sequence[str | None] = ()
+) -> dict[str, bytes]:
+    """`counts` [clients, classes] as PNG and PDF. `domains` are the clients', where they have any."""
     table = np.asarray(counts)
     clients, classes = table.shape
     if clients <= MOST_BARS and classes <= MOST_STACKED_CLASSES:
-        return rendered(stacked_bars(table, class_names, title))
-    return rendered(dot_matrix(table, class_names, title))
+        figure = stacked_bars(table, class_names, title)
+    else:
+        figure = dot_matrix(table, class_names, title)
+    if clients <= MOST_DOTS:
+        mark_domains(figure.axes[0], [name or "" for name in domains])
+    return rendered(figure)
 
 
 def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str) -> dict[str, bytes]:
@@ -44,6 +50,7 @@ def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str
     if len(counts) <= MOST_STACKED_CLASSES:
         axes.bar_label(bars, fontsize=8)
     axes.set(xlabel="class", ylabel="examples", title=title)
+    axes.margins(y=0.12)
     name_ticks(axes, class_names)
     return rendered(figure)
 
@@ -105,6 +112,19 @@ def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str)
         axes.scatter([], [], s=200 * value / largest, label=str(value), **style)
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
+
+
+def mark_domains(axes: Axes, domains: list[str]) -> None:
+    """The name of each domain above its clients, and a line between one and the next."""
+    starts = [at for at, name in enumerate(domains) if name and (at == 0 or domains[at - 1] != name)]
+    if not starts:
+        return
+    for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
+        middle = (start + end - 1) / 2
+        axes.text(middle, 1.01, domains[start], transform=axes.get_xaxis_transform(), ha="center", fontsize=8)
+        if start:
+            axes.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle=":")
+    axes.set_title(axes.get_title(), pad=18)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:

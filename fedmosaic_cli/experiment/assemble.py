@@ -13,15 +13,19 @@ from fedmosaic_cli.engine.rounds import Exam, Federation, begin
 from fedmosaic_cli.engine.workers import Workers, available_cores
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.models.architectures import build
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
+    from fedmosaic_cli.models.settings import ModelSettings
 
 
 def find_device(name: str) -> torch.device:
@@ -32,6 +36,13 @@ def find_device(name: str) -> torch.device:
     if not there[name]:
         raise RequestError(f"no {name} device on this machine (--device): use --device auto")
     return torch.device(name)
+
+
+def check_network(model: ModelSettings, image_shape: Sequence[int], num_classes: int) -> None:
+    """Refuse a network that does not fit images of [height, width, channels]; nothing is allocated."""
+    height, width, channels = image_shape
+    with torch.device("meta"):
+        build(model, (channels, height, width), num_classes)
 
 
 def worker_count(asked: int, clients: int, device: torch.device) -> int:

@@ -41,7 +41,9 @@ def pictures(manifest: dict[str, Any]) -> dict[str, bytes]:
     """What there is to look at: the clients' classes, and the public set's."""
     counts, names = records.client_counts(manifest), manifest["class_names"]
     what = f"{manifest['dataset']}, {manifest['scheme']}"
-    drawn = {"distribution": distribution_picture(counts, names, f"{what}: examples of {len(counts)} clients")}
+    domains = [client["domain"] for client in manifest["clients"]]
+    title = f"{what}: examples of {len(counts)} clients"
+    drawn = {"distribution": distribution_picture(counts, names, title, domains)}
     public = manifest["public"]
     if public["size"]:
         drawn["public"] = public_picture(

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from fedmosaic_cli.data.partition import Partition, Shard, nothing, test_fraction
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import new_directory, read_json, sha256, to_json, write_inside
+from fedmosaic_cli.files import new_directory, read_json, sha256, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,10 +158,10 @@ def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool) -> 
                 write_npz(folder / client_file(shard.client), index_arrays(shard), examples, manifest["export"])
             examples = public_examples(dataset, shards.partition.public) if export else {}
             write_npz(folder / PUBLIC, {"index": shards.partition.public}, examples, manifest["export"])
-            write_inside(folder / "distribution.csv", distribution_csv(manifest))
+            (folder / "distribution.csv").write_bytes(distribution_csv(manifest))
             for name, content in pictures(manifest).items():
-                write_inside(folder / name, content)
-            write_inside(folder / MANIFEST, to_json(manifest))
+                (folder / name).write_bytes(content)
+            (folder / MANIFEST).write_bytes(to_json(manifest))
     except OSError:
         if is_taken(shards.path):  # another process was faster
             return the_same(shards, export)
@@ -185,7 +185,7 @@ def write_npz(path: Path, index: Arrays, examples: Arrays, digests: dict[str, st
     """One file of the shards; the digest of its examples goes into `digests`."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **index, **examples)
-    write_inside(path, buffer.getvalue())
+    path.write_bytes(buffer.getvalue())
     if digests is not None:
         digests[path.name] = arrays_digest(examples)
 

@@ -70,3 +70,13 @@ def test_the_same_partition_is_the_same_file():
     table = counts(5, 3)
     assert picture.distribution_picture(table, "abc", "t") == picture.distribution_picture(table, "abc", "t")
     assert picture.public_picture(table[0], "abc", "t") == picture.public_picture(table[0], "abc", "t")
+
+
+def test_domains_are_named_once_and_divided():
+    axes = picture.stacked_bars(counts(5, 2), "ab", "title").axes[0]
+    picture.mark_domains(axes, ["east", "east", "west", "west", "west"])
+    assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("east", 0.5), ("west", 3.0)]
+    assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
+    picture.mark_domains(axes, [])
+    picture.mark_domains(axes, ["", ""])
+    assert len(axes.texts) == 2

@@ -1,0 +1,248 @@
+"""Data on the command line: partition, export, presets with and without their data, doctor, fetch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.config.presets import preset_names
+from fedmosaic_cli.data.sources import fashion_mnist
+from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
+
+PRESETS = {
+    "quickstart",
+    "quickstart-feature-shift",
+    "quickstart-hybrid",
+    "pathological-fashion-mnist",
+    "pathological-cifar10",
+    "practical-fashion-mnist",
+    "practical-cifar10",
+    "feature-shift-office10",
+    "feature-shift-domainnet",
+    "hybrid-office10",
+    "hybrid-domainnet",
+    "hybrid-domainnet-vit",
+    "misleading-cifar10",
+    "public-size-cifar10",
+    "public-skew-cifar10",
+}
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """A command in an empty directory, in this process, on a machine that has no data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDMOSAIC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
+
+    def call(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return call
+
+
+def manifest_of(path):
+    return json.loads((path / "manifest.json").read_text())
+
+
+def test_all_presets_are_there():
+    assert set(preset_names()) >= PRESETS
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_dry_run_works_without_the_data_and_says_what_is_missing(invoke, tmp_path, preset):
+    done = invoke("train", "--preset", preset, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
+    if preset.startswith("quickstart"):
+        assert run["missing"] is None
+    else:
+        assert "is not here (data)" in run["missing"]
+        text = invoke("train", "--preset", preset, "--dry-run").stdout
+        assert "missing: data set" in text
+    assert run["bits_up"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preset_trains_where_its_data_is(invoke, tmp_path):
+    write_fashion(tmp_path / "data" / "fashion-mnist", train=400, test=100)
+    settings = ("--set", "data.public_size=50", "--set", "data.min_size=2", "--set", "model.hidden=[8]")
+    done = invoke("train", "--preset", "pathological-fashion-mnist", *settings, "--rounds", 1, "--quiet")
+    assert done.exit_code == 0, done.output
+    (summary,) = (tmp_path / "runs").rglob("summary.json")
+    assert json.loads(summary.read_text())["dataset"] == "fashion-mnist"
+
+
+def test_cifar10_with_the_network_of_its_presets(invoke, tmp_path):
+    write_cifar(tmp_path / "data" / "cifar-10-batches-py", each=40)
+    small = ("--set", "data.public_size=20", "--set", "model.width=0.1", "--rounds", 2, "--quiet")
+    for preset in ("misleading-cifar10", "pathological-cifar10"):
+        done = invoke(
+            "baseline", "fedavg", "fedct", "--preset", preset, *small, "--set", "methods.fedct.warmup_rounds=1"
+        )
+        assert done.exit_code == 0, done.output
+
+
+def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
+    from fedmosaic_cli.data.sources.office10 import CLASSES
+
+    for domain in ("amazon", "dslr"):
+        for label in CLASSES:
+            save_pictures(tmp_path / "data" / "office" / domain / label, 6, side=64)
+    narrow = ("--set", "data.domains=[amazon,dslr]", "--set", "data.image_size=64", "--set", "model.width=0.0625")
+    for preset in ("feature-shift-office10", "hybrid-office10"):
+        done = invoke("train", "--preset", preset, *narrow, "--set", "data.public_size=20", "--rounds", 1, "--quiet")
+        assert done.exit_code == 0, done.output
+    shards = next((tmp_path / "shards").glob("feature-shift*"))
+    assert manifest_of(shards)["protocol"] == "fedbn"
+    assert "val_accuracy" in next((tmp_path / "runs").glob("feature-shift*/**/rounds.jsonl")).read_text()
+
+
+def test_missing_data_ends_in_one_line_and_leaves_nothing(invoke, tmp_path):
+    done = invoke("train", "--preset", "hybrid-office10")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: data set 'office10' is not here (data): put FedBN's office_caltech_10")
+    assert list(tmp_path.iterdir()) == []
+
+
+def own_images(root, domains=("east", "west")):
+    for number, domain in enumerate(domains):
+        for first, label in enumerate(("cat", "dog", "owl")):
+            save_pictures(root / domain / label, 12, first=100 * number + 20 * first, ending="png")
+
+
+def test_own_images_from_folder_to_model(invoke, tmp_path, monkeypatch):
+    own_images(tmp_path / "mine")
+    done = invoke("partition", "--scheme", "domain", "--dataset", "folder", "--data-dir", tmp_path / "mine")
+    assert done.exit_code == 0, done.output
+    shards = tmp_path / "shards" / "folder-domain-s0"
+    manifest = manifest_of(shards)
+    assert [client["domain"] for client in manifest["clients"]] == ["east", "west"]
+    assert manifest["public"]["size"] == 7, "a tenth, when nobody says how many"
+    done = invoke("train", "--shards", shards, "--rounds", 2, "--quiet")
+    assert done.exit_code == 0, done.output
+    run = tmp_path / "runs" / "folder-domain-s0" / "fedmosaic-frequency" / "seed-0"
+    monkeypatch.chdir(tmp_path / "mine")
+    assert invoke("evaluate", run, "--quiet").exit_code == 0, "found where the shards say"
+    shutil.rmtree(shards)
+    done = invoke("evaluate", run, "--data-dir", tmp_path / "mine", "--quiet")
+    assert done.exit_code == 0, "dealt again, when the shards are gone"
+
+
+def results(run):
+    files = [run / "rounds.jsonl", *sorted((run / "models").iterdir())]
+    return {path.name: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("method", ["fedmosaic", "centralized", "fedavg"])
+def test_exported_shards_train_to_the_same_bytes_without_the_data(invoke, tmp_path, method):
+    own_images(tmp_path / "mine")
+    own = ("--dataset", "folder", "--data-dir", tmp_path / "mine")
+    asked = ("--scheme", "hybrid", "--clients-per-domain", 2, "--flip-labels", 1, "--label-noise", 0.2, *own)
+    for name, export in (("plain", ()), ("exported", ("--export",))):
+        done = invoke("partition", *asked, "--val-fraction", 0.2, "--out", tmp_path / name / "s", *export, "--quiet")
+        assert done.exit_code == 0, done.output
+    train = ("baseline", method, "--rounds", 3, "--quiet", "--shards")
+    assert invoke(*train, tmp_path / "plain" / "s", "--run-dir", "a").exit_code == 0
+    shutil.rmtree(tmp_path / "mine")
+    shutil.rmtree(tmp_path / "cache")
+    done = invoke(*train, tmp_path / "exported" / "s", "--run-dir", "b")
+    assert done.exit_code == 0, done.output
+    assert results(tmp_path / "a") == results(tmp_path / "b")
+    done = invoke("evaluate", "b", "--split", "val", "--json")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "b" / "rounds.jsonl").read_text().splitlines()]
+    last = [row["val_accuracy"] for row in rows if row["round"] == 3]
+    assert [mark["accuracy"] for mark in json.loads(done.stdout)[0]["per_client"]] == last
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert summary["best_round"]["chosen_on"] == "validation"
+
+
+def test_the_best_round_is_chosen_on_validation_data_alone(invoke, tmp_path):
+    done = invoke("partition", "--scheme", "iid", "--clients", 3, "--val-fraction", 0.3, "--quiet")
+    assert done.exit_code == 0, done.output
+    done = invoke("baseline", "local", "--shards", "shards/digits-iid-s0", "--rounds", 6, "--quiet", "--run-dir", "r")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    marks = {n: np.mean([row["val_accuracy"] for row in rows if row["round"] == n]) for n in range(1, 7)}
+    best = json.loads((tmp_path / "r" / "summary.json").read_text())["best_round"]
+    assert best["round"] == max(marks, key=marks.get)
+    assert best["client_mean"] == pytest.approx(np.mean([r["accuracy"] for r in rows if r["round"] == best["round"]]))
+
+
+def test_evaluating_a_part_that_is_not_there(invoke, tmp_path):
+    assert invoke("baseline", "local", "--preset", "quickstart", "--rounds", 1, "--quiet").exit_code == 0
+    done = invoke("evaluate", "runs/quickstart/local/seed-0", "--split", "val")
+    assert done.exit_code == 2
+    assert "nothing was set aside for validation" in done.stderr
+
+
+def test_a_split_of_pfllib_becomes_shards(invoke, tmp_path):
+    write_pfllib(tmp_path / "Cifar10")
+    done = invoke(
+        "partition", "--scheme", "natural", "--dataset", "pfllib", "--data-dir", "Cifar10", "--public-size", 12
+    )
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "shards" / "pfllib-natural-s0")
+    assert [client["test"]["size"] for client in manifest["clients"]] == [8, 8, 8]
+    assert manifest["public"]["class_counts"] == [3, 3, 3, 3]
+
+
+def test_odd_images_are_reported_once_decoded_and_again_from_the_cache(invoke, tmp_path):
+    own_images(tmp_path / "mine")
+    (tmp_path / "mine" / "east" / "cat" / "0000.png").write_bytes(b"broken")
+    for out in ("one", "two"):
+        done = invoke("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "mine", "--out", out)
+        assert done.exit_code == 0, done.output
+        assert "note: left out, cannot be read: east/cat/0000.png" in done.stderr
+    assert manifest_of(tmp_path / "one")["remarks"] == manifest_of(tmp_path / "two")["remarks"] != []
+
+
+def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
+    write_cifar(tmp_path / "sets" / "cifar-10-batches-py")
+    done = invoke("doctor", "--data-dir", tmp_path / "sets", "--json")
+    found = json.loads(done.stdout)["data sets"]
+    assert found["cifar10"].startswith(f"found: {tmp_path / 'sets' / 'cifar-10-batches-py'}")
+    assert found["digits"].startswith("found: embedded")
+    assert found["office10"].startswith("missing: put ")
+    assert found["fashion-mnist"].startswith("missing: put ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fetch", "digits"), "'digits' cannot be downloaded"),
+        (("fetch", "cifar11"), "did you mean 'cifar10'"),
+        (("partition", "--scheme", "iid", "--balanced"), "--balanced has no effect with scheme 'iid'"),
+        (("partition", "--scheme", "domain", "--clients", "3"), "--clients has no effect with scheme 'domain'"),
+        (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
+        (("partition", "--scheme", "iid", "--label-noise", "1.5"), "at most 1"),
+        (("partition", "--scheme", "iid", "--val-fraction", "1"), "less than 1"),
+        (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "is not here (nowhere)"),
+        (("partition", "--scheme", "iid", "--domains", "a,,b"), "cannot read 'a,,b'"),
+        (("partition", "--scheme", "iid", "--image-size", "8"), "have one size"),
+        (("partition", "--scheme", "natural", "--dataset", "npz"), "is not here (data)"),
+        (("train", "--preset", "quickstart", "--set", "model.name=cnn"), "at least 16x16"),
+        (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
+    ],
+)
+def test_nonsense_ends_in_one_line(invoke, tmp_path, arguments, words):
+    done = invoke(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert not any((tmp_path / name).exists() for name in ("runs", "shards", "cache"))
+
+
+def test_an_unbalanced_split_is_one(invoke, tmp_path):
+    sizes = {}
+    for kind in ("--balanced", "--unbalanced"):
+        assert invoke("partition", "--scheme", "pathological", kind, "--out", kind.strip("-"), "-q").exit_code == 0
+        sizes[kind] = [client["train"]["size"] for client in manifest_of(tmp_path / kind.strip("-"))["clients"]]
+    assert np.std(sizes["--unbalanced"]) > 2 * np.std(sizes["--balanced"])
