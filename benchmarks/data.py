@@ -69,7 +69,7 @@ def scale() -> None:
     labels = np.random.default_rng(0).integers(0, 10, size=1_000_000)
     with tempfile.TemporaryDirectory() as scratch:
         np.savez(Path(scratch) / "large.npz", x=np.zeros((len(labels), 1, 1), dtype=np.uint8), y=labels)
-        place = Place(Path(scratch) / "large.npz", chosen=True)
+        place = Place(Path(scratch) / "large.npz")
         for scheme, more in (("iid", {}), ("pathological", {}), ("dirichlet", {"alpha": 0.5, "min_size": 2})):
             asked = DataSettings(dataset="npz", scheme=scheme, clients=10_000, public_size=1000, **more)
             settings = resolve(asked, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ def write_stream(path: Path, content: BinaryIO) -> None:
 
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
 
 
 def is_temporary(path: Path) -> bool:
@@ -73,7 +74,6 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary

@@ -14,7 +14,7 @@ import fedmosaic_cli
 ROOT = Path(fedmosaic_cli.__file__).parent
 
 # Each part may import itself, what stands in its line, and the leaves.
-LEAVES = {"errors", "files", "seeds", "settings", ""}
+LEAVES = {"errors", "files", "machine", "seeds", "settings", ""}
 ALLOWED = {
     "cotraining": set(),
     "data": set(),
@@ -28,6 +28,7 @@ ALLOWED = {
     "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
     "errors": set(),
     "files": set(),
+    "machine": set(),
     "seeds": set(),
     "settings": set(),
 }

@@ -103,6 +103,44 @@ def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
     assert "val_accuracy" in next((tmp_path / "runs").glob("feature-shift*/**/rounds.jsonl")).read_text()
 
 
+def test_a_dry_run_writes_nothing_even_where_images_would_be_decoded(invoke, tmp_path):
+    own_images(tmp_path / "mine")
+    data = ("--dataset", "folder", "--data-dir", "mine", "--scheme", "domain", "--out", "s", "-q")
+    assert invoke("partition", *data).exit_code == 0
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "mine.yaml").write_text("data: {dataset: folder, scheme: domain}\n")
+    for asked in (("--shards", "s"), ("--preset", "mine.yaml", "--data-dir", "mine")):
+        before = sorted(tmp_path.rglob("*"))
+        done = invoke("train", *asked, "--dry-run", "--json")
+        assert done.exit_code == 0, done.output
+        (run,) = json.loads(done.stdout)["runs"]
+        assert run["steps"] > 0
+        assert run["data_mb"] == pytest.approx(72 * 12 * 12 * 3 / 1e6)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_with_a_part_of_the_domains_says_which_is_missing(invoke, tmp_path):
+    (tmp_path / "data" / "office" / "amazon").mkdir(parents=True)
+    done = invoke("train", "--preset", "hybrid-office10", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "missing: domain 'caltech' of office10 is not here" in done.stdout
+    found = json.loads(invoke("doctor", "--json").stdout)["data sets"]["office10"]
+    assert found.endswith("without caltech, dslr, webcam)")
+
+
+def test_batches_of_cifar10_train_as_their_export_does(invoke, tmp_path):
+    write_cifar(tmp_path / "data" / "cifar-10-batches-py", each=40)
+    asked = ("partition", "--scheme", "iid", "--clients", 3, "--dataset", "cifar10", "--public-size", 20, "-q")
+    assert invoke(*asked, "--out", "a/s").exit_code == 0
+    assert invoke(*asked, "--out", "b/s", "--export").exit_code == 0
+    small = ("--rounds", 2, "--quiet", "--set", "model.name=cnn-bn", "--set", "model.width=0.1")
+    for name in ("a", "b"):
+        done = invoke("train", "--shards", f"{name}/s", *small, "--run-dir", f"run-{name}")
+        assert done.exit_code == 0, done.output
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    assert results(tmp_path / "run-a") == results(tmp_path / "run-b")
+
+
 def test_missing_data_ends_in_one_line_and_leaves_nothing(invoke, tmp_path):
     done = invoke("train", "--preset", "hybrid-office10")
     assert done.exit_code == 2

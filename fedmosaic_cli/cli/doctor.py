@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say_json
-from fedmosaic_cli.cli.options import DATA_DIR, DataDirOption, DebugOption, JsonOption
-from fedmosaic_cli.data.place import default_cache
+from fedmosaic_cli.cli.options import DataDirOption, DebugOption, JsonOption
+from fedmosaic_cli.data.place import DATA_DIR, default_cache
 from fedmosaic_cli.errors import RequestError
 
 
@@ -32,8 +32,8 @@ def examine(data_dir: Path) -> dict[str, dict[str, Any]]:
     import torch
 
     from fedmosaic_cli.config.presets import preset_names, presets_directory
-    from fedmosaic_cli.engine.workers import available_cores
     from fedmosaic_cli.experiment.environment import versions
+    from fedmosaic_cli.machine import available_cores
 
     disk = shutil.disk_usage(Path.cwd())
     gpus = {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
@@ -64,7 +64,9 @@ def data_sets(data_dir: Path) -> dict[str, str]:
         if source.look is not None:
             found[name] = source.about
         elif path is not None:
-            found[name] = f"found: {path} ({source.about})"
+            missing = [domain for domain in source.domains if path.is_dir() and not (path / domain).is_dir()]
+            without = f", without {', '.join(missing)}" if missing else ""
+            found[name] = f"found: {path} ({source.about}{without})"
         else:
             found[name] = f"missing: {source.how_to_get}"
     return found

@@ -14,18 +14,26 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.records.runs import RunFiles
+    from fedmosaic_cli.records.shards import Shards
 
 
-def show_plan(configs: list[RunConfig], layers: Layers, files: list[RunFiles], place: Place, as_json: bool) -> None:
+def show_plan(
+    configs: list[RunConfig], layers: Layers, files: list[RunFiles], given: Shards | None, place: Place, as_json: bool
+) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
-    from fedmosaic_cli.experiment.costs import costs
+    from fedmosaic_cli.experiment.costs import costs, facts_of_data, facts_of_shards
 
     values: dict[str, object] = {}
     for config in configs:
         values |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
     settings = [{"key": k, "value": v, "origin": layers.origins.get(k, "default")} for k, v in values.items()]
+    # Runs with one seed share their data.
+    one_a_seed = {config.partition_seed: config.data for config in configs}
+    facts = {
+        seed: facts_of_shards(given) if given else facts_of_data(data, seed, place) for seed, data in one_a_seed.items()
+    }
     runs = [
-        {"path": str(spot.path), "exists": spot.exists(), **costs(config, place)}
+        {"path": str(spot.path), "exists": spot.exists(), **costs(config, facts[config.partition_seed])}
         for config, spot in zip(configs, files, strict=True)
     ]
     if as_json:

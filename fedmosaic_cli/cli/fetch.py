@@ -35,6 +35,7 @@ def fetch(
             raise RequestError(f"'{name}' cannot be downloaded (fedmosaic fetch): {source.how_to_get}")
     with data_place(data_dir, quiet) as place:
         for name, source in sources.items():
-            if source.find(place.data_dir) is None:
+            # What has domains may be there in part; what has come already is not fetched again.
+            if source.domains or source.find(place.data_dir) is None:
                 download(source.downloads, place)
             say(f"{name}: {source.find(place.data_dir)}")

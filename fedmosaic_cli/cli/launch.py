@@ -60,7 +60,8 @@ def launch(methods: list[str], request: Request) -> None:
         for warning in dict.fromkeys(filter(None, map(no_exchange, runs))):
             remark(f"warning: {warning}")
         if request.dry_run:
-            show_plan([run.config for run in runs], layers, [run.files for run in runs], place, request.as_json)
+            configs, files = [run.config for run in runs], [run.files for run in runs]
+            show_plan(configs, layers, files, given, place, request.as_json)
             return
         shards = shards_by_seed(runs, given, request, place)
     check_fit(request.device.value, runs, shards)

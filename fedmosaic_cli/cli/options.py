@@ -10,8 +10,6 @@ import typer
 
 from fedmosaic_cli.errors import RequestError
 
-DATA_DIR = Path("data")
-
 
 class Device(StrEnum):
     auto = "auto"

@@ -181,9 +181,9 @@ def partition(
         from fedmosaic_cli.records.shards import default_path
 
         dealt = deal(settings, seed, output or default_path(name, seed), place)
-    for line in shortened(dealt.dataset.remarks):
-        remark(f"note: {line}")
-    shards = dealt.written(export)
+        for line in shortened(dealt.dataset.remarks):
+            remark(f"note: {line}")
+        shards = dealt.written(export)
     if as_json:
         say_json(shards.manifest)
     elif not quiet:
@@ -199,10 +199,14 @@ def settings_of(flags: dict[str, Any], preset: str | None, place: Place) -> tupl
         raise RequestError("no scheme is given (fedmosaic partition): add --scheme dirichlet, or --preset quickstart")
     layers.add("flag", {"data": flags})
     settings = layers.section("data", DataSettings)
-    idle = flags.keys() - set(settings.read()) - {"scheme", "dataset"}
+    idle = flags.keys() - set(settings.names_read()) - {"scheme", "dataset"}
     if idle:
         option = "--" + sorted(idle)[0].replace("_", "-")
-        why = f"scheme '{settings.scheme}'" if option != "--label-noise-kind" else "no --label-noise"
+        why = f"scheme '{settings.scheme}'"
+        if option == "--label-noise-kind":
+            why = "no --label-noise"
+        elif settings.protocol == "fedbn" and option in ("--test-fraction", "--val-fraction"):
+            why = "protocol fedbn"
         raise RequestError(f"{option} has no effect with {why} (fedmosaic partition): leave it out")
     settings = resolve(settings, place)
     if preset is not None and not flags:

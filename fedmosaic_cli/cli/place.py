@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,8 +12,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedmosaic_cli.cli.console import err, remark
-from fedmosaic_cli.cli.options import DATA_DIR
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.place import DATA_DIR, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,14 +27,32 @@ SECONDS_BETWEEN_LINES = 5.0
 @contextmanager
 def data_place(data_dir: Path | None, quiet: bool) -> Iterator[Place]:
     """The place of this command. What it watches is shown while the context lasts."""
-    chosen = data_dir is not None
-    if quiet:
-        yield Place(data_dir or DATA_DIR, chosen)
-    elif sys.stderr.isatty():
-        with Bar() as bar:
-            yield Place(data_dir or DATA_DIR, chosen, watch=bar)
-    else:
-        yield Place(data_dir or DATA_DIR, chosen, watch=Lines())
+    data_dir = data_dir or DATA_DIR
+    with leaving_in_order():
+        if quiet:
+            yield Place(data_dir)
+        elif sys.stderr.isatty():
+            with Bar() as bar:
+                yield Place(data_dir, watch=bar)
+        else:
+            yield Place(data_dir, watch=Lines())
+
+
+@contextmanager
+def leaving_in_order() -> Iterator[None]:
+    """Told to stop, clean up on the way out: by default SIGTERM would leave processes and files behind."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Bar:

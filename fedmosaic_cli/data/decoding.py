@@ -2,13 +2,16 @@
 
 What is done with odd files: grey and palette images become RGB; transparency is laid over white; CMYK is converted;
 16-bit grey keeps its upper 8 bits; an EXIF rotation is applied; of an animation the first frame counts. A file that
-cannot be decoded to the end is left out and named.
+cannot be decoded to the end, or holds floats, is left out and named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import threading
+import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 # Part of every cache key: raise it when the treatment of files changes.
 TREATMENT = 1
 ROTATED_FORMATS = ("TIFF", "MPO")
+TURNED = range(2, 9)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Decoded:
     all_grey: bool = True
 
 
+class UnreadableFileError(ValueError):
+    """A file that the machine does not let us read: that says nothing about the image."""
+
+
 class OtherSizeError(ValueError):
     """Images of different sizes, and nobody said which size they should get."""
 
@@ -58,15 +66,14 @@ def decode_chunk(chunk: Chunk) -> Decoded:
             with open(path, "rb") as file:  # noqa: PTH123 - a Path would cost as much as the read
                 content = file.read()
         except OSError as error:
-            content = b""
-            result.failures[row] = str(error.strerror)
+            raise UnreadableFileError(f"{error.strerror} ({path})") from None
         digests.append(hashlib.blake2b(content, digest_size=16).digest())
-        if row in result.failures:
-            continue
         try:
             pixels = decode(content, chunk.side, result)
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow answers hostile files with exceptions of any kind
-            result.failures[row] = f"{error}" or type(error).__name__
+            result.failures[row] = type(error).__name__
             continue
         if pixels.shape != array.shape[1:]:
             raise OtherSizeError(f"{path} is {size_of(pixels)}, another one {size_of(array[0])}")
@@ -83,7 +90,7 @@ def decode(content: bytes, side: int | None, result: Decoded) -> NDArray[np.uint
     if getattr(image, "n_frames", 1) > 1:
         result.oddities["animated"] += 1
     may_be_rotated = "exif" in image.info or image.format in ROTATED_FORMATS
-    if may_be_rotated and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+    if may_be_rotated and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
         result.oddities["rotated"] += 1
         image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -99,8 +106,10 @@ def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
     """An image of another kind as RGB."""
     if image.mode.startswith("I"):
         result.oddities["16-bit"] += 1
-        values = np.asarray(image)
-        return Image.fromarray((values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)).convert("RGB")
+        values = np.asarray(image).clip(0, 65_535)
+        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("an image of floats has no defined white")
     if image.mode in ("1", "L"):
         result.oddities["grey"] += 1
         return image.convert("RGB")
@@ -111,6 +120,17 @@ def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
         return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
     result.oddities[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
     return image.convert("RGB")
+
+
+def follow_parent(parent: int) -> None:
+    """End this process when its parent does, however that ends: nobody else would."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def size_of(pixels: NDArray[np.uint8]) -> str:

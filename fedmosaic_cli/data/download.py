@@ -49,9 +49,8 @@ def fetch(downloads: tuple[Download, ...], place: Place) -> None:
     for download in downloads:
         folder = place.data_dir / download.folder
         done = folder / f".{download.name}.done" if download.members else folder / download.name
-        if done.exists():
+        if done.exists() and all((folder / member).is_dir() for member in download.members):
             continue
-        folder.mkdir(parents=True, exist_ok=True)
         arrived = receive(download, folder, place)
         if download.members:
             unpack(arrived, folder, download.members)
@@ -65,7 +64,7 @@ def receive(download: Download, folder: Path, place: Place) -> Path:
     """The checked file, still under a temporary name."""
     partial = folder / f".{download.name}.part"
     there = partial.stat().st_size if partial.exists() else 0
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())).free
     if free < download.size - there:
         raise ResourceError(
             f"{download.name} needs {download.size / 1e9:.2f} GB and there are {free / 1e9:.2f} GB free ({folder}): "
@@ -79,6 +78,8 @@ def receive(download: Download, folder: Path, place: Place) -> Path:
             raise ResourceError(
                 f"cannot download {download.url}: {reason} (network): try again, or put the file into {folder}"
             ) from None
+    if partial.stat().st_size < download.size:
+        raise ResourceError(f"the connection broke ({download.url}): do it again to go on where it stopped")
     if partial.stat().st_size != download.size or file_sha256(partial) != download.sha256:
         partial.unlink()
         raise ResourceError(f"what arrived is not the published file ({download.url}): try again, or use a mirror")
@@ -89,6 +90,7 @@ def transfer(download: Download, partial: Path, there: int, place: Place) -> Non
     """Append what is missing to the partial file."""
     request = urllib.request.Request(download.url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+        partial.parent.mkdir(parents=True, exist_ok=True)
         resumed = there and getattr(answer, "status", None) == http.HTTPStatus.PARTIAL_CONTENT
         with partial.open("ab" if resumed else "wb") as file:
             done = there if resumed else 0

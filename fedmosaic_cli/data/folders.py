@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.image_cache import load_images
+from fedmosaic_cli.data.image_cache import Pictures, image_shape, load_images
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.data.sources.source import Wanted
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = {"train", "test"}
@@ -49,7 +49,7 @@ def walk(root: Path) -> list[ImageFile]:
         inner = directories(root, domain)
         if not inner:
             raise RequestError(f"neither a domain nor a class ({root / domain}): it holds no directory with images")
-        if PARTS & set(inner):
+        if PARTS & set(inner) and not any(has_images(root, f"{domain}/{name}") for name in inner):
             files += in_parts(root, inner, domain, f"{domain}/")
         else:
             files += in_classes(root, [f"{domain}/{name}" for name in inner], domain, "")
@@ -90,7 +90,8 @@ def in_classes(root: Path, names: list[str], domain: str, part: str) -> list[Ima
 
 
 def is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(ENDINGS) and not entry.name.startswith(".") and entry.is_file()
+    # A link that leads nowhere is one too: it shall be missed, not passed over.
+    return entry.name.lower().endswith(ENDINGS) and not entry.name.startswith(".") and not entry.is_dir()
 
 
 def has_images(root: Path, name: str) -> bool:
@@ -102,24 +103,36 @@ def directories(root: Path, name: str) -> list[str]:
     """The visible directories inside `root/name`, sorted."""
     try:
         with os.scandir(root / name) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            found = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise RequestError(f"cannot list: {error.strerror} ({root / name}): check the path") from None
+    for directory in found:
+        if not directory.isprintable():
+            raise RequestError(f"a directory's name is not text: {directory!r} ({root / name}): rename it")
+    return found
+
+
+def unseen(root: Path, files: Sequence[ImageFile], wanted: Wanted) -> Pictures:
+    """Black images of the right shape, which take no room."""
+    shape = (len(files), *image_shape(root, files, wanted.image_size))
+    return Pictures(np.broadcast_to(np.uint8(0), shape), np.arange(len(files)), content="unseen", remarks=())
 
 
 def to_dataset(
     name: str,
     root: Path,
     files: Sequence[ImageFile],
-    side: int | None,
-    place: Place,
+    wanted: Wanted,
     class_names: Iterable[str] = (),
     domain_names: Iterable[str] = (),
 ) -> Dataset:
     """The images of `files` as a data set. Names that are not given are those that occur, sorted."""
     classes = tuple(class_names) or tuple(sorted({file.label for file in files}))
     domains = tuple(domain_names) or tuple(sorted({file.domain for file in files} - {""}))
-    pictures = load_images(root, files, side, place)
+    if wanted.pixels:
+        pictures = load_images(root, files, wanted.image_size, wanted.place)
+    else:
+        pictures = unseen(root, files, wanted)
     kept = [files[position] for position in pictures.kept]
     class_number = {name: number for number, name in enumerate(classes)}
     domain_number = {name: number for number, name in enumerate(domains)}

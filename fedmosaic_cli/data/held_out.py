@@ -68,15 +68,17 @@ def lend_one_where_none_is(groups: Index, held: NDArray[np.int64], parts: list[l
     if not empty:
         return
     owned = np.stack([np.bincount(groups[part], minlength=held.shape[1]) for part in map(as_index, parts)])
+    sizes = owned.sum(axis=1)
     for client in empty:
         for group in np.argsort(-held[client], kind="stable")[: np.count_nonzero(held[client])]:
-            spare = np.where(owned.sum(axis=1) > 1, owned[:, group], 0)
+            spare = np.where(sizes > 1, owned[:, group], 0)
             lender = int(np.argmax(spare))
             if spare[lender]:
                 example = next(e for e in parts[lender] if groups[e] == group)
                 parts[lender].remove(example)
                 parts[client].append(example)
                 owned[lender, group] -= 1
+                sizes[lender] -= 1
                 break
         else:
             raise RequestError(

@@ -12,21 +12,33 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.data.decoding import TREATMENT, Chunk, Decoded, OtherSizeError, decode, decode_chunk
+from fedmosaic_cli.data.decoding import (
+    TREATMENT,
+    Chunk,
+    Decoded,
+    OtherSizeError,
+    UnreadableFileError,
+    decode,
+    decode_chunk,
+    follow_parent,
+)
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.files import temporary_name, to_json, write
+from fedmosaic_cli.files import make_last, temporary_name, to_json, write
+from fedmosaic_cli.machine import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -38,6 +50,8 @@ CHUNK = 256
 WORTH_PROCESSES_BYTES = 8_000_000
 WORTH_PROCESSES_FILES = 2_000
 BLOCK_ROWS = 4_096
+STALE_SECONDS = 24 * 3600
+SAMPLED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,6 @@ class Pictures:
 
 def load_images(root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Pictures:
     """The images of `files`, from the cache or decoded now."""
-    if not files:
-        raise RequestError(f"no images here ({root}): put them into a directory a class")
     folder = place.cache_dir / "images"
     seen = folder / f"seen-{listing_key(root, files, side)}.json"
     return recall(seen) or decode_all(root, files, side, folder, seen, place)
@@ -71,26 +83,32 @@ def recall(seen: Path) -> Pictures | None:
         note = json.loads(seen.read_bytes())
         images = np.load(seen.with_name(f"{note['content']}.npy"), mmap_mode="c", allow_pickle=False)
         kept = np.delete(np.arange(note["files"]), note["left_out"])
-        if images.dtype != np.uint8 or len(images) != len(kept):
+        if images.dtype != np.uint8 or len(images) != len(kept) or sample(images) != note["sample"]:
             return None
         return Pictures(images, kept, note["content"], tuple(note["remarks"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError):
         return None
 
 
+def sample(images: NDArray[np.uint8]) -> str:
+    """Stands for the pixels of some rows from all over the array: enough to notice a disk that kept nothing."""
+    rows = np.linspace(0, len(images) - 1, min(len(images), SAMPLED_ROWS)).astype(np.int64)
+    return hashlib.sha256(np.ascontiguousarray(images[rows]).data).hexdigest()[:32]
+
+
 def decode_all(
     root: Path, files: Sequence[ImageFile], side: int | None, folder: Path, seen: Path, place: Place
 ) -> Pictures:
     """Decode everything and remember it."""
-    paths = [os.path.join(root, file.name) for file in files]  # noqa: PTH118 - for so many, plain texts
-    shape = (len(files), *first_shape(root, paths, side))
+    shape = (len(files), *image_shape(root, files, side))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
         with scratch_array(folder / f"{seen.stem}.npy", shape) as scratch:
-            outcome = fill(scratch, paths, sum(file.size for file in files), side, place)
-            digest = hashlib.sha256(repr((TREATMENT, side, outcome.all_grey)).encode() + outcome.digests)
-            content = digest.hexdigest()[:40]
+            outcome = fill(scratch, root, files, side, place)
             left_out = sorted(outcome.failures)
+            about = repr((TREATMENT, side, outcome.all_grey, left_out)).encode()
+            content = hashlib.sha256(about + outcome.digests).hexdigest()[:40]
             if len(left_out) == len(files):
                 raise RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].name}")
             settle(scratch, folder / f"{content}.npy", left_out, channels=1 if outcome.all_grey else 3)
@@ -103,6 +121,7 @@ def decode_all(
         "files": len(files),
         "left_out": left_out,
         "content": content,
+        "sample": sample(np.load(folder / f"{content}.npy", mmap_mode="r")),
         "remarks": remarks_of(outcome, names),
     }
     write(seen, to_json(note))
@@ -112,17 +131,26 @@ def decode_all(
     return found
 
 
-def first_shape(root: Path, paths: list[str], side: int | None) -> tuple[int, int, int]:
-    """The shape of an image: as asked for, or that of the first one that can be read."""
+def image_shape(root: Path, files: Sequence[ImageFile], side: int | None) -> tuple[int, int, int]:
+    """The shape of a decoded image: as asked for, or that of the first one that can be read."""
+    if not files:
+        raise RequestError(f"no images here ({root}): put them into a directory a class")
     if side is not None:
         return side, side, 3
-    for path in paths:
+    for file in files:
         try:
-            height, width, channels = decode(Path(path).read_bytes(), None, Decoded()).shape
+            height, width, channels = decode((root / file.name).read_bytes(), None, Decoded()).shape
         except Exception:  # named later, with the other unreadable ones
             continue
         return height, width, channels
-    raise RequestError(f"none of {len(paths)} images can be read ({root}): check the files")
+    raise RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].name}")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left behind long ago."""
+    for leftover in folder.glob(".*.part"):
+        if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
+            leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -145,14 +173,15 @@ def scratch_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def fill(scratch: Path, paths: list[str], size: int, side: int | None, place: Place) -> Decoded:
+def fill(scratch: Path, root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Decoded:
     """Decode all files into the array, on all processors where that pays."""
+    paths = [os.path.join(root, file.name) for file in files]  # noqa: PTH118 - for so many, plain texts
     chunks = [Chunk(str(scratch), at, paths[at : at + CHUNK], side) for at in range(0, len(paths), CHUNK)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    total, done = Decoded(), 0
+    worth_it = len(files) >= WORTH_PROCESSES_FILES or sum(file.size for file in files) >= WORTH_PROCESSES_BYTES
+    total, digests, done = Decoded(), [], 0
     try:
-        for part, chunk in zip(spread(chunks, cores, size, len(paths)), chunks, strict=True):
-            total.digests += part.digests
+        for part, chunk in zip(spread(chunks, available_cores() if worth_it else 1), chunks, strict=True):
+            digests.append(part.digests)
             total.oddities += part.oddities
             total.failures |= part.failures
             total.all_grey &= part.all_grey
@@ -160,17 +189,23 @@ def fill(scratch: Path, paths: list[str], size: int, side: int | None, place: Pl
             place.watch("decoding images", done, len(paths))
     except OtherSizeError as error:
         raise RequestError(f"images differ in size: {error} (data.image_size): add --image-size 64, say") from None
+    except UnreadableFileError as error:
+        raise RequestError(f"cannot read an image: {error}: change its permissions or remove it") from None
+    except BrokenProcessPool:
+        raise ResourceError(f"a decoding process was killed ({root}): there may not be enough memory") from None
+    total.digests = b"".join(digests)
     return total
 
 
-def spread(chunks: list[Chunk], cores: int, size: int, files: int) -> Iterator[Decoded]:
+def spread(chunks: list[Chunk], processes: int) -> Iterator[Decoded]:
     """The chunks, decoded, in order."""
-    if min(cores, len(chunks)) < 2 or (size < WORTH_PROCESSES_BYTES and files < WORTH_PROCESSES_FILES):
+    processes = min(processes, len(chunks))
+    if processes < 2:
         yield from map(decode_chunk, chunks)
         return
     # A fresh process is safe to start whatever threads this one has.
     fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(cores, len(chunks)), mp_context=fresh) as pool:
+    with ProcessPoolExecutor(processes, mp_context=fresh, initializer=follow_parent, initargs=(os.getpid(),)) as pool:
         try:
             yield from pool.map(decode_chunk, chunks)
         except BaseException:
@@ -182,6 +217,7 @@ def settle(scratch: Path, target: Path, left_out: list[int], channels: int) -> N
     """Give the array its name, without the rows that failed and the channels that say nothing."""
     array: Any = np.load(scratch, mmap_mode="r")
     if not left_out and channels == array.shape[-1]:
+        make_last(scratch)
         scratch.replace(target)
         return
     kept = np.delete(np.arange(len(array)), left_out)
@@ -193,6 +229,7 @@ def settle(scratch: Path, target: Path, left_out: list[int], channels: int) -> N
             rows = kept[start : start + BLOCK_ROWS]
             out[start : start + len(rows)] = array[rows][..., :channels]
         out.flush()
+        make_last(smaller)
         smaller.replace(target)
     finally:
         smaller.unlink(missing_ok=True)

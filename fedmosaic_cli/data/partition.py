@@ -145,6 +145,11 @@ def fedbn(dataset: Dataset, public: Index, settings: DataSettings, seed: int) ->
     each = settings.clients_per_domain or 1
     for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
         private = np.setdiff1d(listed, public)
+        if len(private) < train_size:
+            raise RequestError(
+                f"the public set leaves {len(private)} of {len(listed)} listed images to domain '{name}', which needs "
+                f"{train_size} (data.public_size): make it smaller"
+            )
         train, rest = private[:train_size], private[train_size:]
         validation = rest[max(len(rest) - validation_size, 0) :]
         test = np.flatnonzero(dataset.test & (domains == number))

@@ -7,6 +7,7 @@ size, so that nothing depends on colour.
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MOST_BARS = 20
 MOST_STACKED_CLASSES = 20
 MOST_DOTS = 60
+WIDEST_INCHES = 24.0
+LONGEST_NAME = 20
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "---", "oo", "|||", "++", "**")
 BLUE = "#1b6ca8"
 # Nothing that changes from one day to the next: the same partition is the same file.
@@ -44,7 +47,7 @@ def distribution_picture(
 
 def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str) -> dict[str, bytes]:
     """The public set's classes as PNG and PDF."""
-    figure, axes = canvas(1.8 + 0.42 * max(len(counts), 8), 3.2)
+    figure, axes = canvas(min(1.8 + 0.42 * max(len(counts), 8), WIDEST_INCHES), 3.2)
     positions = np.arange(len(counts))
     bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=0.6)
     if len(counts) <= MOST_STACKED_CLASSES:
@@ -66,7 +69,8 @@ def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: st
             np.arange(clients),
             table[:, number],
             bottom=below,
-            label=name,
+            # A name that begins with an underscore would be left out of the legend.
+            label=f" {short(name)}" if name.startswith("_") else short(name),
             color=shades[number],
             hatch=HATCHES[number % len(HATCHES)],
             edgecolor="black",
@@ -74,6 +78,7 @@ def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: st
         )
         below += table[:, number]
     axes.set(xlabel="client", ylabel="examples", title=title, xlim=(-0.7, clients - 0.3))
+    axes.margins(y=0.06)
     axes.set_xticks(np.arange(clients))
     handles, labels = axes.get_legend_handles_labels()
     # The legend reads from top to bottom as the bars do.
@@ -91,12 +96,15 @@ def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: st
 
 def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
     """A dot for every client and class, its area proportional to the count. Of very many clients, some are shown."""
-    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), MOST_DOTS)).round().astype(int))
+    shown, kinds = evenly_chosen(len(table)), evenly_chosen(table.shape[1])
     if len(shown) < len(table):
         title += f" ({len(shown)} of them shown)"
-    table = table[shown]
+    if len(kinds) < table.shape[1]:
+        title += f", {len(kinds)} of {table.shape[1]} classes"
+    class_names = [short(class_names[kind]) for kind in kinds]
+    table = table[shown][:, kinds]
     clients, classes = table.shape
-    figure, axes = canvas(2.2 + 0.3 * max(clients, 12), 1.5 + min(0.34 * max(classes, 6), 40))
+    figure, axes = canvas(2.2 + 0.3 * max(clients, 12), 1.5 + 0.34 * max(classes, 6))
     column, row = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
     largest = max(int(table.max(initial=0)), 1)
     style: dict[str, Any] = {"color": BLUE, "edgecolor": "black", "linewidth": 0.4}
@@ -114,6 +122,12 @@ def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str)
     return figure
 
 
+def evenly_chosen(count: int) -> list[int]:
+    """All of them, or as many as fit into a picture."""
+    chosen: list[int] = np.unique(np.linspace(0, count - 1, min(count, MOST_DOTS)).round().astype(int)).tolist()
+    return chosen
+
+
 def mark_domains(axes: Axes, domains: list[str]) -> None:
     """The name of each domain above its clients, and a line between one and the next."""
     starts = [at for at, name in enumerate(domains) if name and (at == 0 or domains[at - 1] != name)]
@@ -128,9 +142,11 @@ def mark_domains(axes: Axes, domains: list[str]) -> None:
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure that needs no display."""
+    """A figure that needs no display, in which a dollar sign is a dollar sign."""
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
+    rcParams["text.parse_math"] = False
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -149,7 +165,15 @@ def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     step = -(-len(names) // 40)
     ticks = np.arange(0, len(names), step)
     long = max(map(len, names), default=0) > 4
-    axes.set_xticks(ticks, list(names)[::step], rotation=40 if long else 0, ha="right" if long else "center")
+    axes.set_xlim(-0.7, len(names) - 0.3)
+    axes.set_xticks(
+        ticks, [short(name) for name in names[::step]], rotation=40 if long else 0, ha="right" if long else "center"
+    )
+
+
+def short(name: str) -> str:
+    """A name that leaves room for the picture."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def rendered(figure: Figure) -> dict[str, bytes]:
@@ -157,6 +181,9 @@ def rendered(figure: Figure) -> dict[str, bytes]:
     files = {}
     for ending, metadata in UNDATED.items():
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=ending, dpi=130, metadata=metadata)
+        with warnings.catch_warnings():
+            # A box for a letter, or names that leave little room, are no reason to worry anybody.
+            warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+            figure.savefig(buffer, format=ending, dpi=130, metadata=metadata)
         files[ending] = buffer.getvalue()
     return files

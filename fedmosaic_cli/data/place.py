@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     Watch = Callable[[str, int, int], None]
 
 
+DATA_DIR = Path("data")
+
+
 def default_cache() -> Path:
     """FEDMOSAIC_CACHE, or a directory of ours where the desktop's rules put caches."""
     given = os.environ.get("FEDMOSAIC_CACHE")
@@ -28,12 +31,8 @@ def unseen(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work.
+    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work."""
 
-    `chosen`: somebody named the data directory, so nothing is looked for elsewhere.
-    """
-
-    data_dir: Path = Path("data")
-    chosen: bool = False
+    data_dir: Path = DATA_DIR
     cache_dir: Path = field(default_factory=default_cache)
     watch: Watch = unseen

@@ -25,6 +25,8 @@ def draw_public(dataset: Dataset, settings: DataSettings, rng: np.random.Generat
     """
     size, clients = settings.public_size or 0, clients_of(settings)
     candidates = dataset.training_part
+    if not len(candidates):
+        raise RequestError(f"'{dataset.name}' has test examples and none to train on (data.dataset): add some")
     # Whoever has no official test part to be examined on needs a second example for that.
     room = len(candidates) - (2 if dataset.test is None else 1) * clients
     if room < 0:
@@ -71,13 +73,17 @@ def fill_evenly(available: Index, size: int, rng: np.random.Generator) -> Index:
 
 
 def fill_skewed(classes: int, available: Index, size: int, alpha: float, rng: np.random.Generator) -> Index:
-    """The same with class shares from Dirichlet(alpha); what a class cannot give is taken where most is owed."""
-    share = rng.dirichlet(np.full(classes, alpha))
-    domains = len(available) // classes
-    ideal = size * np.tile(share, domains) / domains
-    taken = np.minimum(np.floor(ideal).astype(np.int64), available)
-    while (missing := size - int(taken.sum())) > 0:
-        open_groups = np.flatnonzero(taken < available)
-        most_owed = open_groups[np.argsort(taken[open_groups] - ideal[open_groups], kind="stable")]
-        taken[most_owed[:missing]] += 1
-    return taken
+    """The same with class shares from Dirichlet(alpha); inside a class, domains give as equally as they can.
+
+    What a class cannot give is taken from the classes that are furthest below their share.
+    """
+    by_domain = available.reshape(-1, classes)
+    room = by_domain.sum(axis=0)
+    ideal = size * rng.dirichlet(np.full(classes, alpha))
+    wanted = np.minimum(np.floor(ideal).astype(np.int64), room)
+    while (missing := size - int(wanted.sum())) > 0:
+        with_room = np.flatnonzero(wanted < room)
+        most_owed = with_room[np.argsort(wanted[with_room] - ideal[with_room], kind="stable")]
+        wanted[most_owed[:missing]] += 1
+    taken = np.stack([fill_evenly(by_domain[:, c], int(wanted[c]), rng) for c in range(classes)], axis=1)
+    return taken.reshape(-1)

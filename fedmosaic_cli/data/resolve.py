@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CLIENTS = 15
 CLIENTS_A_DOMAIN = {"domain": 1, "hybrid": 5}
-MIN_SIZE = {"official": 10, "pfllib": 40, "fedbn": 2}
+MIN_SIZE = 10
 LARGEST_DEFAULT_PUBLIC = 300
 
 
@@ -40,8 +40,8 @@ def resolve(settings: DataSettings, place: Place) -> DataSettings:
         filled["public_size"] = share if source.public_size is None else source.public_size
     if settings.image_size is None:
         filled["image_size"] = source.image_size
-    if settings.min_size is None:
-        filled["min_size"] = MIN_SIZE[settings.protocol]
+    if settings.min_size is None and settings.protocol != "pfllib":  # which has a rule of its own
+        filled["min_size"] = MIN_SIZE
     resolved = settings.model_copy(update=filled)
     clients = resolved.clients or 0
     wrong = [client for client in resolved.flip_labels if not 0 <= client < clients]
@@ -79,11 +79,13 @@ def glance(settings: DataSettings, source: Source, place: Place) -> Look:
 
 def check_domains(settings: DataSettings, there: tuple[str, ...]) -> tuple[str, ...]:
     """The wanted domains, all of them known."""
-    if not there:
+    if not there and settings.scheme in CLIENTS_A_DOMAIN:
         raise RequestError(
             f"data set '{settings.dataset}' has no domains, which scheme '{settings.scheme}' needs (data.dataset): "
             "choose digits-domains"
         )
+    if not there:
+        raise RequestError(f"data set '{settings.dataset}' has no domains (data.domains): leave it out")
     for name in settings.domains:
         if name not in there:
             raise unknown("domain", name, there, "data.domains")

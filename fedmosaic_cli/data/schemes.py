@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Dealt = list[tuple[Index, str | None]]
 
 DIRICHLET_TRIES = 200
+PFLLIB_LEAST = 40
 
 
 def deal(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
@@ -54,7 +55,7 @@ def pathological(dataset: Dataset, private: Index, settings: DataSettings, rng: 
         holders = holders_in_order(dataset.num_classes, clients, each)
     else:
         holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
-    return everywhere(share_classes(dataset, private, clients, holders, settings.balanced, rng))
+    return everywhere(share_classes(dataset, private, clients, holders, settings, rng))
 
 
 def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
@@ -63,7 +64,7 @@ def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.
     A client that already holds its fair share gets nothing more, as in PFLlib; a draw that leaves a client with less
     than `min_size` is thrown away, a bounded number of times.
     """
-    clients, minimum = clients_of(settings), settings.min_size or 1
+    clients, minimum = clients_of(settings), least_size(settings, len(private))
     by_class = [rng.permutation(private[dataset.labels[private] == c]) for c in range(dataset.num_classes)]
     for _ in range(DIRICHLET_TRIES if clients * minimum <= len(private) else 0):
         sizes = np.zeros(clients, dtype=np.int64)
@@ -85,6 +86,13 @@ def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.
     )
 
 
+def least_size(settings: DataSettings, examples: int) -> int:
+    """The fewest examples of a client: as asked for, or PFLlib's rule."""
+    if settings.min_size is not None:
+        return settings.min_size
+    return int(min(PFLLIB_LEAST, examples / clients_of(settings) / 2))
+
+
 def domain(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """A domain a client, or `clients_per_domain` clients that share it evenly."""
     dealt: Dealt = []
@@ -102,7 +110,7 @@ def hybrid(dataset: Dataset, private: Index, settings: DataSettings, rng: np.ran
     for number, name in enumerate(dataset.domain_names):
         inside = private[domains_of(dataset)[private] == number]
         holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
-        dealt += [(part, name) for part in share_classes(dataset, inside, clients, holders, settings.balanced, rng)]
+        dealt += [(part, name) for part in share_classes(dataset, inside, clients, holders, settings, rng)]
     return dealt
 
 
@@ -110,6 +118,9 @@ def natural(dataset: Dataset, private: Index, settings: DataSettings, rng: np.ra
     """Everybody keeps what the data set says is theirs."""
     if dataset.holders is None:
         raise RequestError(f"'{dataset.name}' does not say who holds what (data.scheme): choose another scheme")
+    there = int(dataset.holders.max(initial=-1)) + 1
+    if there != clients_of(settings):
+        raise RequestError(f"the data has {there} clients, not {settings.clients} (data.clients): leave it out")
     ordered = private[np.argsort(dataset.holders[private], kind="stable")]
     starts = np.searchsorted(dataset.holders[ordered], np.arange(1, clients_of(settings)))
     return everywhere(np.split(ordered, starts))
@@ -128,7 +139,8 @@ def fewest_holders_first(classes: int, clients: int, each: int, rng: np.random.G
 def holders_in_order(classes: int, clients: int, each: int) -> list[list[int]]:
     """The holders as PFLlib chooses them: each class takes the first clients that still lack one.
 
-    So neighbours hold the same classes: of 15 clients with 2 of 10 classes each, 0 to 2 hold classes 0 and 1.
+    So neighbours hold the same classes: of 15 clients with 2 of 10 classes each, 0 to 2 hold classes 0 and 1. Which
+    examples of a class a holder gets is drawn, where PFLlib goes by the order of its files.
     """
     lacking = np.full(clients, each)
     holders = []
@@ -145,27 +157,36 @@ def holders_in_order(classes: int, clients: int, each: int) -> list[list[int]]:
 
 
 def share_classes(
-    dataset: Dataset, index: Index, clients: int, holders: list[list[int]], balanced: bool, rng: np.random.Generator
+    dataset: Dataset,
+    index: Index,
+    clients: int,
+    holders: list[list[int]],
+    settings: DataSettings,
+    rng: np.random.Generator,
 ) -> list[Index]:
     """What each client gets when every class is shared by its holders."""
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for label, clients_of_label in enumerate(holders):
         if clients_of_label:
             examples = rng.permutation(index[dataset.labels[index] == label])
-            if balanced:
+            if settings.balanced:
                 shares = np.array_split(examples, len(clients_of_label))
             else:
-                shares = uneven_shares(examples, len(clients_of_label), rng)
+                floor = least_size(settings, len(index)) // dataset.num_classes
+                shares = uneven_shares(examples, len(clients_of_label), floor, rng)
             for client, part in zip(clients_of_label, shares, strict=True):
                 parts[client].append(part)
     return [np.concatenate([*part, np.empty(0, dtype=np.int64)]).astype(np.int64) for part in parts]
 
 
-def uneven_shares(examples: Index, holders: int, rng: np.random.Generator) -> list[Index]:
-    """All but the last holder get between a tenth and the whole of an even share, as in PFLlib; the last the rest."""
-    even = len(examples) / holders
-    least = max(int(even / 10), min(1, int(even)))
-    counts = rng.integers(least, max(int(even), least), size=holders - 1, endpoint=True)
+def uneven_shares(examples: Index, holders: int, floor: int, rng: np.random.Generator) -> list[Index]:
+    """All but the last holder get between a tenth and the whole of an even share, as in PFLlib; the last the rest.
+
+    Nobody gets less than `floor`, as far as there is enough.
+    """
+    even = len(examples) // holders
+    least = min(max(even // 10, floor, 1), even)
+    counts = rng.integers(least, max(even, least + 1), size=holders - 1)
     return np.split(examples, np.cumsum(counts))
 
 

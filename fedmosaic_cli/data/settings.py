@@ -47,9 +47,9 @@ class DataSettings(Section):
 
     def parameters(self) -> dict[str, object]:
         """The settings that this scheme and this protocol read, for the manifest."""
-        return self.model_dump(mode="json", include=set(self.read()))
+        return self.model_dump(mode="json", include=set(self.names_read()))
 
-    def read(self) -> tuple[str, ...]:
+    def names_read(self) -> tuple[str, ...]:
         """The names of these settings."""
         everywhere = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
         sizes = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.engine.rounds import Exam, Federation, begin
-from fedmosaic_cli.engine.workers import Workers, available_cores
+from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.machine import available_cores
 from fedmosaic_cli.models.architectures import build
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fedmosaic_cli.config.run import RunConfig
@@ -56,7 +57,8 @@ class Table:
     """The data set on the device: one array of images for everybody."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
-        self.images = torch.as_tensor(dataset.images, device=device)
+        # One layout for all: networks compute differently, in the last bits, on planes that lie otherwise in memory.
+        self.images = torch.as_tensor(np.ascontiguousarray(dataset.images), device=device)
         self.dataset = dataset
         self.dtype = dtype
 

@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.sources import find_source, load_dataset
+from fedmosaic_cli.data.sources import count_dataset, find_source
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import build
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.data.settings import DataSettings
+    from fedmosaic_cli.records.shards import Shards
 
 
-def costs(config: RunConfig, place: Place) -> dict[str, Any]:
+@dataclass(frozen=True)
+class DataFacts:
+    """What of the data decides the price. `sizes` and `megabytes` are None where only the data could tell."""
+
+    input_shape: tuple[int, int, int]
+    classes: int
+    sizes: list[int] | None
+    megabytes: float | None
+    missing: str | None = None
+
+
+def costs(config: RunConfig, data: DataFacts) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
-    data = facts_of(config, place)
     with torch.device("meta"):
-        module = build(config.model, data["input_shape"], data["classes"])
+        module = build(config.model, data.input_shape, data.classes)
     model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     clients = config.data.clients or 1
-    bits = config.method.traffic(8 * model_bytes, config.data.public_size or 0, data["classes"])
+    bits = config.method.traffic(8 * model_bytes, config.data.public_size or 0, data.classes)
     return {
         "rounds": config.train.rounds,
-        "steps": None if data["sizes"] is None else config.train.rounds * steps_a_round(config, data["sizes"]),
-        "data_mb": data["megabytes"],
+        "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
+        "data_mb": data.megabytes,
         "models_mb": (1 if config.method.pooled else clients) * copies(config) * model_bytes / 1e6,
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "bits_up": bits.up,
         "bits_down": bits.down,
-        "missing": data["missing"],
+        "missing": data.missing,
     }
 
 
-def facts_of(config: RunConfig, place: Place) -> dict[str, Any]:
-    """What of the data decides the price. A dry run fetches nothing."""
-    source = find_source(config.data.dataset)
-    path = source.find(place.data_dir)
-    if path is not None:
-        dataset = load_dataset(config.data, place)
-        dealt = partition(dataset, config.data, config.partition_seed)
-        return {
-            "input_shape": dataset.input_shape,
-            "classes": dataset.num_classes,
-            "sizes": [len(shard.train) for shard in dealt.shards],
-            "megabytes": dataset.images.nbytes / 1e6,
-            "missing": None,
-        }
-    missing = f"data set '{config.data.dataset}' is not here ({place.data_dir}): {source.how_to_get}"
-    facts = source.facts
-    side = config.data.image_size or (facts.side if facts else None)
+def facts_of_shards(shards: Shards) -> DataFacts:
+    """From what the manifest tells."""
+    manifest = shards.manifest
+    height, width, channels = manifest["image_shape"]
+    sizes = [client["train"]["size"] for client in manifest["clients"]]
+    megabytes = manifest["examples"] * height * width * channels / 1e6
+    return DataFacts((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
+
+
+def facts_of_data(settings: DataSettings, seed: int, place: Place) -> DataFacts:
+    """From the data set, without its pixels; where it is missing, what its description tells."""
+    try:
+        dataset = count_dataset(settings, place)
+    except RequestError as error:
+        return facts_without_data(settings, error)
+    sizes = [len(shard.train) for shard in partition(dataset, settings, seed).shards]
+    return DataFacts(dataset.input_shape, dataset.num_classes, sizes, dataset.images.nbytes / 1e6)
+
+
+def facts_without_data(settings: DataSettings, missing: RequestError) -> DataFacts:
+    facts = find_source(settings.dataset).facts
+    side = settings.image_size or (facts.side if facts else None)
     if facts is None or side is None:
-        raise RequestError(missing)
-    count = None if facts.train is None else facts.train + (facts.test or 0)
-    return {
-        "input_shape": (facts.channels, side, side),
-        "classes": facts.classes,
-        "sizes": None,
-        "megabytes": None if count is None else count * facts.channels * side * side / 1e6,
-        "missing": missing,
-    }
+        raise missing
+    pixels = facts.channels * side * side
+    megabytes = None if facts.train is None else (facts.train + (facts.test or 0)) * pixels / 1e6
+    return DataFacts((facts.channels, side, side), facts.classes, None, megabytes, str(missing))
 
 
 def steps_a_round(config: RunConfig, sizes: list[int]) -> int:

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 
     import torch
 
-PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scikit-learn", "safetensors", "pydantic", "typer", "rich")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "matplotlib",
+    "pandas",
+    "scikit-learn",
+    "safetensors",
+    "pydantic",
+    "typer",
+    "rich",
+)
 
 
 def versions() -> dict[str, str]:

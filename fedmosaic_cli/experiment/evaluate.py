@@ -34,7 +34,7 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
     check_finished(files)
     config, summary = stored_run(files.config, place), files.summary()
     dataset, dealt = data_of(files, config, summary["shards"]["digest"], place)
-    if split == "val" and not any("val" in shard.parts() for shard in dealt.shards):
+    if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):
         raise RequestError(f"nothing was set aside for validation ({files.path}): partition with --val-fraction")
     one_core()
     device = find_device(device_name)

@@ -57,7 +57,9 @@ def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
     settings = resolve(settings, place)
     dataset = load_dataset(settings, place)
     dealt = partition(dataset, settings, seed)
-    found_at = str(locate(settings.dataset, place).absolute())
+    # A published data set is found anywhere by its name; the user's own only where it is.
+    own = find_source(settings.dataset).look is not None
+    found_at = str(locate(settings.dataset, place).absolute()) if own else ""
     return Deal(dataset, records.Shards(path, records.describe(dataset, dealt, found_at), dealt))
 
 
@@ -84,21 +86,16 @@ def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:
     if shards.exported:
         return load_exported(shards)
     settings, manifest = shards.partition.settings, shards.manifest
-    dataset = load_dataset(settings, where_it_was(manifest, place))
-    if dataset.fingerprint != manifest["source_fingerprint"]:
-        raise RequestError(
-            f"'{dataset.name}' here is not the data these shards were made from ({shards.path}): make the shards anew"
-        )
-    return dataset, shards.partition
-
-
-def where_it_was(manifest: dict[str, Any], place: Place) -> Place:
-    """The given place, or, for data that carries no name of its own, the one where the shards were made."""
-    source = find_source(manifest["dataset"])
-    there = Path(str(manifest.get("found_at") or ""))
-    if source.look is None or place.chosen or not there.is_absolute() or not there.exists():
-        return place
-    return replace(place, data_dir=there)
+    found_at = Path(str(manifest.get("found_at") or ""))
+    places = [replace(place, data_dir=found_at)] if found_at.is_absolute() and found_at.exists() else []
+    for spot in (*places, place):
+        if spot is place or find_source(settings.dataset).find(spot.data_dir):
+            dataset = load_dataset(settings, spot)
+            if dataset.fingerprint == manifest["source_fingerprint"]:
+                return dataset, shards.partition
+    raise RequestError(
+        f"'{settings.dataset}' here is not the data these shards were made from ({shards.path}): make the shards anew"
+    )
 
 
 def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place) -> None:

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 NO_LABEL = -1
 
 
+def check_examples(images: NDArray[Any], labels: NDArray[Any], size: int, manifest: dict[str, Any]) -> None:
+    """Refuse what no export of ours looks like."""
+    shape = (size, *manifest["image_shape"])
+    if images.dtype != np.uint8 or images.shape != shape or labels.shape != (size,) or labels.dtype != np.int64:
+        raise ValueError("examples of another shape")
+    if size and not 0 <= labels.min() <= labels.max() < len(manifest["class_names"]):
+        raise ValueError("labels of other classes")
+
+
 def load_exported(shards: Shards) -> tuple[Dataset, Partition]:
     """The examples of exported shards as a data set of their own, and the partition in its numbering."""
     manifest = shards.manifest
@@ -38,6 +47,7 @@ def load_exported(shards: Shards) -> tuple[Dataset, Partition]:
             arrays = load_arrays(shards.path / name, names, digests[name])
             places: dict[str, Any] = {}
             for part, index in shard.parts().items():
+                check_examples(arrays[f"{part}_images"], arrays[f"{part}_labels"], len(index), manifest)
                 images.append(arrays[f"{part}_images"])
                 labels.append(arrays[f"{part}_labels"])
                 places["validation" if part == "val" else part] = np.arange(at, at + len(index))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedmosaic_cli.data.partition import Partition, Shard, nothing, test_fraction
+from fedmosaic_cli.data.schemes import least_size
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import new_directory, read_json, sha256, to_json
@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 PUBLIC = "public.npz"
 PARTS = ("train", "test", "val")
 # What says where the shards were made and what else lies beside them; the digest stands for the partition alone.
-NOT_IN_DIGEST = ("digest", "export", "found_at")
+NOT_IN_DIGEST = ("digest", "export", "found_at", "remarks")
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,22 @@ def parameters_of(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
     parameters: dict[str, Any] = settings.parameters()
     if "test_fraction" in parameters and (dataset.test is None or settings.protocol == "pfllib"):
         parameters["test_fraction"] = test_fraction(settings)
+    if "min_size" in parameters:
+        parameters["min_size"] = least_size(settings, len(dataset) - (settings.public_size or 0))
     return parameters
 
 
 def tested_on(dataset: Dataset, settings: DataSettings) -> str:
     """Where test examples come from, in words."""
     if settings.protocol == "pfllib":
-        return "a part of each client's share, drawn anyhow, after training and test part were thrown together"
+        merged = "" if dataset.test is None else ", after training and test part were thrown together"
+        return f"a part of each client's share, drawn anyhow{merged}"
     if settings.protocol == "fedbn":
-        return "the whole test list of the client's domain"
+        return "the whole test part of the client's domain"
     if dataset.test is None:
         return "a part of each client's share, with its mix of classes"
+    if settings.scheme == "natural":
+        return "each client's own test part"
     return "the data set's own test part, dealt by each client's mix of classes"
 
 
@@ -124,7 +129,7 @@ def describe_client(dataset: Dataset, shard: Shard) -> dict[str, Any]:
     }
     entry: dict[str, Any] = {"id": shard.client, "domain": shard.domain, "labels_flipped": shard.flipped, **parts}
     if shard.noisy_labels is not None:
-        truth = Shard(shard.client, shard.train, shard.test, flipped=shard.flipped).labels("train", dataset)
+        truth = replace(shard, noisy_labels=None).labels("train", dataset)
         entry["noisy_labels"] = int((truth != shard.noisy_labels).sum())
     return {**entry, "sha256": arrays_digest(index_arrays(shard))}
 
@@ -184,7 +189,8 @@ def public_examples(dataset: Dataset, public: Index) -> Arrays:
 def write_npz(path: Path, index: Arrays, examples: Arrays, digests: dict[str, str] | None) -> None:
     """One file of the shards; the digest of its examples goes into `digests`."""
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **index, **examples)
+    arrays: dict[str, Any] = {**index, **examples}
+    np.savez(buffer, **arrays)
     path.write_bytes(buffer.getvalue())
     if digests is not None:
         digests[path.name] = arrays_digest(examples)
@@ -248,11 +254,13 @@ def load_client(path: Path, entry: dict[str, Any]) -> Shard:
 def load_arrays(path: Path, names: list[str], digest: str) -> Arrays:
     """The named arrays of one file, checked against their digest."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in names}
     except FileNotFoundError:
         raise RequestError(f"shard file is missing ({path}): make the shards anew") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError):
+    except (MemoryError, PermissionError):
+        raise
+    except Exception:  # a damaged archive fails in any way it likes
         raise RequestError(f"shard file is damaged ({path}): make the shards anew") from None
     if arrays_digest(arrays) != digest:
         raise RequestError(f"shard file does not match the manifest ({path}): make the shards anew")

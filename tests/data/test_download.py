@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -79,7 +80,18 @@ def test_a_broken_download_goes_on(shelf, tmp_path):
     assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
 
 
-@pytest.mark.parametrize("wrong", [b"012345678X", b"short", b"much too long for it"])
+def test_a_connection_that_breaks_loses_nothing(shelf, tmp_path):
+    download = offered(shelf, "big.bin", b"0123456789")
+    Shelf.files["big.bin"] = b"01234"
+    with pytest.raises(ResourceError, match="go on where it stopped"):
+        fetch((download,), Place(tmp_path))
+    Shelf.files["big.bin"] = b"0123456789"
+    fetch((download,), Place(tmp_path))
+    assert Shelf.ranges == [None, "bytes=5-"]
+    assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
+
+
+@pytest.mark.parametrize("wrong", [b"012345678X", b"much too long for it"])
 def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
     download = offered(shelf, "big.bin", b"0123456789")
     Shelf.files["big.bin"] = wrong
@@ -92,6 +104,7 @@ def test_no_network_is_one_line(tmp_path):
     download = Download("http://127.0.0.1:9/x.bin", "set", 10, "0" * 64)
     with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put the file into"):
         fetch((download,), Place(tmp_path))
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
     with pytest.raises(ResourceError, match="Not Found"):
         fetch((offered_nothing(),), Place(tmp_path))
 
@@ -132,9 +145,15 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize("pack", [tarred, zipped])
 def test_only_what_is_wanted_is_unpacked(shelf, tmp_path, pack):
     content = pack({"clipart/bird/1.jpg": b"1", "clipart/boat/2.jpg": b"2", "elsewhere/3": b"3"})
-    fetch((offered(shelf, "clipart.zip", content, members=("clipart/bird",)),), Place(tmp_path))
+    download = offered(shelf, "clipart.zip", content, members=("clipart/bird",))
+    fetch((download,), Place(tmp_path))
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["set/.clipart.zip.done", "set/clipart/bird/1.jpg"]
+    fetch((download,), Place(tmp_path))
+    assert len(Shelf.ranges) == 1
+    shutil.rmtree(tmp_path / "set" / "clipart")
+    fetch((download,), Place(tmp_path))
+    assert (tmp_path / "set" / "clipart" / "bird" / "1.jpg").exists(), "a mark alone is no data"
 
 
 @pytest.mark.parametrize("pack", [tarred, zipped])

@@ -79,6 +79,13 @@ def test_odd_images_get_a_defined_treatment(tmp_path):
     assert pixels[..., 0].ravel().tolist() == list(range(144))
     assert odd == {"16-bit": 1}
 
+    dark = Image.fromarray(np.full((4, 4), 200, dtype=np.uint16))
+    assert decoded(dark, tmp_path, "dark.png")[0].max() == 0, "by depth, not by what is in it"
+    wide_range = Image.fromarray(np.full((4, 4), 70_000, dtype=np.int32))
+    assert decoded(wide_range, tmp_path, "wide.tif")[0].min() == 255
+    with pytest.raises(ValueError, match="floats"):
+        decoded(Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), tmp_path, "float.tif")
+
     turned = Image.Exif()
     turned[0x0112] = 6
     wide = Image.new("RGB", (8, 4))
@@ -123,6 +130,25 @@ def test_what_cannot_be_read_is_left_out_and_named(root, place):
     assert np.array_equal(again.images, found.images)
 
 
+def test_remarks_are_the_same_each_time(root, tmp_path):
+    (root / "a" / "0001.png").write_bytes(b"nonsense")
+    first, second = (load(root, Place(cache_dir=tmp_path / name)) for name in ("one", "two"))
+    assert first.remarks == second.remarks
+    assert "0x" not in first.remarks[0]
+
+
+def test_a_file_that_the_machine_refuses_is_an_error_not_a_bad_image(root, place):
+    (root / "a" / "0009.png").symlink_to(root / "nowhere.png")
+    with pytest.raises(OSError, match=r"0009\.png"):
+        load(root, place)
+    (root / "a" / "0009.png").unlink()
+    files = walk(root)
+    (root / "a" / "0001.png").unlink()
+    with pytest.raises(RequestError, match=r"cannot read an image: No such file .*0001\.png"):
+        load_images(root, files, None, place)
+    assert not list(place.cache_dir.rglob("seen-*")), "and it is not remembered"
+
+
 def test_nothing_that_can_be_read(root, place):
     for path in root.rglob("*.png"):
         path.write_bytes(b"x")
@@ -163,7 +189,7 @@ def test_whatever_changes_is_decoded_again(root, place):
     assert load(same, place, side=6).content != after.content
 
 
-@pytest.mark.parametrize("damage", ["remove", "truncate", "nonsense", "note"])
+@pytest.mark.parametrize("damage", ["remove", "truncate", "nonsense", "blank", "note"])
 def test_a_damaged_cache_is_made_anew(root, place, damage):
     before = load(root, place)
     pixels, content = np.array(before.images), before.content
@@ -173,6 +199,9 @@ def test_a_damaged_cache_is_made_anew(root, place, damage):
         array.unlink()
     elif damage == "truncate":
         array.write_bytes(array.read_bytes()[:200])
+    elif damage == "blank":
+        whole = array.read_bytes()
+        array.write_bytes(whole[:128] + bytes(len(whole) - 128))
     elif damage == "nonsense":
         array.write_bytes(b"nonsense")
     else:

@@ -14,7 +14,7 @@ from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.data.public import fill_evenly, fill_skewed
 from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.schemes import holders_in_order, uneven_shares
+from fedmosaic_cli.data.schemes import holders_in_order, least_size, uneven_shares
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.data.sources import load_dataset
 from fedmosaic_cli.errors import RequestError
@@ -258,7 +258,6 @@ def test_a_smaller_alpha_means_more_skew():
         ({"alpha": 0.001, "clients": 100}, "alpha 0.001 gives each of 100 clients 10 .*raise alpha"),
         ({"scheme": "iid", "clients": 700, "val_fraction": 0.5}, "too few"),
         ({"scheme": "pathological", "protocol": "pfllib", "clients": 7}, "leaves class 8 to nobody"),
-        ({"scheme": "natural", "clients": 3}, "does not say who holds what"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
@@ -332,13 +331,14 @@ def test_uneven_shares_stay_in_their_bounds_and_lose_nothing():
     examples = np.arange(600)
     sizes = []
     for seed in range(50):
-        shares = uneven_shares(examples, 3, np.random.default_rng(seed))
+        shares = uneven_shares(examples, 3, 4, np.random.default_rng(seed))
         assert np.array_equal(np.concatenate(shares), examples)
         sizes.append([len(share) for share in shares])
     first = np.array(sizes)[:, :2]
     assert 20 <= first.min() < 60
-    assert 150 < first.max() <= 200
-    assert min(len(share) for share in uneven_shares(np.arange(3), 3, np.random.default_rng(0))) == 1
+    assert 150 < first.max() < 200
+    assert min(len(share) for share in uneven_shares(np.arange(3), 3, 4, np.random.default_rng(0))) == 1
+    assert min(len(share) for share in uneven_shares(examples, 3, 150, np.random.default_rng(0))) >= 150
 
 
 def test_noise_goes_anywhere_or_to_the_next_class():
@@ -379,6 +379,34 @@ def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
         listed = np.setdiff1d(np.flatnonzero((domains == number) & ~test), result.public)
         assert np.array_equal(shard.train, listed[:62]), "the first of the list"
         assert np.array_equal(shard.validation, listed[-len(shard.validation) :]), "the last of the list"
+
+
+def test_data_with_other_clients_than_asked_for():
+    dataset = make_dataset([0, 1] * 50, 2, 1)
+    asked = DataSettings(scheme="natural", clients=3, public_size=0)
+    with pytest.raises(RequestError, match="the data has 4 clients, not 3"):
+        partition(dataset, asked, 0)
+
+
+def test_the_least_of_pfllib_depends_on_how_much_there_is():
+    assert least_size(DataSettings(protocol="pfllib", clients=30), 1497) == 24
+    assert least_size(DataSettings(protocol="pfllib", clients=15), 60_000) == 40
+    assert least_size(DataSettings(protocol="pfllib", clients=15, min_size=7), 60_000) == 7
+
+
+def test_a_skewed_public_set_takes_from_the_domains_that_have_it():
+    available = np.array([5, 5, 5, 1000, 1000, 1000])
+    taken = fill_skewed(3, available, 300, 0.05, np.random.default_rng(3)).reshape(2, 3)
+    wanted = 300 * np.random.default_rng(3).dirichlet(np.full(3, 0.05))
+    assert np.abs(taken.sum(axis=0) - wanted).max() < 1.01
+    assert taken[0].max() <= 5
+
+
+def test_fedbn_refuses_a_public_set_that_eats_a_domain_up():
+    dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
+    settings = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=300)
+    with pytest.raises(RequestError, match=r"which needs 80 \(data\.public_size\)"):
+        partition(dataset, settings, 0)
 
 
 def test_an_official_test_part_makes_a_test_fraction_meaningless():

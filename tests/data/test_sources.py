@@ -14,6 +14,7 @@ from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.data.sources import SOURCES, domainnet, fashion_mnist, load_dataset, office10
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment.plan import deal
 from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
 
 
@@ -22,7 +23,7 @@ def place(tmp_path, monkeypatch):
     """A data directory of its own; what is installed on this machine does not count."""
     monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
     (tmp_path / "data").mkdir()
-    return Place(tmp_path / "data", chosen=True, cache_dir=tmp_path / "cache")
+    return Place(tmp_path / "data", cache_dir=tmp_path / "cache")
 
 
 def load(place, name, **asked):
@@ -151,12 +152,20 @@ def test_domainnet_with_its_official_lists(place):
         for label in (*domainnet.CLASSES, "aircraft_carrier"):
             save_pictures(root / domain / label, 4, side=16)
         for part, numbers in (("train", (3, 1, 0)), ("test", (2,))):
-            lines = [f"{domain}/{c}/{n:04d}.jpg 17" for n in numbers for c in ("aircraft_carrier", *domainnet.CLASSES)]
+            lines = [f"{domain}/{c}/{n:04d}.jpg 17" for c in ("aircraft_carrier", *domainnet.CLASSES) for n in numbers]
             (root / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
     dataset = load(place, "domainnet", image_size=16)
     assert len(dataset) == 6 * 10 * 4, "ten classes and no more"
+    assert len(set(dataset.labels[:20].tolist())) > 5, "lists that run class by class are brought into another order"
     assert dataset.class_names[3] == "ice_cream"
     assert dataset.test.sum() == 60
+    both = root / "real_test.txt"
+    text = both.read_text()
+    both.write_text(text + "real/zebra/0003.jpg 9\n")
+    with pytest.raises(RequestError, match="lists of 'real' name an image twice"):
+        load(place, "domainnet", image_size=16)
+    both.write_text("\ufeff" + text, encoding="utf-8")
+    assert load(place, "domainnet", image_size=16).fingerprint == dataset.fingerprint
     (root / "sketch" / "zebra" / "0001.jpg").unlink()
     with pytest.raises(RequestError, match=r"1 listed images are not there, the first is sketch/zebra/0001\.jpg"):
         load(place, "domainnet", image_size=16)
@@ -248,9 +257,15 @@ def test_npz_with_the_least(place):
         ({"x": GREY.astype(np.float32), "y": np.zeros(6, dtype=int)}, "x is float32, not uint8"),
         ({"x": GREY[0], "y": np.zeros(4, dtype=int)}, "x has shape"),
         ({"x": GREY, "y": np.zeros(5, dtype=int)}, "there must be one each"),
-        ({"x": GREY, "y": np.full(6, -1)}, "number from 0 on"),
-        ({"x": GREY, "y": np.full(6, 10**9)}, "number from 0 on"),
+        ({"x": GREY, "y": np.full(6, -1)}, "number classes from 0"),
+        ({"x": GREY, "y": np.full(6, 10**9)}, "number classes from 0"),
         ({"x": GREY, "y": np.zeros(6)}, "whole numbers or texts"),
+        ({"x": GREY, "y": np.zeros(())}, "there must be one each"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.array(["test"] * 6)}, "true or false"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.full(6, 2)}, "true or false"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.ones(6, dtype=bool)}, "none to train on"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int), "client": np.full(6, np.nan)}, "whole numbers or texts"),
+        ({"x": GREY, "y": np.array(["a\udcff"] * 6)}, "not text"),
         ({"x": GREY, "y": np.array([{}] * 6)}, "cannot read"),
         ({"x": GREY}, "no array 'y'"),
         ({"x": GREY, "y": np.zeros(6, dtype=int), "z": GREY}, "unknown array 'z'"),
@@ -259,11 +274,23 @@ def test_npz_with_the_least(place):
 def test_npz_that_is_not_right(place, arrays, words):
     save_npz(place, **arrays)
     with pytest.raises(RequestError, match=words):
-        load(place, "npz", scheme="iid", public_size=0)
+        deal(DataSettings(dataset="npz", scheme="iid", public_size=0, clients=2), 0, place.data_dir / "s", place)
+
+
+def test_npz_domains_are_those_that_occur(place):
+    save_npz(place, x=GREY, y=np.zeros(6, dtype=int), domain=np.array([0, 5, 0, 5, 0, 5]))
+    dataset = load(place, "npz", scheme="domain", public_size=0)
+    assert dataset.domain_names == ("0", "5")
+    with pytest.raises(RequestError, match="unknown domain '7'"):
+        load(place, "npz", scheme="iid", public_size=0, domains=("7",))
 
 
 def test_an_npz_that_is_no_archive(place):
     (place.data_dir / "mine.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(RequestError, match="cannot read"):
+        load(place, "npz", scheme="iid", public_size=0)
+    np.save(place.data_dir / "mine.npy", GREY)
+    (place.data_dir / "mine.npy").rename(place.data_dir / "mine.npz")
     with pytest.raises(RequestError, match="cannot read"):
         load(place, "npz", scheme="iid", public_size=0)
 
@@ -293,6 +320,17 @@ def test_a_split_of_pfllib_that_is_not_right(place):
             file, data={"x": np.full((2, 3, 8, 8), 0.1234, dtype=np.float32), "y": np.zeros(2, dtype=int)}
         )
     with pytest.raises(RequestError, match="cannot be taken back to bytes"):
+        load(place, "pfllib", scheme="natural", public_size=3)
+    for content in ({"x": 1, "y": 2}, [1, 2], {"x": [[1], [1, 2]], "y": []}):
+        with path.open("wb") as file:
+            np.savez_compressed(file, data=np.array(content, dtype=object)) if isinstance(content, list) else (
+                np.savez_compressed(file, data=content)
+            )
+        with pytest.raises(RequestError, match=r"not a split of PFLlib|not one object"):
+            load(place, "pfllib", scheme="natural", public_size=3)
+    with path.open("wb") as file:
+        np.savez_compressed(file, data={"x": np.zeros((2, 3, 8, 8), dtype=np.float32), "y": np.full(2, 10**10)})
+    with pytest.raises(RequestError, match="65536 classes"):
         load(place, "pfllib", scheme="natural", public_size=3)
     with path.open("wb") as file:
         np.savez_compressed(file, data={"x": 1, "y": 2})
@@ -331,7 +369,7 @@ def test_facts_are_true_where_the_data_is_embedded():
         ({"dataset": "cifer10"}, "did you mean 'cifar10'"),
         ({"dataset": "digits", "scheme": "domain"}, "has no domains"),
         ({"dataset": "digits", "image_size": 32}, "have one size"),
-        ({"dataset": "digits", "domains": ("a",)}, "has no domains"),
+        ({"dataset": "digits", "domains": ("a",)}, r"has no domains \(data\.domains\): leave it out"),
         ({"dataset": "digits-domains", "domains": ("plain", "plain")}, "stands twice"),
         ({"dataset": "digits", "protocol": "fedbn"}, "protocol fedbn is for office10 and domainnet"),
         ({"dataset": "office10", "scheme": "hybrid", "protocol": "fedbn"}, "protocol fedbn is for"),
@@ -353,4 +391,4 @@ def test_resolving_twice_changes_nothing(place):
     ):
         once = resolve(asked, place)
         assert resolve(once, place) == once
-        assert None not in (once.clients, once.public_size, once.min_size)
+        assert None not in (once.clients, once.public_size)

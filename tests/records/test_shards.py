@@ -204,12 +204,14 @@ def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
 def test_own_data_is_found_where_the_shards_were_made(tmp_path, monkeypatch):
     source = deal(SETTINGS, 3, tmp_path / "x", Place()).dataset
     np.savez(tmp_path / "mine.npz", x=source.images, y=source.labels)
-    place = Place(tmp_path / "mine.npz", chosen=True)
+    place = Place(tmp_path / "mine.npz")
     settings = resolve(DataSettings(dataset="npz", scheme="iid", clients=3), place)
     made = deal(settings, 0, tmp_path / "shards", place).written()
     monkeypatch.chdir(tmp_path / "shards")
     dataset, dealt = open_shards(load(made.path), Place())
     assert len(dataset) == len(source)
     assert len(partition(dataset, settings, 0).public) == len(dealt.public) == 179
+    (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
     with pytest.raises(RequestError, match="is not here"):
-        open_shards(load(made.path), Place(tmp_path / "elsewhere", chosen=True))
+        open_shards(load(made.path), Place(tmp_path / "elsewhere"))
+    assert len(open_shards(load(made.path), Place(tmp_path / "moved.npz"))[0]) == len(source)

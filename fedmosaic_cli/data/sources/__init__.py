@@ -63,6 +63,17 @@ def load_dataset(settings: DataSettings, place: Place) -> Dataset:
     source = find_source(settings.dataset)
     if source.find(place.data_dir) is None and 0 < sum(file.size for file in source.downloads) <= SMALL_BYTES:
         fetch(source.downloads, place)
-    wanted = Wanted(place, settings.domains, settings.image_size)
-    dataset = source.load(locate(settings.dataset, place), wanted)
+    return load_found(settings, Wanted(place, settings.domains, settings.image_size))
+
+
+def count_dataset(settings: DataSettings, place: Place) -> Dataset:
+    """The same for those who need no pixels: nothing is fetched and nothing written."""
+    return load_found(settings, Wanted(place, settings.domains, settings.image_size, pixels=False))
+
+
+def load_found(settings: DataSettings, wanted: Wanted) -> Dataset:
+    dataset = find_source(settings.dataset).load(locate(settings.dataset, wanted.place), wanted)
+    for name in settings.domains:
+        if name not in dataset.domain_names:
+            raise unknown("domain", name, dataset.domain_names, "data.domains")
     return dataset.only(settings.domains) if settings.domains else dataset

@@ -5,6 +5,7 @@ Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def load(path: Path, wanted: Wanted) -> Dataset:
         strange = {file.label for file in files} - set(CLASSES)
         if strange:
             raise RequestError(f"'{min(strange)}' is no class of CIFAR-10 ({path}): use --dataset folder")
-        return to_dataset("cifar10", path, files, SIDE, wanted.place, CLASSES)
+        return to_dataset("cifar10", path, files, replace(wanted, image_size=SIDE), CLASSES)
     batches = [read_batch(path / name) for name in (*TRAIN_FILES, TEST_FILE)]
     sizes = [len(labels) for _, labels in batches]
     return Dataset(

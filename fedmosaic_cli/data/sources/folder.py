@@ -20,7 +20,7 @@ def find(data_dir: Path) -> Path | None:
 def load(path: Path, wanted: Wanted) -> Dataset:
     """All images, or those of the wanted domains."""
     files = [file for file in walk(path) if not wanted.domains or file.domain in wanted.domains]
-    return to_dataset("folder", path, files, wanted.image_size, wanted.place, domain_names=wanted.domains)
+    return to_dataset("folder", path, files, wanted, domain_names=wanted.domains)
 
 
 def look(path: Path) -> Look:

@@ -62,12 +62,11 @@ def load_domains(catalogue: Catalogue, root: Path, wanted: Wanted) -> Dataset:
         held = images_of(catalogue, root, domain)
         listed = {part: read_list(catalogue, root, domain, part) for part in ("train", "test")}
         if all(names is not None for names in listed.values()):
-            for part, names in listed.items():
-                files += in_list_order(catalogue, held, names or [], part, root)
+            files += in_list_order(catalogue, held, {part: names or [] for part, names in listed.items()}, root)
         else:
             without_lists.append(domain)
             files += set_apart(held, name, domain)
-    dataset = to_dataset(name, root, files, wanted.image_size, wanted.place, catalogue.classes, chosen)
+    dataset = to_dataset(name, root, files, wanted, catalogue.classes, chosen)
     if without_lists:
         remark = f"no lists for {', '.join(without_lists)}: {TEST_SHARE:.0%} of each was set apart for testing"
         dataset = replace(dataset, remarks=(*dataset.remarks, remark))
@@ -89,8 +88,11 @@ def read_list(catalogue: Catalogue, root: Path, domain: str, part: str) -> list[
     for folder in (root, root / "splits", root / "txt"):
         text, pickled = folder / f"{domain}_{part}.txt", folder / f"{domain}_{part}.pkl"
         if text.is_file():
-            lines = text.read_text(encoding="utf-8", errors="replace").splitlines()
-            return [catalogue.own_name(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
+            lines = text.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+            names = [catalogue.own_name(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
+            # These run class by class; the first of them must not be of one class.
+            order = generator(SEED, catalogue.name, "list", domain, part).permutation(len(names))
+            return [names[position] for position in order]
         if pickled.is_file():
             return [catalogue.own_name(path) for path in pickled_paths(pickled)]
     return None
@@ -106,17 +108,21 @@ def pickled_paths(path: Path) -> list[str]:
 
 
 def in_list_order(
-    catalogue: Catalogue, held: list[ImageFile], names: list[str], part: str, root: Path
+    catalogue: Catalogue, held: list[ImageFile], lists: dict[str, list[str]], root: Path
 ) -> list[ImageFile]:
-    """The listed files of our classes. A listed file that is not there is an error."""
+    """The listed files of our classes. A file that is listed twice, or is not there, is an error."""
     by_name = {catalogue.own_name(file.name): file for file in held}
-    listed = [name for name in names if name.split("/")[1] in catalogue.classes]
-    lost = [name for name in listed if name not in by_name]
+    listed = [(name, part) for part, names in lists.items() for name in names if in_classes_of(catalogue, name)]
+    lost = [name for name, _ in listed if name not in by_name]
     if lost:
         raise RequestError(f"{len(lost)} listed images are not there, the first is {lost[0]} ({root}): fetch them")
-    if len(set(listed)) < len(listed):
-        raise RequestError(f"the {part} list of {held[0].domain} names an image twice ({root}): fetch it anew")
-    return [by_name[name]._replace(part=part) for name in listed]
+    if len({name for name, _ in listed}) < len(listed):
+        raise RequestError(f"the lists of '{held[0].domain}' name an image twice ({root}): fetch them anew")
+    return [by_name[name]._replace(part=part) for name, part in listed]
+
+
+def in_classes_of(catalogue: Catalogue, name: str) -> bool:
+    return name.split("/")[1] in catalogue.classes
 
 
 def set_apart(held: list[ImageFile], name: str, domain: str) -> list[ImageFile]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.data.plain_pickle import check_expansion
 from fedmosaic_cli.data.sources.source import Look, Source, Wanted
 from fedmosaic_cli.errors import RequestError
 
@@ -40,28 +41,30 @@ def load(path: Path, wanted: Wanted) -> Dataset:
     arrays = read(path, KNOWN)
     images = as_images(arrays["x"], path)
     size = len(images)
-    labels, class_names = as_names(column(arrays, "y", size, path), "y", path)
+    labels, class_names = as_labels(column(arrays, "y", size, path), path)
     domains: NDArray[np.int64] | None = None
     domain_names: tuple[str, ...] = ()
     if "domain" in arrays:
-        domains, domain_names = as_names(column(arrays, "domain", size, path), "domain", path)
-    test = column(arrays, "test", size, path).astype(bool) if "test" in arrays else None
-    holders = None
-    if "client" in arrays:
-        holders = np.unique(column(arrays, "client", size, path), return_inverse=True)[1].astype(np.int64)
+        domains, domain_names = as_values(column(arrays, "domain", size, path), "domain", path)
+    test = as_marks(column(arrays, "test", size, path), path) if "test" in arrays else None
+    holders = as_values(column(arrays, "client", size, path), "client", path)[0] if "client" in arrays else None
     return Dataset("npz", images, labels, class_names, domains, domain_names, test, holders)
 
 
 def look(path: Path) -> Look:
     arrays = read(path, ("y", "domain", "client"))
-    domains = as_names(arrays["domain"], "domain", path)[1] if "domain" in arrays else ()
-    return Look(len(arrays["y"]), domains, len(np.unique(arrays["client"])) if "client" in arrays else None)
+    size = arrays["y"].size
+    domains = as_values(column(arrays, "domain", size, path), "domain", path)[1] if "domain" in arrays else ()
+    clients = as_values(column(arrays, "client", size, path), "client", path)[1] if "client" in arrays else ()
+    return Look(size, domains, len(clients) or None)
 
 
 def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Those arrays of the file that are asked for."""
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with zipfile.ZipFile(path) as archive:
+            check_expansion(archive, path)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             strange = set(content.files) - set(KNOWN)
             if strange:
                 raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(KNOWN)}")
@@ -69,7 +72,9 @@ def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
             if missing:
                 raise RequestError(f"no array '{min(missing)}' ({path}): x are the images, y the labels")
             return {name: content[name] for name in names if name in content.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except (RequestError, MemoryError, PermissionError):
+        raise
+    except Exception as error:  # a hostile archive fails in any way it likes
         raise RequestError(f"cannot read: {error} ({path}): write it with numpy.savez(file, x=..., y=...)") from None
 
 
@@ -92,16 +97,33 @@ def column(arrays: dict[str, NDArray[Any]], name: str, size: int, path: Path) ->
     return values
 
 
-def as_names(values: NDArray[Any], what: str, path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Numbers for names that occur, or for whole numbers from 0 on, which name themselves."""
-    if values.dtype.kind in "iu":
-        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < MOST_CLASSES:
-            raise RequestError(f"{what} runs from {values.min()} to {values.max()} ({path}): number from 0 on")
-        return values.astype(np.int64), tuple(str(number) for number in range(int(values.max(initial=-1)) + 1))
-    if values.dtype.kind != "U":
+def as_labels(values: NDArray[Any], path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Classes: whole numbers from 0 on, which name themselves, or names."""
+    if values.dtype.kind not in "iu":
+        return as_values(values, "y", path)
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < MOST_CLASSES:
+        raise RequestError(
+            f"y runs from {values.min()} to {values.max()} ({path}): number classes from 0 to {MOST_CLASSES - 1}"
+        )
+    return values.astype(np.int64), tuple(str(number) for number in range(int(values.max(initial=-1)) + 1))
+
+
+def as_values(values: NDArray[Any], what: str, path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Numbers for the values that occur, and their names."""
+    if values.dtype.kind not in "iuU":
         raise RequestError(f"{what} is {values.dtype} ({path}): it must be whole numbers or texts")
-    names, numbers = np.unique(values, return_inverse=True)
-    return numbers.astype(np.int64), tuple(names.tolist())
+    found, numbers = np.unique(values, return_inverse=True)
+    names = tuple(str(value) for value in found.tolist())
+    if not all(name.isprintable() for name in names):
+        raise RequestError(f"{what} holds a name that is not text ({path}): rename it")
+    return numbers.reshape(-1).astype(np.int64), names
+
+
+def as_marks(values: NDArray[Any], path: Path) -> NDArray[np.bool_]:
+    """True where an example is for testing."""
+    if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
+        raise RequestError(f"test is {values.dtype} ({path}): it must be true or false, 1 or 0, for each example")
+    return values.astype(bool)
 
 
 SOURCE = Source(

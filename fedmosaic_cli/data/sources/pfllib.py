@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PARTS = ("train", "test")
 # How far a stored float may lie from the byte that it came from.
 TOLERANCE = 0.05
+MOST_CLASSES = 65_536
 
 
 def find(data_dir: Path) -> Path | None:
@@ -58,6 +59,8 @@ def load(path: Path, wanted: Wanted) -> Dataset:
     if len({array.shape[1:] for array in images}) > 1:
         raise RequestError(f"images differ in shape from client to client ({path}): the split is damaged")
     together = np.concatenate(labels).astype(np.int64)
+    if not len(together):
+        raise RequestError(f"the split holds no examples ({path}): make it anew")
     return Dataset(
         name="pfllib",
         images=np.concatenate(images),
@@ -72,12 +75,14 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     content = read_pickled_member(path, "data")
     try:
         x, y = (np.asarray(content.get(name, content.get(name.encode()))) for name in ("x", "y"))
-    except AttributeError:
+    except (AttributeError, ValueError):
         raise RequestError(f"no mapping of x and y ({path}): this is not a split of PFLlib") from None
     if x.ndim != 4 or y.shape != x.shape[:1] or x.dtype.kind != "f" or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
         raise RequestError(
             f"x is {x.dtype} {x.shape} and y {y.dtype} {y.shape} ({path}): this is not a split of PFLlib"
         )
+    if y.max(initial=0) >= MOST_CLASSES:
+        raise RequestError(f"label {y.max()} ({path}): there may be {MOST_CLASSES} classes")
     return x, y
 
 

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which part of a data set, at which size, with the help of which place."""
+    """Which part of a data set, at which size, with the help of which place.
+
+    Without `pixels` image files are only counted: what comes back has the right shape and labels, and is black.
+    """
 
     place: Place
     domains: tuple[str, ...] = ()
     image_size: int | None = None
+    pixels: bool = True
 
 
 @dataclass(frozen=True)
