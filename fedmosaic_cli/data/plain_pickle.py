@@ -88,7 +88,12 @@ def latin_bytes(text: Any, encoding: Any = "latin1") -> bytes:
     return (text.decode("latin1") if isinstance(text, bytes) else str(text)).encode("latin1")
 
 
-STAND_INS: dict[tuple[str, str], Any] = {("_codecs", "encode"): latin_bytes}
+def no_bytes() -> bytes:
+    """Stands for bytes, by which old pickles spell that there are none."""
+    return b""
+
+
+STAND_INS: dict[tuple[str, str], Any] = {("_codecs", "encode"): latin_bytes, ("__builtin__", "bytes"): no_bytes}
 STAND_INS |= {("numpy", "dtype"): PlainType, ("numpy", "ndarray"): PlainArray}
 for core in ("numpy.core", "numpy._core"):
     STAND_INS[f"{core}.multiarray", "_reconstruct"] = PlainArray
@@ -137,10 +142,9 @@ def check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
 def unpickle(file: BinaryIO, path: Path) -> Any:
     try:
         return without_stand_ins(PlainUnpickler(file, encoding="bytes").load())
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged pickle fails in any way it likes
-        raise RequestError(f"not a plain pickle: {error} ({path}): fetch the file anew") from None
+    except Exception as error:  # a damaged pickle fails in any way it likes, also by asking for all memory
+        reason = str(error) or type(error).__name__
+        raise RequestError(f"not a plain pickle: {reason} ({path}): fetch the file anew") from None
 
 
 def without_stand_ins(value: Any) -> Any:
