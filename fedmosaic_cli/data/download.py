@@ -75,8 +75,9 @@ def receive(download: Download, folder: Path, place: Place) -> Path:
             transfer(download, partial, there, place)
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
+            verb = "unpack" if download.members else "put"
             raise ResourceError(
-                f"cannot download {download.url}: {reason} (network): try again, or put the file into {folder}"
+                f"cannot download {download.url}: {reason} (network): try again, or {verb} it into {folder} yourself"
             ) from None
     if partial.stat().st_size < download.size:
         raise ResourceError(f"the connection broke ({download.url}): do it again to go on where it stopped")

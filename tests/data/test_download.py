@@ -102,7 +102,7 @@ def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
 
 def test_no_network_is_one_line(tmp_path):
     download = Download("http://127.0.0.1:9/x.bin", "set", 10, "0" * 64)
-    with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put the file into"):
+    with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put it into"):
         fetch((download,), Place(tmp_path))
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
     with pytest.raises(ResourceError, match="Not Found"):
