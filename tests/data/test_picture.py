@@ -48,8 +48,13 @@ def test_no_picture_is_larger_than_a_screen_can_show(monkeypatch, clients, class
 def test_stacked_bars_add_up():
     table = counts(6, 4)
     axes = picture.stacked_bars(table, list("abcd"), "title").axes[0]
-    tops = np.array([[bar.get_y() + bar.get_height() for bar in layer] for layer in axes.containers])
-    assert np.array_equal(tops[-1], table.sum(axis=1))
+    heights = {}
+    for layer in axes.containers:
+        for bar in layer:
+            client = round(bar.get_x() + bar.get_width() / 2)
+            assert bar.get_y() == heights.get(client, 0), "each layer stands on the one before"
+            heights[client] = bar.get_y() + bar.get_height()
+    assert [heights[client] for client in range(6)] == table.sum(axis=1).tolist()
     assert len({layer[0].get_hatch() for layer in axes.containers}) == 4, "readable without colour"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list("dcba"), "from top to bottom"
 
