@@ -54,7 +54,9 @@ def partition(
     ] = None,
     min_size: Annotated[
         int | None,
-        typer.Option(help="dirichlet: the fewest examples.", show_default="10; 40 for pfllib", rich_help_panel=WHO),
+        typer.Option(
+            help="dirichlet: the fewest examples.", show_default="10; PFLlib's rule for pfllib", rich_help_panel=WHO
+        ),
     ] = None,
     classes_per_client: Annotated[
         int | None, typer.Option(help="pathological, hybrid.", show_default="2", rich_help_panel=WHO)
@@ -83,7 +85,11 @@ def partition(
     ] = None,
     public_size: Annotated[
         int | None,
-        typer.Option(help="Unlabelled examples that all see.", show_default="as in the paper", rich_help_panel=PUBLIC),
+        typer.Option(
+            help="Unlabelled examples that all see.",
+            show_default="the paper's; for your own data a tenth, at most 300",
+            rich_help_panel=PUBLIC,
+        ),
     ] = None,
     public_alpha: Annotated[
         float | None,

@@ -155,7 +155,8 @@ def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool) -> 
         return the_same(shards, export)
     manifest = shards.manifest
     if export:
-        manifest = {**manifest, "export": {}}
+        # Where the data lay is nobody's business on another machine.
+        manifest = {**manifest, "export": {}, "found_at": ""}
     try:
         with new_directory(shards.path) as folder:
             for shard in shards.partition.shards:
