@@ -1,4 +1,4 @@
-"""Dealing a data set to clients: the public set first, then the scheme, then what each client is tested on."""
+"""Dealing a data set to clients: the public set, the scheme, and what each client is tested on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fedmosaic_cli.data.corruption import noisy, turned
 from fedmosaic_cli.data.held_out import deal_tests, split, split_anyhow
 from fedmosaic_cli.data.public import draw_public
-from fedmosaic_cli.data.schemes import clients_of, deal, domains_of, natural
+from fedmosaic_cli.data.schemes import clients_of, deal, domains_of
 from fedmosaic_cli.data.sources import find_source
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import generator
@@ -84,8 +84,7 @@ def official(dataset: Dataset, public: Index, settings: DataSettings, seed: int)
 
     Where a data set has none, a part of each client's share is held out, with its mix of classes.
     """
-    private = np.setdiff1d(dataset.training_part, public, assume_unique=True)
-    dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
+    dealt = deal(dataset, dataset.training_part, public, settings, generator(seed, "partition", "deal"))
     if dataset.test is None:
         yield from split_shares(dataset, dealt, settings, seed)
         return
@@ -102,7 +101,7 @@ def tests_of(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) 
     """The parts of the official test part, one a client."""
     rng, tests = generator(seed, "partition", "test"), dataset.test_part
     if settings.scheme == "natural":
-        return [np.sort(part) for part, _ in natural(dataset, tests, settings, rng)]
+        return [np.sort(part) for part, _ in deal(dataset, tests, nothing(), settings, rng)]
     groups = dataset.labels
     if settings.scheme in ("domain", "hybrid"):
         groups = domains_of(dataset) * dataset.num_classes + dataset.labels
@@ -111,8 +110,7 @@ def tests_of(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) 
 
 def pfllib(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """Training and test part are thrown together and dealt; then each client's share is split, 75 to 25, anyhow."""
-    private = np.setdiff1d(np.arange(len(dataset)), public, assume_unique=True)
-    dealt = deal(dataset, private, settings, generator(seed, "partition", "deal"))
+    dealt = deal(dataset, np.arange(len(dataset)), public, settings, generator(seed, "partition", "deal"))
     yield from split_shares(dataset, dealt, settings, seed)
 
 

@@ -1,4 +1,8 @@
-"""How the private examples are dealt: one function a scheme, which gives (indices, domain name) a client."""
+"""How examples are dealt: one function a scheme, which gives (indices, domain name) a client.
+
+All of the pool is dealt, and then each client gives up what the public set took of its share. So with one seed the
+splits for two public sets differ by these examples alone, and the effect of one can be told from that of the other.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,15 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.settings import DataSettings
 
     Index = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
     Dealt = list[tuple[Index, str | None]]
 
 DIRICHLET_TRIES = 200
 PFLLIB_LEAST = 40
 
 
-def deal(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
-    """The examples `private` in as many parts as there are clients."""
+def deal(dataset: Dataset, pool: Index, public: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+    """The examples `pool` without those in `public`, in as many parts as there are clients."""
     schemes = {
         "iid": iid,
         "pathological": pathological,
@@ -34,15 +39,20 @@ def deal(dataset: Dataset, private: Index, settings: DataSettings, rng: np.rando
         "hybrid": hybrid,
         "natural": natural,
     }
-    return schemes[settings.scheme](dataset, private, settings, rng)
+    private = np.ones(len(dataset), dtype=bool)
+    private[public] = False
+    dealt = schemes[settings.scheme](dataset, pool, private, settings, rng)
+    return [(part[private[part]], domain) for part, domain in dealt]
 
 
-def iid(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def iid(dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Everybody draws from the same urn."""
-    return everywhere(np.array_split(rng.permutation(private), clients_of(settings)))
+    return everywhere(np.array_split(rng.permutation(pool), clients_of(settings)))
 
 
-def pathological(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def pathological(
+    dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator
+) -> Dealt:
     """`classes_per_client` classes each; a class is shared by its holders, and every class has one."""
     check_classes(dataset, settings)
     clients, each = clients_of(settings), settings.classes_per_client
@@ -55,33 +65,37 @@ def pathological(dataset: Dataset, private: Index, settings: DataSettings, rng: 
         holders = holders_in_order(dataset.num_classes, clients, each)
     else:
         holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
-    return everywhere(share_classes(dataset, private, clients, holders, settings, rng))
+    return everywhere(share_classes(dataset, pool, clients, holders, settings, rng))
 
 
-def dirichlet(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def dirichlet(dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Each class is shared out by proportions from Dirichlet(alpha).
 
     A client that already holds its fair share gets nothing more, as in PFLlib; a draw that leaves a client with less
     than `min_size` is thrown away, a bounded number of times.
     """
-    clients, minimum = clients_of(settings), least_size(settings, len(private))
-    by_class = [rng.permutation(private[dataset.labels[private] == c]) for c in range(dataset.num_classes)]
-    for _ in range(DIRICHLET_TRIES if clients * minimum <= len(private) else 0):
-        sizes = np.zeros(clients, dtype=np.int64)
+    clients, left = clients_of(settings), int(private[pool].sum())
+    minimum = least_size(settings, left)
+    by_class = [rng.permutation(pool[dataset.labels[pool] == c]) for c in range(dataset.num_classes)]
+    # How many of the first examples of a class the clients may keep.
+    kept = [np.concatenate([[0], np.cumsum(private[examples])]) for examples in by_class]
+    for _ in range(DIRICHLET_TRIES if clients * minimum <= left else 0):
+        sizes, private_sizes = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
         cuts = []
-        for examples in by_class:
-            has_room = sizes < len(private) / clients
+        for examples, counts in zip(by_class, kept, strict=True):
+            has_room = sizes < len(pool) / clients
             share = rng.dirichlet(np.full(clients, settings.alpha)) * has_room
             if not share.sum() > 0:  # a tiny alpha can leave all of a class with clients that have no room
                 share = has_room.astype(float) if has_room.any() else np.ones(clients)
             cut = (np.cumsum(share / share.sum())[:-1] * len(examples)).astype(np.int64)
             sizes += np.diff(cut, prepend=0, append=len(examples))
+            private_sizes += np.diff(counts[cut], prepend=0, append=counts[-1])
             cuts.append(cut)
-        if sizes.min() >= minimum:
+        if private_sizes.min() >= minimum:
             parts = [np.split(examples, cut) for examples, cut in zip(by_class, cuts, strict=True)]
             return everywhere(np.concatenate(part) for part in zip(*parts, strict=True))
     raise RequestError(
-        f"no split of {len(private)} examples with alpha {settings.alpha:g} gives each of {clients} clients {minimum} "
+        f"no split of {left} examples with alpha {settings.alpha:g} gives each of {clients} clients {minimum} "
         "(data.alpha): raise alpha, or lower clients or min_size"
     )
 
@@ -93,35 +107,35 @@ def least_size(settings: DataSettings, examples: int) -> int:
     return int(min(PFLLIB_LEAST, examples / clients_of(settings) / 2))
 
 
-def domain(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def domain(dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """A domain a client, or `clients_per_domain` clients that share it evenly."""
     dealt: Dealt = []
     for number, name in enumerate(dataset.domain_names):
-        inside = rng.permutation(private[domains_of(dataset)[private] == number])
+        inside = rng.permutation(pool[domains_of(dataset)[pool] == number])
         dealt += [(part, name) for part in np.array_split(inside, settings.clients_per_domain or 1)]
     return dealt
 
 
-def hybrid(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def hybrid(dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Inside each domain, `clients_per_domain` clients with `classes_per_client` classes each."""
     check_classes(dataset, settings)
     clients, each = settings.clients_per_domain or 1, settings.classes_per_client
     dealt: Dealt = []
     for number, name in enumerate(dataset.domain_names):
-        inside = private[domains_of(dataset)[private] == number]
+        inside = pool[domains_of(dataset)[pool] == number]
         holders = fewest_holders_first(dataset.num_classes, clients, each, rng)
         dealt += [(part, name) for part in share_classes(dataset, inside, clients, holders, settings, rng)]
     return dealt
 
 
-def natural(dataset: Dataset, private: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+def natural(dataset: Dataset, pool: Index, private: Mask, settings: DataSettings, rng: np.random.Generator) -> Dealt:
     """Everybody keeps what the data set says is theirs."""
     if dataset.holders is None:
         raise RequestError(f"'{dataset.name}' does not say who holds what (data.scheme): choose another scheme")
     there = int(dataset.holders.max(initial=-1)) + 1
     if there != clients_of(settings):
         raise RequestError(f"the data has {there} clients, not {settings.clients} (data.clients): leave it out")
-    ordered = private[np.argsort(dataset.holders[private], kind="stable")]
+    ordered = pool[np.argsort(dataset.holders[pool], kind="stable")]
     starts = np.searchsorted(dataset.holders[ordered], np.arange(1, clients_of(settings)))
     return everywhere(np.split(ordered, starts))
 

@@ -422,3 +422,27 @@ def test_a_part_of_the_domains():
     names = np.array(full.domain_names)[full.domains]
     assert np.array_equal(dataset.images[dataset.domains == 0], full.images[names == "noisy"])
     assert np.array_equal(dataset.labels[dataset.domains == 1], full.labels[names == "plain"])
+
+
+@given(cases(schemes=("iid", "pathological", "domain", "hybrid", "natural")), st.integers(0, 1000))
+@settings(max_examples=60)
+def test_another_public_set_changes_nothing_but_what_it_takes(case, seed):
+    """So that the effect of the public set can be told from that of the split."""
+    dataset, asked = case
+    asked = asked.model_copy(update={"val_fraction": 0.0})
+    small = dealt_or_refused(dataset, asked.model_copy(update={"public_size": 0}), seed)
+    large = dealt_or_refused(dataset, asked.model_copy(update={"public_size": 20}), seed)
+    for one, other in zip(small.shards, large.shards, strict=True):
+        before, after = set(everything(one).tolist()), set(everything(other).tolist())
+        if dataset.test is None or asked.protocol == "pfllib":
+            assert after == before - set(large.public.tolist())
+        else:
+            assert set(other.train.tolist()) == set(one.train.tolist()) - set(large.public.tolist())
+
+
+def test_another_public_set_leaves_a_dirichlet_split_alone():
+    dataset = embedded("digits")
+    splits = [dealt(dataset, alpha=0.5, clients=10, public_size=size) for size in (50, 300)]
+    taken = set(splits[1].public.tolist())
+    for one, other in zip(splits[0].shards, splits[1].shards, strict=True):
+        assert set(everything(other).tolist()) - set(splits[0].public.tolist()) == set(everything(one).tolist()) - taken
