@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition
-    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.data.place import Place, Watch
     from fedmosaic_cli.data.settings import DataSettings
     from fedmosaic_cli.records.runs import RunFiles
     from fedmosaic_cli.records.shards import Shards
@@ -31,10 +31,11 @@ class Deal:
 
     dataset: Dataset
     shards: Shards
+    watch: Watch
 
     def written(self, export: bool = False) -> Shards:
         """The shards on disk; they are written now unless they are there already."""
-        return records.save(self.shards, self.dataset, pictures, export)
+        return records.save(self.shards, self.dataset, pictures, export, self.watch)
 
 
 def pictures(manifest: dict[str, Any]) -> dict[str, bytes]:
@@ -60,7 +61,7 @@ def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
     # A published data set is found anywhere by its name; the user's own only where it is.
     own = find_source(settings.dataset).look is not None
     found_at = str(locate(settings.dataset, place).absolute()) if own else ""
-    return Deal(dataset, records.Shards(path, records.describe(dataset, dealt, found_at), dealt))
+    return Deal(dataset, records.Shards(path, records.describe(dataset, dealt, found_at), dealt), place.watch)
 
 
 def find_shards(config: RunConfig, standard: DataSettings | None, place: Place) -> Shards | Deal:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.place import Watch
 
     Index = NDArray[np.int64]
     Arrays = dict[str, NDArray[Any]]
@@ -145,7 +146,7 @@ def index_arrays(shard: Shard) -> Arrays:
     return {**shard.parts(), **noise}
 
 
-def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool) -> Shards:
+def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool, watch: Watch) -> Shards:
     """Write the shards, whole or not at all. Shards that are there already must be the same.
 
     `pictures` draws files from a manifest. With `export` the examples are written too, so that another machine can
@@ -159,7 +160,8 @@ def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool) -> 
         manifest = {**manifest, "export": {}, "found_at": ""}
     try:
         with new_directory(shards.path) as folder:
-            for shard in shards.partition.shards:
+            for number, shard in enumerate(shards.partition.shards, start=1):
+                watch("writing shards", number, len(shards.partition.shards))
                 examples = client_examples(dataset, shard) if export else {}
                 write_npz(folder / client_file(shard.client), index_arrays(shard), examples, manifest["export"])
             examples = public_examples(dataset, shards.partition.public) if export else {}

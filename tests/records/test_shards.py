@@ -68,6 +68,12 @@ def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
         deal(SETTINGS, 4, shards.path, Place()).written()
 
 
+def test_somebody_watches_the_writing(tmp_path):
+    heard = []
+    deal(SETTINGS, 3, tmp_path / "s", Place(watch=lambda *words: heard.append(words))).written()
+    assert heard == [("writing shards", number, 4) for number in (1, 2, 3, 4)]
+
+
 def test_all_promised_files_are_there(shards):
     names = {path.name for path in shards.path.iterdir()}
     pictures = {f"{name}.{ending}" for name in ("distribution", "public") for ending in ("png", "pdf")}
