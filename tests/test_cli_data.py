@@ -278,6 +278,24 @@ def test_nonsense_ends_in_one_line(invoke, tmp_path, arguments, words):
     assert not any((tmp_path / name).exists() for name in ("runs", "shards", "cache"))
 
 
+@pytest.mark.parametrize("damage", ["truncate", "mutate", "swap"])
+def test_damaged_shards_are_refused_by_name_before_anything_is_trained(invoke, tmp_path, damage):
+    assert invoke("partition", "--scheme", "iid", "--clients", 3, "--out", "s", "-q").exit_code == 0
+    path, other = tmp_path / "s" / "client-001.npz", tmp_path / "s" / "client-002.npz"
+    content = path.read_bytes()
+    if damage == "swap":
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    else:
+        changed = content[:300] + bytes([content[300] ^ 1]) + content[301:]
+        path.write_bytes(content[:200] if damage == "truncate" else changed)
+    done = invoke("train", "--shards", "s", "--rounds", 1)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "client-001.npz" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_unbalanced_split_is_one(invoke, tmp_path):
     sizes = {}
     for kind in ("--balanced", "--unbalanced"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import signal
 import threading
 import time
 import warnings
@@ -123,7 +124,8 @@ def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
 
 
 def follow_parent(parent: int) -> None:
-    """End this process when its parent does, however that ends: nobody else would."""
+    """End this process when its parent ends, however that comes about, and leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -176,7 +176,9 @@ def scratch_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
 def fill(scratch: Path, root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Decoded:
     """Decode all files into the array, on all processors where that pays."""
     paths = [os.path.join(root, file.name) for file in files]  # noqa: PTH118 - for so many, plain texts
-    chunks = [Chunk(str(scratch), at, paths[at : at + CHUNK], side) for at in range(0, len(paths), CHUNK)]
+    # Small enough to show progress, large enough that handing them out costs nothing.
+    length = min(CHUNK, max(16, len(paths) // 32))
+    chunks = [Chunk(str(scratch), at, paths[at : at + length], side) for at in range(0, len(paths), length)]
     worth_it = len(files) >= WORTH_PROCESSES_FILES or sum(file.size for file in files) >= WORTH_PROCESSES_BYTES
     total, digests, done = Decoded(), [], 0
     try:
