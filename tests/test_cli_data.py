@@ -249,7 +249,7 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
     assert found["cifar10"].startswith(f"found: {tmp_path / 'sets' / 'cifar-10-batches-py'}")
     assert found["digits"].startswith("found: embedded")
     assert found["office10"].startswith("missing: put ")
-    assert found["fashion-mnist"].startswith("missing: put ")
+    assert found["fashion-mnist"].startswith("missing: 'fedmosaic fetch fashion-mnist' downloads it")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def show_plan(
         bits = ["raw data" if run[way] is None else f"{run[way]:,}" for way in ("bits_up", "bits_down")]
         memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb")]
         steps = "?" if run["steps"] is None else f"{run['steps']:,}"
-        path = f"{run['path']} (exists: needs --resume)" if run["exists"] else run["path"]
+        path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     out().print(work)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -193,7 +194,7 @@ def partition(
     if as_json:
         say_json(shards.manifest)
     elif not quiet:
-        show(shards.manifest, shards.path)
+        show(shards.manifest, shards.path, data_dir)
 
 
 def settings_of(flags: dict[str, Any], preset: str | None, place: Place) -> tuple[DataSettings, str]:
@@ -226,7 +227,7 @@ def shortened(lines: tuple[str, ...]) -> list[str]:
     return [*lines[:MOST_REMARKS], *([f"... and {more} more, see the manifest's remarks"] if more > 0 else [])]
 
 
-def show(manifest: dict[str, Any], path: Path) -> None:
+def show(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> None:
     """The partition at a glance."""
     parts = [part for part in ("train", "val", "test") if any(part in client for client in manifest["clients"])]
     view = Table("client", "domain", *parts, "training examples by class", box=None, pad_edge=False)
@@ -244,4 +245,12 @@ def show(manifest: dict[str, Any], path: Path) -> None:
     say(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
     say(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
     say(f"written to {path} (digest {manifest['digest'][:12]}{', examples included' if manifest['export'] else ''})")
-    say(f"next: fedmosaic train --shards {path}")
+    say(f"next: {shlex.join(next_command(manifest, path, data_dir))}")
+
+
+def next_command(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> list[str]:
+    """What one would type next; without a public set there is nothing for FedMosaic to do."""
+    command = ["train"] if manifest["public"]["size"] else ["baseline", "local"]
+    remembered = manifest["export"] is not None or manifest["found_at"]
+    place = [] if data_dir is None or remembered else ["--data-dir", str(data_dir)]
+    return ["fedmosaic", *command, "--shards", str(path), *place]

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedmosaic_cli.cli.console import err, remark
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rich.progress import TaskID
+    import typer
+from rich.progress import TaskID
 
 # In a pipe, a line this often is enough.
-SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 2.0
 
 
 @contextmanager
@@ -51,6 +53,9 @@ def leaving_in_order() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except KeyboardInterrupt:
+        remark("stopped: nothing was finished")
+        raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -67,7 +67,7 @@ def resolve_run(
         partition_seed=seed if partition_seed is None else partition_seed,
     )
     if config.method.needs_public and not config.data.public_size:
-        raise RequestError(f"{config.method.title} needs a public set (data.public_size): make it larger than 0")
+        raise RequestError(f"{config.method.title} needs a public set (data.public_size): partition with one")
     return config
 
 

@@ -21,7 +21,8 @@ class Dataset:
 
     `test` marks the data set's own test part, where it has one; `holders` says which client has an example, where the
     data comes dealt already. `content` stands for images that were decoded from files: the same files are the same
-    data, even where two versions of a decoder disagree in a pixel. `remarks` tell what was odd about the files.
+    data, even where two versions of a decoder disagree in a pixel. `remarks` tell what was odd about the files, and
+    `test_origin` what the test part is.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Dataset:
     holders: Index | None = None
     content: str = ""
     remarks: tuple[str, ...] = ()
+    test_origin: str = "the data set's own test part"
 
     def __len__(self) -> int:
         return len(self.labels)

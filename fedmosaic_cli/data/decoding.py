@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +54,10 @@ class UnreadableFileError(ValueError):
     """A file that the machine does not let us read: that says nothing about the image."""
 
 
+class UntreatedKindError(ValueError):
+    """An image of a kind that cannot be turned into bytes in one obvious way."""
+
+
 class OtherSizeError(ValueError):
     """Images of different sizes, and nobody said which size they should get."""
 
@@ -74,7 +78,7 @@ def decode_chunk(chunk: Chunk) -> Decoded:
         except MemoryError:
             raise
         except Exception as error:  # Pillow answers hostile files with exceptions of any kind
-            result.failures[row] = type(error).__name__
+            result.failures[row] = in_words(error)
             continue
         if pixels.shape != array.shape[1:]:
             raise OtherSizeError(f"{path} is {size_of(pixels)}, another one {size_of(array[0])}")
@@ -103,6 +107,15 @@ def decode(content: bytes, side: int | None, result: Decoded) -> NDArray[np.uint
     return np.asarray(image)
 
 
+def in_words(error: Exception) -> str:
+    """Why an image could not be decoded, in words that are the same each time."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, UntreatedKindError):
+        return str(error)
+    return "truncated" if isinstance(error, OSError) else f"damaged: {type(error).__name__}"
+
+
 def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
     """An image of another kind as RGB."""
     if image.mode.startswith("I"):
@@ -110,7 +123,7 @@ def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
         values = np.asarray(image).clip(0, 65_535)
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise ValueError("an image of floats has no defined white")
+        raise UntreatedKindError("floats have no defined white")
     if image.mode in ("1", "L"):
         result.oddities["grey"] += 1
         return image.convert("RGB")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = {"train", "test"}
+# What people call parts as well: taken for domains, they would be merged.
+LOOKALIKES = {"training", "testing", "val", "valid", "validation", "eval", "dev"}
 
 
 class ImageFile(NamedTuple):
@@ -42,14 +44,14 @@ def walk(root: Path) -> list[ImageFile]:
         if bare:
             raise RequestError(f"no images in '{bare[0]}', which stands beside classes ({root}): remove it or fill it")
         return in_classes(root, top, "", "")
-    if PARTS & set(top):
+    if holds_parts(root, top):
         return in_parts(root, top, "", "")
     files = []
     for domain in top:
         inner = directories(root, domain)
         if not inner:
             raise RequestError(f"neither a domain nor a class ({root / domain}): it holds no directory with images")
-        if PARTS & set(inner) and not any(has_images(root, f"{domain}/{name}") for name in inner):
+        if not any(has_images(root, f"{domain}/{name}") for name in inner) and holds_parts(root / domain, inner):
             files += in_parts(root, inner, domain, f"{domain}/")
         else:
             files += in_classes(root, [f"{domain}/{name}" for name in inner], domain, "")
@@ -59,21 +61,26 @@ def walk(root: Path) -> list[ImageFile]:
     return files
 
 
+def holds_parts(folder: Path, names: list[str]) -> bool:
+    """Whether these directories are a training and a test part. Names that might mean that are not guessed at."""
+    parts = {name for name in names if name.lower() in PARTS}
+    unclear = [name for name in names if name not in parts and (parts or name.lower() in LOOKALIKES)]
+    if unclear:
+        raise RequestError(f"'{unclear[0]}' is not train or test ({folder}): rename it to one of them, or move it away")
+    return bool(parts)
+
+
 def in_parts(root: Path, names: list[str], domain: str, prefix: str) -> list[ImageFile]:
     """The images of a `train` and a `test` directory."""
-    strange = sorted(set(names) - PARTS)
-    if strange:
-        raise RequestError(f"'{strange[0]}' stands beside train and test ({root / prefix}): rename or remove it")
-    ordered = sorted(names, key=("train", "test").index)
+    found = {name.lower(): name for name in names}
     # A training part alone is no split.
-    label = {"train": "train" if "test" in names else "", "test": "test"}
-    return [
-        file
-        for part in ordered
-        for file in in_classes(
-            root, [f"{prefix}{part}/{name}" for name in directories(root, prefix + part)], domain, label[part]
-        )
-    ]
+    label = {"train": "train" if "test" in found else "", "test": "test"}
+    files = []
+    for part in ("train", "test"):
+        if part in found:
+            folder = f"{prefix}{found[part]}"
+            files += in_classes(root, [f"{folder}/{name}" for name in directories(root, folder)], domain, label[part])
+    return files
 
 
 def in_classes(root: Path, names: list[str], domain: str, part: str) -> list[ImageFile]:

@@ -65,6 +65,8 @@ def deal_tests(groups: Index, shares: list[Index], tests: Index, rng: np.random.
 def lend_one_where_none_is(groups: Index, held: NDArray[np.int64], parts: list[list[int]]) -> None:
     """A client that rounding left without a test example gets one of its groups, from whoever has most of them."""
     empty = [client for client, part in enumerate(parts) if not part]
+    if len(empty) == len(parts):
+        raise RequestError("no test example is of a class that anybody trains on (data.dataset): check their names")
     if not empty:
         return
     owned = np.stack([np.bincount(groups[part], minlength=held.shape[1]) for part in map(as_index, parts)])

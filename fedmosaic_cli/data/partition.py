@@ -73,6 +73,8 @@ class Partition:
 
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """Deal `dataset` by resolved `settings`. The same seed gives the same partition, everywhere."""
+    if dataset.num_classes < 2:
+        raise RequestError(f"'{dataset.name}' has one class (data.dataset): there is nothing to learn to tell apart")
     protocols = {"official": official, "pfllib": pfllib, "fedbn": fedbn}
     public = draw_public(dataset, settings, generator(seed, "partition", "public"))
     shards = protocols[settings.protocol](dataset, public, settings, seed)

@@ -80,9 +80,10 @@ def glance(settings: DataSettings, source: Source, place: Place) -> Look:
 def check_domains(settings: DataSettings, there: tuple[str, ...]) -> tuple[str, ...]:
     """The wanted domains, all of them known."""
     if not there and settings.scheme in CLIENTS_A_DOMAIN:
+        advice = {"folder": "arrange images as <domain>/<class>/*.jpg", "npz": "add an array 'domain'"}
         raise RequestError(
             f"data set '{settings.dataset}' has no domains, which scheme '{settings.scheme}' needs (data.dataset): "
-            "choose digits-domains"
+            f"{advice.get(settings.dataset, 'choose digits-domains')}"
         )
     if not there:
         raise RequestError(f"data set '{settings.dataset}' has no domains (data.domains): leave it out")

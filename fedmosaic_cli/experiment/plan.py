@@ -89,6 +89,8 @@ def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:
     settings, manifest = shards.partition.settings, shards.manifest
     found_at = Path(str(manifest.get("found_at") or ""))
     places = [replace(place, data_dir=found_at)] if found_at.is_absolute() and found_at.exists() else []
+    if found_at.is_absolute() and not places and find_source(settings.dataset).find(place.data_dir) is None:
+        raise RequestError(f"the data of these shards is gone ({found_at}): put it back, or name it with --data-dir")
     for spot in (*places, place):
         if spot is place or find_source(settings.dataset).find(spot.data_dir):
             dataset = load_dataset(settings, spot)

@@ -114,12 +114,12 @@ def tested_on(dataset: Dataset, settings: DataSettings) -> str:
         merged = "" if dataset.test is None else ", after training and test part were thrown together"
         return f"a part of each client's share, drawn anyhow{merged}"
     if settings.protocol == "fedbn":
-        return "the whole test part of the client's domain"
+        return f"all of the client's domain in {dataset.test_origin}"
     if dataset.test is None:
         return "a part of each client's share, with its mix of classes"
     if settings.scheme == "natural":
         return "each client's own test part"
-    return "the data set's own test part, dealt by each client's mix of classes"
+    return f"{dataset.test_origin}, dealt by each client's mix of classes"
 
 
 def describe_client(dataset: Dataset, shard: Shard) -> dict[str, Any]:
@@ -221,7 +221,9 @@ def the_same(wanted: Shards, export: bool) -> Shards:
 def load(path: Path) -> Shards:
     """Read shards and check that they are what was written."""
     if not (path / MANIFEST).is_file():
-        raise RequestError(f"no shards here ({path}): make them with 'fedmosaic partition --out {path}'")
+        raise RequestError(
+            f"no shards here ({path}): make them with 'fedmosaic partition --scheme dirichlet --out {path}'"
+        )
     manifest = read_json(path / MANIFEST)
     damaged = RequestError(f"the manifest does not match its digest ({path / MANIFEST}): make the shards anew")
     try:

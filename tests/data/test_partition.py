@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, reject, settings
@@ -446,3 +448,10 @@ def test_another_public_set_leaves_a_dirichlet_split_alone():
     taken = set(splits[1].public.tolist())
     for one, other in zip(splits[0].shards, splits[1].shards, strict=True):
         assert set(everything(other).tolist()) - set(splits[0].public.tolist()) == set(everything(one).tolist()) - taken
+
+
+def test_test_examples_of_classes_that_nobody_trains_on():
+    labels = [0] * 20 + [1] * 20
+    dataset = replace(make_dataset(labels, 2, 1), test=np.arange(40) >= 20)
+    with pytest.raises(RequestError, match="no test example is of a class that anybody trains on"):
+        dealt(dataset, scheme="iid", clients=2, public_size=0)

@@ -174,6 +174,7 @@ def test_domainnet_with_its_official_lists(place):
 LAYOUTS = {
     "classes": ("{label}", None, ()),
     "parts": ("{part}/{label}", True, ()),
+    "parts in capitals": ("{part!u}/{label}", True, ()),
     "domains": ("{domain}/{label}", None, ("east", "west")),
     "domains and parts": ("{domain}/{part}/{label}", True, ("east", "west")),
 }
@@ -185,7 +186,7 @@ def test_a_folder_of_images(place, layout):
     for domain in ("east", "west"):
         for part in ("train", "test"):
             for first, label in enumerate(("cat", "dog with hat")):
-                folder = pattern.format(domain=domain, part=part, label=label)
+                folder = pattern.replace("{part!u}", part.upper()).format(domain=domain, part=part, label=label)
                 save_pictures(place.data_dir / folder, 3, first=10 * first, ending="png")
     (place.data_dir / ".hidden").mkdir()
     (place.data_dir / "README.txt").write_text("not an image")
@@ -204,11 +205,13 @@ def test_a_folder_of_images(place, layout):
         ([], "no directories of images"),
         (
             ["train/a", "test/a", "val/a"],
-            "'val' stands beside train and test",
+            "'val' is not train or test",
         ),
         (["east/train/a", "east/test/a", "west/a"], "some domains have train and test parts"),
+        (["training/a", "testing/a"], "'testing' is not train or test"),
+        (["east/Train/a", "east/validation/a"], "'validation' is not train or test"),
         (["a", "b/c"], "no images in 'b', which stands beside classes"),
-        (["east/train/a", "east/other/a"], "'other' stands beside train and test"),
+        (["east/train/a", "east/other/a"], "'other' is not train or test"),
     ],
 )
 def test_a_folder_that_makes_no_sense(place, folders, words):
@@ -263,7 +266,9 @@ def test_npz_with_the_least(place):
         ({"x": GREY, "y": np.zeros(())}, "there must be one each"),
         ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.array(["test"] * 6)}, "true or false"),
         ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.full(6, 2)}, "true or false"),
-        ({"x": GREY, "y": np.zeros(6, dtype=int), "test": np.ones(6, dtype=bool)}, "none to train on"),
+        ({"x": GREY, "y": np.arange(6) % 2, "test": np.ones(6, dtype=bool)}, "none to train on"),
+        ({"x": GREY, "y": np.zeros(6, dtype=int)}, "has one class"),
+        ({"x": GREY[:0], "y": np.zeros(0, dtype=int)}, "no examples"),
         ({"x": GREY, "y": np.zeros(6, dtype=int), "client": np.full(6, np.nan)}, "whole numbers or texts"),
         ({"x": GREY, "y": np.array(["a\udcff"] * 6)}, "not text"),
         ({"x": GREY, "y": np.array([{}] * 6)}, "cannot read"),
@@ -313,13 +318,13 @@ def test_a_split_of_pfllib_that_is_not_right(place):
     write_pfllib(place.data_dir)
     path = place.data_dir / "train" / "1.npz"
     path.unlink()
-    with pytest.raises(RequestError, match="not complete"):
+    with pytest.raises(RequestError, match=r"train/1\.npz is missing"):
         load(place, "pfllib", scheme="natural")
     with path.open("wb") as file:
         np.savez_compressed(
             file, data={"x": np.full((2, 3, 8, 8), 0.1234, dtype=np.float32), "y": np.zeros(2, dtype=int)}
         )
-    with pytest.raises(RequestError, match="cannot be taken back to bytes"):
+    with pytest.raises(RequestError, match="was not normalised with mean"):
         load(place, "pfllib", scheme="natural", public_size=3)
     for content in ({"x": 1, "y": 2}, [1, 2], {"x": [[1], [1, 2]], "y": []}):
         with path.open("wb") as file:

@@ -218,6 +218,6 @@ def test_own_data_is_found_where_the_shards_were_made(tmp_path, monkeypatch):
     assert len(dataset) == len(source)
     assert len(partition(dataset, settings, 0).public) == len(dealt.public) == 179
     (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
-    with pytest.raises(RequestError, match="is not here"):
+    with pytest.raises(RequestError, match=r"data of these shards is gone .*mine\.npz"):
         open_shards(load(made.path), Place(tmp_path / "elsewhere"))
     assert len(open_shards(load(made.path), Place(tmp_path / "moved.npz"))[0]) == len(source)

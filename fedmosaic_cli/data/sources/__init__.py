@@ -54,7 +54,8 @@ def locate(name: str, place: Place) -> Path:
     source = find_source(name)
     path = source.find(place.data_dir)
     if path is None:
-        raise RequestError(f"data set '{name}' is not here ({place.data_dir}): {source.how_to_get}")
+        elsewhere = "" if source.look else "; --data-dir tells where data lies"
+        raise RequestError(f"data set '{name}' is not here ({place.data_dir}): {source.how_to_get}{elsewhere}")
     return path
 
 

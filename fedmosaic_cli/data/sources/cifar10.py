@@ -74,7 +74,8 @@ SOURCE = Source(
     about="60,000 photographs, 32x32",
     find=find,
     load=load,
-    how_to_get=f"put {BATCHES} (cifar-10-python.tar.gz) or cifar10/{{train,test}}/<class>/ into the data directory",
+    how_to_get=f"'fedmosaic fetch cifar10' downloads it, or put {BATCHES} or cifar10/{{train,test}}/<class>/ into the "
+    "data directory",
     public_size=3000,
     facts=Facts(classes=10, channels=3, side=SIDE, train=50_000, test=10_000),
     downloads=(

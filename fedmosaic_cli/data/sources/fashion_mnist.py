@@ -86,7 +86,8 @@ SOURCE = Source(
     about="70,000 images of clothes, 28x28",
     find=find,
     load=load,
-    how_to_get=f"put its four idx files into {TORCHVISION} below the data directory, or install dataset-fashion-mnist",
+    how_to_get=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION} below the "
+    "data directory, or install Debian's dataset-fashion-mnist",
     public_size=2250,
     facts=Facts(classes=10, channels=1, side=28, train=60_000, test=10_000),
     downloads=(

@@ -69,7 +69,8 @@ def load_domains(catalogue: Catalogue, root: Path, wanted: Wanted) -> Dataset:
     dataset = to_dataset(name, root, files, wanted, catalogue.classes, chosen)
     if without_lists:
         remark = f"no lists for {', '.join(without_lists)}: {TEST_SHARE:.0%} of each was set apart for testing"
-        dataset = replace(dataset, remarks=(*dataset.remarks, remark))
+        origin = "a fixed fifth of each domain, set apart for lack of lists"
+        dataset = replace(dataset, remarks=(*dataset.remarks, remark), test_origin=origin)
     return dataset
 
 

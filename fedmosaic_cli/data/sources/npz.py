@@ -48,7 +48,9 @@ def load(path: Path, wanted: Wanted) -> Dataset:
         domains, domain_names = as_values(column(arrays, "domain", size, path), "domain", path)
     test = as_marks(column(arrays, "test", size, path), path) if "test" in arrays else None
     holders = as_values(column(arrays, "client", size, path), "client", path)[0] if "client" in arrays else None
-    return Dataset("npz", images, labels, class_names, domains, domain_names, test, holders)
+    used = len(np.unique(labels))
+    remarks = () if used == len(class_names) else (f"{used} of {len(class_names)} classes have examples",)
+    return Dataset("npz", images, labels, class_names, domains, domain_names, test, holders, remarks=remarks)
 
 
 def look(path: Path) -> Look:
@@ -82,6 +84,8 @@ def as_images(x: NDArray[Any], path: Path) -> NDArray[np.uint8]:
     if x.dtype != np.uint8:
         raise RequestError(f"x is {x.dtype}, not uint8 ({path}): save pixels from 0 to 255")
     images = x[..., None] if x.ndim == 3 else x
+    if not len(images):
+        raise RequestError(f"x holds no examples ({path}): save some")
     if images.ndim != 4 or images.shape[-1] not in CHANNELS or 0 in images.shape:
         raise RequestError(
             f"x has shape {x.shape} ({path}): it must be [n, height, width] or [n, height, width, 1 or 3]"

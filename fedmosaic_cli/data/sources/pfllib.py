@@ -31,16 +31,13 @@ def find(data_dir: Path) -> Path | None:
 
 def count_clients(path: Path) -> int:
     """How many clients there are, numbered from 0 on in both parts."""
-    count = 0
-    while all((path / part / f"{count}.npz").is_file() for part in PARTS):
-        count += 1
+    numbers = [int(file.stem) for part in PARTS for file in (path / part).glob("*.npz") if file.stem.isdecimal()]
+    clients = max(numbers, default=-1) + 1
     for part in PARTS:
-        found = len(list((path / part).glob("*.npz")))
-        if found != count:
-            raise RequestError(
-                f"{found} files in {part} and {count} clients in all ({path}): the split is not complete"
-            )
-    return count
+        for client in range(clients):
+            if not (path / part / f"{client}.npz").is_file():
+                raise RequestError(f"{part}/{client}.npz is missing ({path}): the split is not complete")
+    return clients
 
 
 def load(path: Path, wanted: Wanted) -> Dataset:
@@ -95,9 +92,7 @@ def to_bytes(x: NDArray[Any], path: Path) -> NDArray[np.uint8]:
         or nearest.min(initial=0) < 0
         or nearest.max(initial=0) > 255
     ):
-        raise RequestError(
-            f"x was not normalised with mean 0.5 and deviation 0.5 ({path}): it cannot be taken back to bytes"
-        )
+        raise RequestError(f"x was not normalised with mean 0.5 and deviation 0.5 ({path}): use --dataset npz")
     return nearest.astype(np.uint8)
 
 
