@@ -46,7 +46,10 @@ def fail(error: BaseException, given: list[str]) -> NoReturn:
     line, code = describe(error, given)
     with suppress(OSError):
         sys.stderr.write(f"error: {' '.join(line.split())}\n")
-    if isinstance(error, BrokenPipeError):  # nobody reads what is still to be flushed
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is left cannot be written; the interpreter would try once more, and complain
         os._exit(code)
     sys.exit(code)
 
