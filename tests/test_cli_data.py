@@ -98,6 +98,7 @@ def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
     for preset in ("feature-shift-office10", "hybrid-office10"):
         done = invoke("train", "--preset", preset, *narrow, "--set", "data.public_size=20", "--rounds", 1, "--quiet")
         assert done.exit_code == 0, done.output
+        assert "note: no lists for amazon, dslr" in done.stderr
     shards = next((tmp_path / "shards").glob("feature-shift*"))
     assert manifest_of(shards)["protocol"] == "fedbn"
     assert "val_accuracy" in next((tmp_path / "runs").glob("feature-shift*/**/rounds.jsonl")).read_text()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 
 # A pipe has no width: nothing is cut off in it.
 PIPE_WIDTH = 1000
+MOST_NOTES = 10
 
 
 def out() -> Console:
@@ -30,6 +32,15 @@ def say(text: str) -> None:
 def remark(text: str) -> None:
     """A plain line to stderr."""
     sys.stderr.write(text + "\n")
+
+
+def notes(lines: Iterable[str]) -> None:
+    """What there is to know about the data, a line each to stderr; the first of very many."""
+    different = list(dict.fromkeys(lines))
+    for line in different[:MOST_NOTES]:
+        remark(f"note: {line}")
+    if len(different) > MOST_NOTES:
+        remark(f"note: ... and {len(different) - MOST_NOTES} more, see the manifest's remarks")
 
 
 def say_json(content: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, remark, say, say_json
+from fedmosaic_cli.cli.console import notes, out, remark, say, say_json
 from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import whole_numbers
@@ -64,6 +64,7 @@ def launch(methods: list[str], request: Request) -> None:
             show_plan(configs, layers, files, given, place, request.as_json)
             return
         shards = shards_by_seed(runs, given, request, place)
+        notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
     check_fit(request.device.value, runs, shards)
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, remark, say, say_json
+from fedmosaic_cli.cli.console import notes, out, say, say_json
 from fedmosaic_cli.cli.options import (
     DataDirOption,
     DebugOption,
@@ -32,7 +32,6 @@ SchemeName = Enum("SchemeName", {name: name for name in get_args(Scheme)}, type=
 ProtocolName = Enum("ProtocolName", {name: name for name in get_args(Protocol)}, type=str)  # type: ignore[misc]
 NoiseName = Enum("NoiseName", {name: name for name in get_args(NoiseKind)}, type=str)  # type: ignore[misc]
 MOST_ROWS = 40
-MOST_REMARKS = 10
 WHO, PUBLIC, TESTS, LABELS, FILES = "Who gets what", "Public set", "Tests", "Wrong labels", "Files"
 
 
@@ -188,8 +187,7 @@ def partition(
         from fedmosaic_cli.records.shards import default_path
 
         dealt = deal(settings, seed, output or default_path(name, seed), place)
-        for line in shortened(dealt.dataset.remarks):
-            remark(f"note: {line}")
+        notes(dealt.dataset.remarks)
         shards = dealt.written(export)
     if as_json:
         say_json(shards.manifest)
@@ -219,12 +217,6 @@ def settings_of(flags: dict[str, Any], preset: str | None, place: Place) -> tupl
     if preset is not None and not flags:
         return settings, load_preset(preset).name
     return settings, f"{settings.dataset}-{settings.scheme}"
-
-
-def shortened(lines: tuple[str, ...]) -> list[str]:
-    """The first of very many lines."""
-    more = len(lines) - MOST_REMARKS
-    return [*lines[:MOST_REMARKS], *([f"... and {more} more, see the manifest's remarks"] if more > 0 else [])]
 
 
 def show(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> None:
