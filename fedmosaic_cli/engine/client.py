@@ -57,9 +57,9 @@ class SimulatedClient:
 
     def train(self, model: str, terms: Sequence[Term] = ()) -> None:
         settings = self._workspace.train
-        optimizer_state = self.state.setdefault(f"{model}.optimizer", {})
-        if settings.optimizer_state == "reset":
-            optimizer_state.clear()
+        # What is forgotten after the round is not kept until then either: it is twice the model, for every client.
+        forgets = settings.optimizer_state == "reset"
+        optimizer_state: State = {} if forgets else self.state.setdefault(f"{model}.optimizer", {})
         private_loss, term_losses = fit(
             self._workspace,
             self.state[model],

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batches, evaluation, params
 from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.training import Draw, fit
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.local import Local
@@ -132,3 +133,12 @@ class TestBatchNorm:
         states = [{"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}]
         mean = params.weighted_mean(states, [1, 3])
         assert (mean["w"].item(), mean["n"].item()) == (2.5, 3)
+
+
+def test_an_optimizer_that_forgets_leaves_nothing_behind():
+    """Its memory is twice the model: kept for every client, it would fill the machine for nothing."""
+    for policy, kept in (("reset", False), ("keep", True)):
+        federation = dealt([6, 6]).changed(optimizer_state=policy).federation(Local())
+        with federation.workers:
+            next(play(federation, 1))
+        assert all(("model.optimizer" in client.state) == kept for client in federation.standing.clients)
