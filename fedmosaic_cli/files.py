@@ -29,11 +29,15 @@ def write(path: Path, data: bytes) -> None:
 def write_stream(path: Path, content: BinaryIO) -> None:
     """The same for content that need not fit into memory."""
     temporary = temporary_name(path)
-    with temporary.open("wb") as file:
-        shutil.copyfileobj(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            shutil.copyfileobj(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     make_last(path.parent)
 
 

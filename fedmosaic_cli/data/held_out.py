@@ -50,9 +50,9 @@ def deal_tests(groups: Index, shares: list[Index], tests: Index, rng: np.random.
     parts: list[list[int]] = [[] for _ in shares]
     for group in range(count):
         examples = rng.permutation(tests[groups[tests] == group])
-        quota = np.cumsum(held[:, group] / max(held[:, group].sum(), 1)) * len(examples)
         if not held[:, group].any():
             continue
+        quota = np.cumsum(held[:, group] / held[:, group].sum()) * len(examples)
         # One draw for all: every client gets its quota rounded up or down, and nothing is left over.
         cuts = np.floor(quota + rng.random()).astype(np.int64).clip(0, len(examples))
         cuts[quota >= quota[-1]] = len(examples)

@@ -101,9 +101,11 @@ def dirichlet(dataset: Dataset, pool: Index, private: Mask, settings: DataSettin
 
 
 def least_size(settings: DataSettings, examples: int) -> int:
-    """The fewest examples of a client: as asked for, or PFLlib's rule."""
-    if settings.min_size is not None:
-        return settings.min_size
+    """The fewest examples of a client under dirichlet: as asked for, or PFLlib's rule."""
+    return pfllib_least(settings, examples) if settings.min_size is None else settings.min_size
+
+
+def pfllib_least(settings: DataSettings, examples: int) -> int:
     return int(min(PFLLIB_LEAST, examples / clients_of(settings) / 2))
 
 
@@ -186,8 +188,8 @@ def share_classes(
             if settings.balanced:
                 shares = np.array_split(examples, len(clients_of_label))
             else:
-                floor = least_size(settings, len(index)) // dataset.num_classes
-                shares = uneven_shares(examples, len(clients_of_label), floor, rng)
+                least = pfllib_least(settings, len(index)) if settings.protocol == "pfllib" else 0
+                shares = uneven_shares(examples, len(clients_of_label), least // dataset.num_classes, rng)
             for client, part in zip(clients_of_label, shares, strict=True):
                 parts[client].append(part)
     return [np.concatenate([*part, np.empty(0, dtype=np.int64)]).astype(np.int64) for part in parts]

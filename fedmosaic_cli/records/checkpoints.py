@@ -10,7 +10,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import FedMosaicError, RunStateError
-from fedmosaic_cli.files import new_directory, read_json, sha256, to_json, write, write_json
+from fedmosaic_cli.files import new_directory, read_json, sha256, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,14 +40,14 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(path)
     with new_directory(path) as temporary:
         for name, data in files.items():
-            write(temporary / name, data)
+            (temporary / name).write_bytes(data)
         manifest = {
             "schema": SCHEMA,
             "round": checkpoint.round,
             "logs": checkpoint.logs,
             "files": {name: {"size": len(data), "sha256": sha256(data)} for name, data in files.items()},
         }
-        write_json(temporary / MANIFEST, manifest)
+        (temporary / MANIFEST).write_bytes(to_json(manifest))
     for old in all_in(folder)[:-KEPT]:
         shutil.rmtree(old)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.plain_pickle import check_expansion
-from fedmosaic_cli.data.sources.source import Look, Source, Wanted
+from fedmosaic_cli.data.sources.source import MOST_CLASSES, Look, Source, Wanted
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 KNOWN = ("x", "y", "domain", "test", "client")
 CHANNELS = (1, 3)
-MOST_CLASSES = 65_536
 
 
 def find(data_dir: Path) -> Path | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.plain_pickle import read_pickled_member
-from fedmosaic_cli.data.sources.source import Look, Source, Wanted
+from fedmosaic_cli.data.sources.source import MOST_CLASSES, Look, Source, Wanted
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 PARTS = ("train", "test")
 # How far a stored float may lie from the byte that it came from.
 TOLERANCE = 0.05
-MOST_CLASSES = 65_536
 
 
 def find(data_dir: Path) -> Path | None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.download import Download
     from fedmosaic_cli.data.place import Place
 
+MOST_CLASSES = 65_536
+
 
 @dataclass(frozen=True)
 class Wanted:
