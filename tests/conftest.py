@@ -35,6 +35,15 @@ def fedmosaic(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
     )
 
 
+@pytest.fixture
+def with_batch_norm(monkeypatch):
+    """Toys play with a network that has batch statistics."""
+    from fedmosaic_cli.models.architectures import ARCHITECTURES
+    from tests.toys import Normalised
+
+    monkeypatch.setitem(ARCHITECTURES, "mlp", Normalised)
+
+
 @pytest.fixture(scope="session")
 def finished_runs(tmp_path_factory) -> Path:
     """The runs of a few methods, made once."""

@@ -392,9 +392,13 @@ def test_json_is_one_document(invoke):
     assert "torch" in json.loads(invoke("doctor", "--json").stdout)["versions"]
 
 
+OWN_RATES = {"perfedavg": "methods.perfedavg.beta", "pfedme": "methods.pfedme.inner_lr"}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_divergence_stops_the_run_and_names_the_client(invoke, tmp_path, method):
-    result = invoke("baseline", method, *SHORT, "--set", "train.optimizer=sgd", "--set", "train.lr=1e30")
+    rate = OWN_RATES.get(method, "train.lr")
+    result = invoke("baseline", method, *SHORT, "--set", "train.optimizer=sgd", "--set", f"{rate}=1e30")
     assert result.exit_code == 1
     line = result.stderr.splitlines()[-1]
     assert re.fullmatch(r"error: client \d+ diverged in round 1 .*lower the learning rate", line)

@@ -120,8 +120,7 @@ def flat(value):
 def test_traffic_is_as_foretold(name):
     method, toy = VARIANTS[name], dealt([5, 6, 7], public=10)
     federation = toy.federation(method)
-    model_bits = sum(8 * tensor.numel() * tensor.element_size() for tensor in federation.world.init.values())
-    foretold = method.traffic(model_bits, public_size=10, num_classes=3)
+    foretold = method.traffic(federation.world, public_size=10)
     with federation.workers:
         rounds = list(play(federation, 4))
     last = rounds[-1].rows[0]

@@ -12,9 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.data.partition import Partition, Shard
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import PseudoLabels
 from fedmosaic_cli.engine.rounds import personal_models, play
-from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
@@ -84,11 +85,11 @@ def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
 def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
     """A lambda that is part of the graph would add terms of its own."""
     federation = TOYS["even"].changed(optimizer="sgd", lr=1.0).federation(FedCT())
-    client, workspace = federation.standing.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.standing.clients[0].learner
     labels = torch.arange(len(client.public)) % 3
     draw = Draw([torch.arange(4)], [torch.arange(5)])
     trained = params.copy(client.init)
-    fit(workspace, trained, {}, client.private, client.public, draw, [PseudoLabels(labels, weight)])
+    fit(workspace, trained, {}, Lesson(client.private, client.public, draw, [PseudoLabels(labels, weight)]))
 
     start = params.copy(client.init)
     module = workspace.module(start)
@@ -128,7 +129,7 @@ def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
     [averaged] = models(FedAvg(), toy)[:1]
 
     federation = toy.federation(Centralized())
-    client, workspace = federation.standing.clients[0], federation.workspace
+    client, workspace = federation.standing.clients[0], federation.standing.clients[0].learner
     expected = params.copy(federation.world.init)
     for _ in range(3):
         module = workspace.module(expected)
@@ -198,7 +199,7 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
     low, high = (1e-6, 1 + 1e-6) if kind == "frequency" else (1e-6, math.log(3) + 1e-6)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
     for client in federation.standing.clients:
-        log_probs = client.predict_public(client.state["model"])
+        log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
         histogram = [int((client.private.labels == c).sum()) for c in range(3)]
         for example, row in enumerate(log_probs.tolist()):
             label = row.index(max(row))

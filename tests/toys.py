@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedmosaic_cli.config.run import RunConfig
 from fedmosaic_cli.data.dataset import Dataset
@@ -16,10 +17,27 @@ from fedmosaic_cli.engine.method import Method, Parameters
 from fedmosaic_cli.engine.rounds import Federation, personal_models, play
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.experiment.assemble import assemble
+from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.settings import ModelSettings
 
 CPU = torch.device("cpu")
 CLASSES = 3
+
+
+class Normalised(Classifier):
+    """A net with batch statistics; the layer that takes them is called `2`, not `bn`."""
+
+    def __init__(self, settings, input_shape, num_classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
+        super().__init__(body, 3, num_classes)
+
+
+class Linear(Classifier):
+    """No more than a matrix: with a squared loss the whole problem is a quadratic."""
+
+    def __init__(self, settings, input_shape, num_classes):
+        super().__init__(nn.Flatten(), 4, num_classes)
+        self.head = nn.Linear(4, num_classes, bias=False)
 
 
 class Toy:

@@ -28,6 +28,7 @@ from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import RunFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from fedmosaic_cli.cli.interrupt import StopRequest
@@ -49,15 +50,18 @@ class Planned:
         return f"{self.config.method.variant} seed {self.config.seed}, {self.config.data.clients} clients"
 
 
-def launch(methods: list[str], request: Request) -> None:
-    """Check everything that was asked for, then make the runs one after the other."""
+def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = ()) -> None:
+    """Check everything that was asked for, then make the runs one after the other.
+
+    Methods that were not named one by one (`if_they_fit`) are left out where these clients cannot play them.
+    """
     layers, setting, given = layers_of(methods, request)
     with data_place(request.data_dir, request.quiet or request.as_json) as place:
-        runs = plan(methods, request, layers, setting, given, place)
+        runs = fitting(plan(methods, request, layers, setting, given, place), if_they_fit)
         if not request.dry_run:
             for run in runs:
                 check_run(run.config, run.files, request.resume, place)
-        for warning in dict.fromkeys(filter(None, map(no_exchange, runs))):
+        for warning in dict.fromkeys(filter(None, map(caution, runs))):
             remark(f"warning: {warning}")
         if request.dry_run:
             configs, files = [run.config for run in runs], [run.files for run in runs]
@@ -80,6 +84,16 @@ def launch(methods: list[str], request: Request) -> None:
         show_results(runs, summaries, request)
 
 
+def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
+    """The runs that these clients can play; one that was asked for by name has to be among them."""
+    misfits = {run.config.method.name: reason for run in runs if (reason := run.config.misfit())}
+    for name, reason in misfits.items():
+        if name not in optional:
+            raise RequestError(reason)
+        remark(f"left out: {reason}")
+    return [run for run in runs if run.config.method.name not in misfits]
+
+
 def shards_by_seed(
     runs: list[Planned], given: Shards | None, request: Request, place: Place
 ) -> dict[int, Shards | Deal]:
@@ -94,12 +108,9 @@ def written(shards: Shards | Deal) -> Shards:
     return shards.written() if isinstance(shards, Deal) else shards
 
 
-def no_exchange(run: Planned) -> str:
-    """A word where a method would never get to collaborate."""
-    warmup, rounds = getattr(run.config.method, "warmup_rounds", 0), run.config.train.rounds
-    if warmup < rounds:
-        return ""
-    return f"{run.config.method.title} is Local here, its {warmup} warm-up rounds take all {rounds} rounds"
+def caution(run: Planned) -> str:
+    """A word where a method would be another one under its name."""
+    return run.config.method.caution(run.config.train.rounds, run.config.model.has_batch_norm)
 
 
 def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
@@ -110,7 +121,8 @@ def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]
     for run in runs:
         found = shards[run.config.partition_seed]
         manifest = (found.shards if isinstance(found, Deal) else found).manifest
-        check_network(run.config.model, manifest["image_shape"], len(manifest["class_names"]))
+        for model in {run.config.model_of(client) for client in range(len(manifest["clients"]))}:
+            check_network(model, manifest["image_shape"], len(manifest["class_names"]))
 
 
 def follow(

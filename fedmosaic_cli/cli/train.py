@@ -50,7 +50,8 @@ def baseline(
     if not methods:
         raise RequestError("no method is named (fedmosaic baseline): add one or 'all'; --list shows them")
     everything = [name for name in METHODS if name != "fedmosaic"]
-    launch(list(dict.fromkeys(name for word in methods for name in (everything if word == "all" else [word]))), request)
+    named = list(dict.fromkeys(name for word in methods for name in (everything if word == "all" else [word])))
+    launch(named, request, if_they_fit={name for name in named if name not in methods})
 
 
 def show_methods(as_json: bool) -> None:

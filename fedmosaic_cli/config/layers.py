@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.checks import check_keys, checked
+from fedmosaic_cli.config.clients import ClientSettings
 from fedmosaic_cli.config.yaml_files import parse
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.settings import TrainSettings
@@ -17,27 +18,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
+GROUPS = ("methods", "clients")
 ROUND_LENGTH = {"local_epochs", "local_steps"}
 T = TypeVar("T")
 
 
 @dataclass
 class Layers:
-    """`values` holds one mapping a section (`data`, `train`, `methods.fedct`, ...); `origins` who set `section.key`."""
+    """`values` has a mapping for each section (`data`, `methods.fedct`, `clients.0-4`), `origins` who set a key."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def add(self, origin: str, content: dict[str, Any]) -> None:
         """Lay `content` over what is there."""
-        check_keys(content, [*SECTIONS, "methods"], "")
+        check_keys(content, [*SECTIONS, *GROUPS], "")
         for section, values in content.items():
-            if section != "methods":
+            if section not in GROUPS:
                 self._put(origin, section, values)
                 continue
-            for method, hyperparameters in as_mapping(values, "methods", origin).items():
-                check_method(method, f"methods.{method}")
-                self._put(origin, f"methods.{method}", hyperparameters)
+            for name, inner in as_mapping(values, section, origin).items():
+                if section == "methods":
+                    check_method(name, f"methods.{name}")
+                self._put(origin, f"{section}.{name}", inner)
+
+    def named(self, group: str) -> list[str]:
+        """The sections of a group that anything is said about, e.g. the ranges of `clients`."""
+        return [section.partition(".")[2] for section in self.values if section.startswith(f"{group}.")]
 
     def add_all(self, layers: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Lay several layers over what is there, in order."""
@@ -60,7 +67,8 @@ class Layers:
         self.add("--set", content)
 
     def _put(self, origin: str, section: str, values: Any) -> None:
-        known = METHODS[section.split(".")[1]] if section.startswith("methods.") else SECTIONS[section]
+        group, _, name = section.partition(".")
+        known: object = METHODS[name] if group == "methods" else ClientSettings if name else SECTIONS[section]
         fields = field_names(known)
         check_keys(as_mapping(values, section, origin), fields, section)
         if section == "train" and len(values.keys() & ROUND_LENGTH) == 1:

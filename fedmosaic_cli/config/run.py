@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method
+from fedmosaic_cli.config.checks import checked
+from fedmosaic_cli.config.clients import ClientSettings, misfit, spread
+from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Method
+
+S = TypeVar("S", ModelSettings, TrainSettings)
 
 # What may differ between a run and its continuation: none of it changes what was played before.
 FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.checkpoint_every"}
@@ -37,6 +41,22 @@ class RunConfig:
     train: TrainSettings
     method: Method
     partition_seed: int
+    clients: dict[str, ClientSettings] = field(default_factory=dict)
+    models: dict[int, ModelSettings] = field(default_factory=dict)
+    """The models of clients that have one of their own."""
+    trainings: dict[int, TrainSettings] = field(default_factory=dict)
+    """The same of how they train."""
+
+    def model_of(self, client: int) -> ModelSettings:
+        """What a client learns with; where all data is pooled, there are no clients to differ."""
+        return self.model if self.method.pooled else self.models.get(client, self.model)
+
+    def train_of(self, client: int) -> TrainSettings:
+        return self.train if self.method.pooled else self.trainings.get(client, self.train)
+
+    def misfit(self) -> str:
+        """Why the method cannot be played by these clients; empty where it can."""
+        return misfit(self.method, {client: self.model_of(client) for client in range(self.data.clients or 1)})
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
@@ -48,6 +68,7 @@ class RunConfig:
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
+            "clients": {text: section.model_dump(mode="json") for text, section in self.clients.items()},
             "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
         }
 
@@ -57,18 +78,35 @@ def resolve_run(
 ) -> RunConfig:
     """The run of one method with one seed under `layers`."""
     check_method(method, "METHOD")
+    data = resolve(layers.section("data", DataSettings), place)
+    model, train = layers.section("model", ModelSettings), layers.section("train", TrainSettings)
+    clients = {text: layers.section(f"clients.{text}", ClientSettings) for text in layers.named("clients")}
+    own = spread(clients, data.clients or 1)
     config = RunConfig(
         setting=setting,
         seed=seed,
-        data=resolve(layers.section("data", DataSettings), place),
-        model=layers.section("model", ModelSettings),
-        train=layers.section("train", TrainSettings),
+        data=data,
+        model=model,
+        train=train,
         method=layers.section(f"methods.{method}", METHODS[method]),
         partition_seed=seed if partition_seed is None else partition_seed,
+        clients=clients,
+        models={client: changed(model, section.model, client) for client, section in own.items()},
+        trainings={client: changed(train, section.training(), client) for client, section in own.items()},
     )
+    if train.clients_per_round is not None and train.clients_per_round > (data.clients or 1):
+        raise RequestError(
+            f"train.clients_per_round is {train.clients_per_round} (configuration): there are {data.clients} clients"
+        )
     if config.method.needs_public and not config.data.public_size:
         raise RequestError(f"{config.method.title} needs a public set (data.public_size): partition with one")
     return config
+
+
+def changed(section: S, changes: dict[str, Any], client: int) -> S:
+    """A section as a client with `changes` has it."""
+    kind = type(section)
+    return checked(kind, {**section.model_dump(), **changes}, field_names(kind), f"clients, client {client}", {})
 
 
 def stored_run(path: Path, place: Place) -> RunConfig:
@@ -76,7 +114,7 @@ def stored_run(path: Path, place: Place) -> RunConfig:
     content = read(path)
     try:
         layers = Layers()
-        layers.add(str(path), {name: content[name] for name in (*SECTIONS, "methods")})
+        layers.add(str(path), {name: content[name] for name in (*SECTIONS, "clients", "methods")})
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(
@@ -92,6 +130,11 @@ def first_difference(old: RunConfig, new: RunConfig) -> str | None:
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key) and key not in FREE_TO_CHANGE:
             return f"{key} was {before.get(key)!r} and is now {after.get(key)!r}"
+    if new.train.rounds != old.train.rounds and new.method.plans_ahead:
+        return (
+            f"train.rounds was {old.train.rounds} and is now {new.train.rounds}, "
+            f"on which every round of {new.method.title} depends"
+        )
     if new.train.rounds < old.train.rounds:
         return f"train.rounds was {old.train.rounds} and is now {new.train.rounds}, which is fewer"
     return None

@@ -7,27 +7,42 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedmosaic_cli.engine import batches, evaluation, params
+from fedmosaic_cli.engine import batches, params, training
+from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import mean_cross_entropy
-from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Generator, Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.method import Parameters, State, Term
-    from fedmosaic_cli.engine.workspace import Workspace
+    from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.method import Leash, Parameters, State, Step, Term
+    from fedmosaic_cli.engine.settings import TrainSettings
 
 
 class SimulatedClient:
-    """Implements `engine.method.Client`. `merged` says how many clients' data it holds (1, unless pooled)."""
+    """Implements `engine.method.Client`.
+
+    `merged` says for how many clients' steps it stands in a round: 1, unless all data is pooled; `share` is the part of
+    its own epochs that it takes, so that a pooled client does no more than those who take part in a round.
+    """
 
     def __init__(
-        self, client_id: int, seed: int, private: Examples, public: Examples, workspace: Workspace, merged: int = 1
+        self,
+        client_id: int,
+        seed: int,
+        private: Examples,
+        public: Examples,
+        learner: Learner,
+        train: TrainSettings,
+        num_classes: int,
+        merged: int = 1,
+        share: float = 1.0,
     ) -> None:
         self.id = client_id
         self.round = 0
@@ -35,40 +50,38 @@ class SimulatedClient:
         self.notes: dict[str, float | None] = {}
         self.private = private
         self.public = public
-        self.merged = merged
+        self.learner = learner
         self._seed = seed
-        self._workspace = workspace
+        self._train = train
+        self._num_classes = num_classes
+        self._merged = merged
+        self._share = share
+        self._of_this_round: State = {}
 
     def begin_round(self, number: int) -> None:
         """Turn to a new page of the log."""
         self.round = number
         self.notes = {}
 
+    def end_turn(self) -> None:
+        """Forget what was only for this round."""
+        self._of_this_round.clear()
+
     @property
     def init(self) -> Parameters:
-        names: tuple[str | int, ...] = ("init",)
-        if self._workspace.train.init == "per-client":
-            names = ("init", self.id)
-        return self._workspace.initial_parameters(derive(self._seed, *names))
+        names: tuple[str | int, ...] = ("init", self.id) if self._train.init == "per-client" else ("init",)
+        return self.learner.initial_parameters(derive(self._seed, *names))
 
     @property
     def class_counts(self) -> Tensor:
-        return torch.bincount(self.private.targets.cpu(), minlength=self._workspace.num_classes)
+        return torch.bincount(self.private.targets.cpu(), minlength=self._num_classes)
 
-    def train(self, model: str, terms: Sequence[Term] = ()) -> None:
-        settings = self._workspace.train
-        # What is forgotten after the round is not kept until then either: it is twice the model, for every client.
-        forgets = settings.optimizer_state == "reset"
-        optimizer_state: State = {} if forgets else self.state.setdefault(f"{model}.optimizer", {})
-        private_loss, term_losses = fit(
-            self._workspace,
-            self.state[model],
-            optimizer_state,
-            self.private,
-            self.public,
-            self._draw(bool(terms)),
-            terms,
-        )
+    def train(
+        self, model: str, terms: Sequence[Term] = (), leash: Leash | None = None, private_weight: float = 1.0
+    ) -> None:
+        draw = self._draw(any(term.uses_public for term in terms))
+        lesson = Lesson(self.private, self.public, draw, terms, leash, private_weight)
+        private_loss, term_losses = self.learner.fit(self.state[model], self._memory(model), lesson)
         if not all(map(math.isfinite, (private_loss, *term_losses))) or not params.finite(self.state[model]):
             raise diverged(self.id, self.round)
         # A loss that the method measured itself is the one to log.
@@ -76,32 +89,71 @@ class SimulatedClient:
         for term, loss in zip(terms, term_losses, strict=True):
             self.notes.setdefault(term.log_as, loss)
 
+    def steps(self, *streams: str) -> Iterator[Step]:
+        draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
+        steps = training.OwnSteps(self._network, self.private, draws)
+        yield from steps
+        if not math.isfinite(steps.mean_loss()):
+            raise diverged(self.id, self.round)
+        self.notes.setdefault("loss_private", steps.mean_loss())
+
+    def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
+        training.descend(self._network, self.state[model], gradient, self._memory(model), lr)
+
+    def gradient(self, parameters: Parameters, stream: str) -> Parameters:
+        positions = self._private_batches(stream)[0]
+        if self._network.batch_norm and len(positions) == 1:
+            # Batch statistics of a single example do not exist, so neither does a gradient.
+            return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffers}
+        inputs, labels = self.private.inputs(positions), self.private.targets[positions]
+        return training.gradient_at(self._network, parameters, inputs, labels, keep_statistics=False)[1]
+
+    def statistics(self, parameters: Parameters) -> Parameters:
+        return self._network.statistics(parameters, self.private)
+
     def private_loss(self, parameters: Parameters) -> float:
-        log_probs = evaluation.log_probabilities(self._workspace, parameters, self.private)
-        return mean_cross_entropy(log_probs, self.private.targets)
+        _, logits = self.predict_private(parameters)
+        return mean_cross_entropy(logits.log_softmax(dim=1), self.private.targets)
+
+    def predict_private(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        return self.learner.predict(parameters, self.private)
 
     def predict_public(self, parameters: Parameters) -> Tensor:
         # What a client says of the public set leaves the device anyway, and needs float64, which not every GPU has.
-        return evaluation.log_probabilities(self._workspace, parameters, self.public).cpu()
+        return self.learner.predict(parameters, self.public)[1].cpu()
 
     def note(self, **values: float | None) -> None:
         self.notes.update(values)
 
+    @property
+    def _network(self) -> Workspace:
+        if not isinstance(self.learner, Workspace):
+            raise FedMosaicError(f"client {self.id} has no network (model.name): this method needs one")
+        return self.learner
+
+    def _memory(self, model: str) -> State:
+        """What the optimizer of a model remembers. What is forgotten after the round is not kept longer than a turn:
+        it is twice the model, for every client."""
+        home = self._of_this_round if self._train.optimizer_state == "reset" else self.state
+        memory: State = home.setdefault(f"{model}.optimizer", {})
+        return memory
+
     def _draw(self, with_public: bool) -> Draw:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
-        settings, device = self._workspace.train, self._workspace.device
-        if settings.local_steps is None:
-            private = batches.epochs(
-                len(self.private), settings.batch_size, settings.local_epochs, self._stream("private")
-            )
-        else:
-            private = batches.steps(
-                len(self.private), settings.batch_size, settings.local_steps * self.merged, self._stream("private")
-            )
-        public: list[Tensor] = []
+        private, public = self._private_batches("private"), []
         if with_public:
-            public = batches.steps(len(self.public), settings.batch_size, len(private), self._stream("public"))
-        return Draw(batches.on_device(private, device), batches.on_device(public, device))
+            drawn = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
+            public = batches.on_device(drawn, self.private.index.device)
+        return Draw(private, public)
+
+    def _private_batches(self, stream: str) -> list[Tensor]:
+        train, generator = self._train, self._stream(stream)
+        if train.local_steps is None:
+            drawn = batches.epochs(len(self.private), train.batch_size, train.local_epochs, generator)
+            drawn = drawn[: math.ceil(self._share * len(drawn))]
+        else:
+            drawn = batches.steps(len(self.private), train.batch_size, train.local_steps * self._merged, generator)
+        return batches.on_device(drawn, self.private.index.device)
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))
@@ -109,4 +161,6 @@ class SimulatedClient:
 
 def diverged(client: int, number: int) -> FedMosaicError:
     """The end of a run that would go on with noise."""
-    return FedMosaicError(f"client {client} diverged in round {number} (train.lr): lower the learning rate")
+    return FedMosaicError(
+        f"client {client} diverged in round {number} (train.lr or the method's own): lower the learning rate"
+    )

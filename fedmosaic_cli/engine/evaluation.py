@@ -1,4 +1,4 @@
-"""The one evaluator: predictions and scores of any model on any examples, leaving no trace in either."""
+"""The one evaluator: scores of any model on any examples, leaving no trace in either."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-import torch
-
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
-    from fedmosaic_cli.engine.workspace import Workspace
-
-BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -29,20 +23,12 @@ class Score:
     count: int
 
 
-def log_probabilities(workspace: Workspace, parameters: Parameters, examples: Examples) -> Tensor:
-    """[examples, classes], in evaluation mode."""
-    module = workspace.module(parameters).eval()
-    batches = (examples.inputs(slice(start, start + BATCH)) for start in range(0, len(examples), BATCH))
-    with torch.inference_mode():
-        outputs = [module(batch).log_softmax(dim=1) for batch in batches]
-    return torch.cat(outputs) if outputs else torch.empty(0, workspace.num_classes, dtype=workspace.dtype)
-
-
-def score(workspace: Workspace, parameters: Parameters, examples: Examples) -> Score:
+def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
-    log_probs, labels = log_probabilities(workspace, parameters, examples), examples.targets
-    correct = (log_probs.argmax(dim=1) == labels).sum()
-    return Score(correct.item() / len(examples), mean_cross_entropy(log_probs, labels), len(examples))
+    _, logits = learner.predict(parameters, examples)
+    labels = examples.targets
+    correct = (logits.argmax(dim=1) == labels).sum()
+    return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 
 
 def averages(accuracies: list[float], sizes: list[int]) -> dict[str, float]:

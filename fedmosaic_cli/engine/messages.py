@@ -65,11 +65,26 @@ class Weights:
         seen: Parameters = {}
         bits = 0
         for name, tensor in self.values.items():
-            array = tensor.detach().cpu().numpy()
-            data = array.tobytes()
-            seen[name] = like(tensor, np.frombuffer(bytearray(data), array.dtype).reshape(array.shape))
-            bits += 8 * len(data)
+            seen[name], tensor_bits = carried(tensor)
+            bits += tensor_bits
         return seen, bits
+
+
+@dataclass(frozen=True)
+class Logits:
+    """A model's outputs on the public set as they are: 32 bits per example and class in single precision."""
+
+    values: Tensor
+
+    def travel(self) -> tuple[Tensor, int]:
+        return carried(self.values)
+
+
+def carried(tensor: Tensor) -> tuple[Tensor, int]:
+    """A tensor written out and read back, and the bits between."""
+    array = tensor.detach().cpu().numpy()
+    data = array.tobytes()
+    return like(tensor, np.frombuffer(bytearray(data), array.dtype).reshape(array.shape)), 8 * len(data)
 
 
 def like(sent: Tensor, array: NDArray[Any]) -> Tensor:

@@ -18,12 +18,13 @@ from fedmosaic_cli.engine import params
 from fedmosaic_cli.settings import STRICT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor
 
     from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.settings import Aggregation, Statistics
 
 Parameters = dict[str, Any]
 """A model: its tensors by name, buffers included. The architecture is the client's business."""
@@ -36,6 +37,7 @@ Received = dict[str, Any]
 
 T = TypeVar("T")
 Family = Literal["baseline", "FL", "PFL", "co-training"]
+Learners = Literal["one network", "any network", "anything"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,24 @@ class World:
     """Where models that are averaged start."""
     sizes: Mapping[int, int]
     """How many training examples each client declared when it joined."""
+    rounds: int
+    """How many rounds are planned."""
+    number_bits: int = 32
+    """The size of a number that travels as it is."""
+    participation: float = 1.0
+    """The share of clients that take part in a round."""
+    aggregation: Aggregation = "samples"
+    """What a client counts in a mean of models: its examples, or one."""
+    bn_buffers: Statistics = "average"
+    """What becomes of running means and variances where models are averaged."""
+    buffers: frozenset[str] = frozenset()
+    """Which entries of `init` are no parameters but running statistics."""
+    batch_norm: frozenset[str] = frozenset()
+    """Which entries of `init` belong to batch normalisation, its parameters and its statistics."""
+
+    def weights(self, clients: Iterable[int]) -> list[float]:
+        """What these clients count in a mean."""
+        return [self.sizes[client] if self.aggregation == "samples" else 1 for client in clients]
 
 
 @dataclass(frozen=True)
@@ -60,6 +80,9 @@ class Traffic:
 class Term(Protocol):
     """A term that a method adds to a client's private cross-entropy."""
 
+    uses_public: ClassVar[bool]
+    """Whether its steps draw a public batch as well."""
+
     @property
     def weight(self) -> float: ...
 
@@ -70,17 +93,45 @@ class Term(Protocol):
     def on(self, device: torch.device) -> Term:
         """The term with its tensors where the model is; asked for once a round."""
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, outputs: Outputs) -> Tensor:
         """The unweighted value on this step's batches, with its gradient."""
 
 
-class Step(Protocol):
-    """What a term may look at in one training step."""
+class Outputs(Protocol):
+    """What a term may look at: the model on this step's batches."""
 
+    private_index: Tensor
+    """Which of the client's training examples the step drew."""
+    private_features: Tensor
+    """What the model's body makes of them."""
+    private_logits: Tensor
     public_index: Tensor
-    """Which public examples the step drew."""
+    """Which public examples the step drew; like the next, only where a term uses them."""
     public_logits: Tensor
-    """The model's outputs on them."""
+
+
+@dataclass(frozen=True)
+class Leash:
+    """A pull towards `anchor`: the gradient of strength/2 ||w - anchor||^2 is added to every step's.
+
+    As a gradient it suits any optimizer, and the squared distance cannot be mistaken for the distance.
+    """
+
+    anchor: Parameters
+    strength: float
+
+
+class Step(Protocol):
+    """One step of a pass that a method walks by itself."""
+
+    number: int
+    """The first is 1."""
+
+    def gradient(self, parameters: Parameters, stream: str = "private", keep_statistics: bool = True) -> Parameters:
+        """The gradient of the mean cross-entropy at `parameters`, on this step's batch from `stream`.
+
+        The batch's statistics enter the running ones of `parameters`, unless they are not to be kept.
+        """
 
 
 class Client(Protocol):
@@ -99,14 +150,37 @@ class Client(Protocol):
     def class_counts(self) -> Tensor:
         """The histogram of its training labels, on the CPU."""
 
-    def train(self, model: str, terms: Sequence[Term] = ()) -> None:
-        """One round of local training of the parameters `state[model]`, in place; notes the mean losses."""
+    def train(
+        self, model: str, terms: Sequence[Term] = (), leash: Leash | None = None, private_weight: float = 1.0
+    ) -> None:
+        """One round of local training of the parameters `state[model]`, in place; notes the mean losses.
+
+        The loss is `private_weight` times the private cross-entropy, plus the terms.
+        """
+
+    def steps(self, *streams: str) -> Iterator[Step]:
+        """The steps of a round, for methods with a step rule of their own. Notes the mean loss.
+
+        Each holds the batch that `train` would take ("private") and an independent one for every other stream named.
+        """
+
+    def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
+        """One step of the run's optimizer on `state[model]`, in place, with another learning rate if given."""
+
+    def gradient(self, parameters: Parameters, stream: str) -> Parameters:
+        """The gradient of the mean cross-entropy on one training batch drawn from `stream`. Nothing is changed."""
+
+    def statistics(self, parameters: Parameters) -> Parameters:
+        """Running statistics for `parameters`, from one pass over the client's training data. Nothing is changed."""
 
     def private_loss(self, parameters: Parameters) -> float:
         """The mean cross-entropy on all of its training data, in evaluation mode."""
 
+    def predict_private(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Features and logits on all of its training data, in evaluation mode."""
+
     def predict_public(self, parameters: Parameters) -> Tensor:
-        """Log-probabilities [examples, classes] on the public set, in evaluation mode, on the CPU."""
+        """Logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
 
     def note(self, **values: float | None) -> None:
         """Values for this round's line in the log."""
@@ -134,8 +208,12 @@ class Method(ABC):
     """Whether it trains on everybody's data in one place."""
     needs_public: ClassVar[bool] = False
     """Whether it cannot do without a public set."""
+    learners: ClassVar[Learners] = "one network"
+    """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
+    plans_ahead: ClassVar[bool] = False
+    """Whether what happens in a round depends on how many there will be."""
 
-    def enter(self, client: Client) -> None:
+    def enter(self, client: Client, world: World) -> None:
         """Prepare `client.state` before the first round."""
         client.state["model"] = params.copy(client.init)
 
@@ -160,9 +238,17 @@ class Method(ABC):
         model: Parameters = client.state["model"]
         return model
 
-    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
-        """What a round of exchange costs a client, foretold from the sizes of a model and of the public set."""
+    def shared(self, server: State, client: Client) -> Parameters | None:
+        """The global model as this client would use it; None where a method has none. Nothing is changed."""
+        return None
+
+    def traffic(self, world: World, public_size: int) -> Traffic:
+        """What a round of exchange costs a client, foretold."""
         return Traffic()
+
+    def caution(self, rounds: int, batch_norm: bool) -> str:
+        """A word where, with so many rounds and such a network, the method would be another one."""
+        return ""
 
     @property
     def variant(self) -> str:

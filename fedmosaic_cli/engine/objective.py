@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Step
+    from fedmosaic_cli.engine.method import Outputs
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,92 @@ class PseudoLabels:
     labels: Tensor
     weight: float
     log_as: str = "loss_public"
+    uses_public: ClassVar[bool] = True
 
     def on(self, device: torch.device) -> PseudoLabels:
         return replace(self, labels=self.labels.to(device))
 
-    def loss(self, step: Step) -> Tensor:
+    def loss(self, outputs: Outputs) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(step.public_logits, self.labels[step.public_index])
+        return cross_entropy(outputs.public_logits, self.labels[outputs.public_index])
+
+
+@dataclass(frozen=True)
+class TargetLogits:
+    """`weight` times the mean squared distance between a model's logits on a public batch and given ones."""
+
+    targets: Tensor
+    weight: float
+    log_as: str = "loss_public"
+    uses_public: ClassVar[bool] = True
+
+    def on(self, device: torch.device) -> TargetLogits:
+        return replace(self, targets=self.targets.to(device))
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        from torch.nn.functional import mse_loss
+
+        return mse_loss(outputs.public_logits, self.targets[outputs.public_index])
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """`weight` times the cross-entropy between a teacher's softened predictions on a private batch and the model's own.
+
+    Only the teacher is softened, and no factor T^2 makes up for it.
+    """
+
+    teacher_logits: Tensor
+    temperature: float
+    weight: float
+    log_as: str = "loss_transfer"
+    uses_public: ClassVar[bool] = False
+
+    def on(self, device: torch.device) -> Distillation:
+        return replace(self, teacher_logits=self.teacher_logits.to(device))
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        softened = (self.teacher_logits[outputs.private_index] / self.temperature).softmax(dim=1)
+        return cross_entropy(outputs.private_logits, softened)
+
+
+@dataclass(frozen=True)
+class FeatureMatching:
+    """`weight` times the maximum mean discrepancy between a teacher's features on a private batch and the model's."""
+
+    teacher_features: Tensor
+    weight: float
+    log_as: str = "loss_transfer"
+    uses_public: ClassVar[bool] = False
+
+    def on(self, device: torch.device) -> FeatureMatching:
+        return replace(self, teacher_features=self.teacher_features.to(device))
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        return discrepancy(outputs.private_features, self.teacher_features[outputs.private_index])
+
+
+def discrepancy(first: Tensor, second: Tensor, kernels: int = 5, factor: float = 2.0) -> Tensor:
+    """The squared maximum mean discrepancy between two sets of points [points, features].
+
+    The kernel is a sum of Gaussians whose widths lie a `factor` apart around the mean squared distance of all points;
+    the width carries no gradient. At least 0, and 0 for equal sets.
+    """
+    import torch
+
+    points = torch.cat([first, second])
+    squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+    count = len(points)
+    width = squares.detach().sum() / max(count * (count - 1), 1)
+    scales = [width * factor ** (number - kernels // 2) for number in range(kernels)]
+    tiny = torch.finfo(points.dtype).tiny
+    similarity = torch.stack([(-squares / scale.clamp_min(tiny)).exp() for scale in scales]).sum(dim=0)
+    split = len(first)
+    within = similarity[:split, :split].mean() + similarity[split:, split:].mean()
+    return within - similarity[:split, split:].mean() - similarity[split:, :split].mean()
 
 
 def mean_cross_entropy(log_probs: Tensor, labels: Tensor) -> float:

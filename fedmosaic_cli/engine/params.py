@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    from torch import Tensor
 
     from fedmosaic_cli.engine.method import Parameters
 
@@ -38,3 +40,40 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
             total.add_(model[name], alpha=share)
         mean[name] = total
     return mean
+
+
+def mixed(first: Parameters, second: Parameters, share: float, names: Collection[str] | None = None) -> Parameters:
+    """share * first + (1 - share) * second in the entries `names`, or in all.
+
+    The others are the first model's own, and so, copied, are integer buffers.
+    """
+
+    def blend(name: str, tensor: Tensor) -> Tensor:
+        if names is not None and name not in names:
+            return tensor
+        return (tensor * share).add_(second[name], alpha=1 - share) if tensor.is_floating_point() else tensor.clone()
+
+    return {name: blend(name, tensor) for name, tensor in first.items()}
+
+
+def moved(parameters: Parameters, direction: Parameters, distance: float) -> Parameters:
+    """A model that lies `distance` times `direction` away. What has no direction is shared, not copied."""
+    return {
+        name: tensor.add(direction[name], alpha=distance) if name in direction else tensor
+        for name, tensor in parameters.items()
+    }
+
+
+def only(parameters: Parameters, names: Collection[str]) -> Parameters:
+    """These entries of a model."""
+    return {name: tensor for name, tensor in parameters.items() if name in names}
+
+
+def without(parameters: Parameters, names: Collection[str]) -> Parameters:
+    """A model but for these entries."""
+    return {name: tensor for name, tensor in parameters.items() if name not in names}
+
+
+def dot(first: Parameters, second: Parameters) -> float:
+    """The inner product over the entries of `second`."""
+    return float(sum((first[name] * tensor).sum() for name, tensor in second.items()))

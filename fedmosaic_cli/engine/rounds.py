@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.client import diverged
 from fedmosaic_cli.engine.evaluation import Score, score
 from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.method import Method, Parameters, Received, State, World
     from fedmosaic_cli.engine.workers import Workers
-    from fedmosaic_cli.engine.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,16 @@ class Federation:
     method: Method
     world: World
     exams: list[Exam]
-    workspace: Workspace
     workers: Workers
     standing: Standing
+    seed: int
+    clients_per_round: int
 
 
 def begin(method: Method, clients: list[SimulatedClient], world: World) -> Standing:
     """The state of a run before its first round."""
     for client in clients:
-        method.enter(client)
+        method.enter(client, world)
     return Standing(clients, method.open(world))
 
 
@@ -84,19 +87,32 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
     method, world, standing = federation.method, federation.world, federation.standing
 
     def take_part(client: SimulatedClient) -> Turn:
-        client.begin_round(standing.finished + 1)
         received, bits_down = channel.send(method.broadcast(standing.server, client.id, world))
         upload, bits_up = channel.send(method.local_round(client, received, world))
+        client.end_turn()
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
         return Turn(client, upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down))
 
     while standing.finished < rounds:
-        turns = federation.workers.map(take_part, standing.clients)
+        for client in standing.clients:
+            client.begin_round(standing.finished + 1)
+        turns = federation.workers.map(take_part, participants(federation))
         uploads = {turn.client.id: turn.upload for turn in turns if turn.upload}
         if uploads:
             standing.server = method.aggregate(standing.server, uploads, world)
         standing.finished += 1
         yield Round(standing.finished, examine(federation, turns))
+
+
+def participants(federation: Federation) -> list[SimulatedClient]:
+    """Who takes part in the round that comes: everybody, or so many, drawn anew in each."""
+    clients, wanted = federation.standing.clients, federation.clients_per_round
+    if wanted >= len(clients):
+        return clients
+    stream = torch.Generator().manual_seed(derive(federation.seed, "participants", federation.standing.finished + 1))
+    ids = sorted(client.id for client in clients)
+    drawn = {ids[position] for position in torch.randperm(len(ids), generator=stream)[:wanted].tolist()}
+    return [client for client in clients if client.id in drawn]
 
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
@@ -107,33 +123,40 @@ def personal_models(federation: Federation) -> dict[int, Parameters]:
 
 def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
     """Let everybody sit the exam, and lay the marks beside what happened in the round."""
-    models = personal_models(federation)
-    turn_of = {turn.client.id: turn for turn in turns}
+    method, server = federation.method, federation.standing.server
+    client_of = {client.id: client for client in federation.standing.clients}
+    traffic_of = {turn.client.id: turn.traffic for turn in turns}
 
-    def sit(exam: Exam) -> list[Score]:
-        papers = [exam.test] if exam.validation is None else [exam.test, exam.validation]
-        return [score(federation.workspace, models[exam.owner], paper) for paper in papers]
+    def sit(exam: Exam) -> dict[str, Any]:
+        client = client_of[exam.owner]
+        personal, shared = method.personal(server, client), method.shared(server, client)
+        mark = score(client.learner, personal, exam.test)
+        extra = {}
+        if shared is not None:
+            same = all(shared[name] is tensor for name, tensor in personal.items())
+            extra["global_accuracy"] = (mark if same else score(client.learner, shared, exam.test)).accuracy
+        if exam.validation is not None:
+            extra["val_accuracy"] = score(client.learner, personal, exam.validation).accuracy
+        return row(exam, client, mark, traffic_of.get(client.id, Traffic()), extra)
 
-    marks = federation.workers.map(sit, federation.exams)
-    return [row(exam, *both, turn=turn_of[exam.owner]) for exam, both in zip(federation.exams, marks, strict=True)]
+    return federation.workers.map(sit, federation.exams)
 
 
-def row(exam: Exam, mark: Score, validation: Score | None = None, *, turn: Turn) -> dict[str, Any]:
+def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extra: dict[str, float]) -> dict[str, Any]:
     """A client's line in the log of a round."""
-    notes = dict(turn.client.notes)
-    if validation is not None:
-        notes["val_accuracy"] = validation.accuracy
     if not math.isfinite(mark.loss):
-        raise diverged(exam.owner, turn.client.round)
+        raise diverged(exam.owner, client.round)
+    notes = dict(client.notes)
     return {
-        "round": turn.client.round,
+        "round": client.round,
         "client": exam.client,
         "lambda": notes.pop("trust", None),
         "loss_private": notes.pop("loss_private", None),
         "loss_public": notes.pop("loss_public", None),
         "accuracy": mark.accuracy,
         "test_loss": mark.loss,
-        "bits_up": turn.traffic.up,
-        "bits_down": turn.traffic.down,
+        "bits_up": traffic.up,
+        "bits_down": traffic.down,
         **notes,
+        **extra,
     }

@@ -9,23 +9,31 @@ from pydantic import Field, model_validator
 from fedmosaic_cli.settings import Section
 
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+Aggregation = Literal["samples", "uniform"]
+Statistics = Literal["average", "local", "drop"]
 
 
 class TrainSettings(Section):
     """The same for every method, so that a table compares methods and nothing else.
 
     A round is `local_epochs` passes over a client's data or, where given, `local_steps` steps (the paper's b).
+    `clients_per_round` of the clients take part in a round, drawn anew each time; None is all of them. `aggregation`
+    says what a client counts where models are averaged, `bn_buffers` what becomes of batch normalisation's running
+    statistics there: averaged with the rest, kept by each client, or forgotten after every round.
     """
 
     rounds: Positive = 100
     local_epochs: Positive = 1
     local_steps: Positive | None = None
+    clients_per_round: Positive | None = None
     batch_size: Positive = 32
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, Field(gt=0)] = 0.001
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     optimizer_state: Literal["keep", "reset"] = "keep"
     init: Literal["per-client", "common"] = "per-client"
+    aggregation: Aggregation = "samples"
+    bn_buffers: Statistics = "average"
     checkpoint_every: Positive = 10
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
 

@@ -7,92 +7,171 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.method import Parameters, State, Term
+    from fedmosaic_cli.engine.learner import Lesson
+    from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.engine.workspace import Workspace
+    from fedmosaic_cli.models.classifier import Classifier
 
 
 @dataclass
-class TrainingStep:
-    """What terms may look at; see `engine.method.Step`."""
+class BatchOutputs:
+    """What terms may look at; see `engine.method.Outputs`."""
 
+    private_index: Tensor
+    private_features: Tensor
+    private_logits: Tensor
     public_index: Tensor
     public_logits: Tensor
 
 
-@dataclass(frozen=True)
-class Draw:
-    """The batches of a round: positions in the private and in the public set, step by step."""
+def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
+    """Train `parameters` in place, carrying the optimizer's `memory` on.
 
-    private: list[Tensor]
-    public: list[Tensor]
-
-
-def fit(
-    workspace: Workspace,
-    parameters: Parameters,
-    optimizer_state: State,
-    private: Examples,
-    public: Examples,
-    draw: Draw,
-    terms: Sequence[Term],
-) -> tuple[float, list[float]]:
-    """Train `parameters` in place, carrying `optimizer_state` on. The mean private loss and the mean of each term."""
+    The mean private loss and that of each term.
+    """
     module = workspace.module(parameters).train()
     optimizer = workspace.optimizer()
-    load_state(optimizer, module, optimizer_state)
-    joined = not any(isinstance(layer, _BatchNorm) for layer in module.modules())
-    terms = [term.on(workspace.device) for term in terms]
+    load_memory(optimizer, module, memory)
+    trained = dict(module.named_parameters())
+    leash = lesson.leash
+    anchors = [leash.anchor[name] for name in trained] if leash else []
+    terms = [term.on(workspace.device) for term in lesson.terms]
+    with_public = any(term.uses_public for term in terms)
     private_total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
     term_totals = [private_total.clone() for _ in terms]
     seen = 0
-    for number, positions in enumerate(draw.private):
-        if not joined and min(len(batch) for batch in (positions, *draw.public[number : number + 1])) == 1:
+    for number, positions in enumerate(lesson.draw.private):
+        others = lesson.draw.public[number] if with_public else positions[:0]
+        if workspace.batch_norm and 1 in (len(positions), len(others)):
             continue  # batch statistics of a single example do not exist
-        inputs, labels = private.inputs(positions), private.targets[positions]
+        labels = lesson.private.targets[positions]
         optimizer.zero_grad(set_to_none=True)
-        if terms:
-            logits, step = forward_both(module, inputs, public, draw.public[number], joined)
-        else:
-            logits = module(inputs)
-        loss = cross_entropy(logits, labels)
+        outputs = look(workspace, module, lesson, positions, others)
+        loss = cross_entropy(outputs.private_logits, labels)
         private_total += loss.detach() * len(labels)
+        loss = lesson.private_weight * loss
         for position, term in enumerate(terms):
-            value = term.loss(step)
+            value = term.loss(outputs)
             term_totals[position] += value.detach() * len(labels)
             loss = loss + term.weight * value
         loss.backward()
+        if leash:
+            with torch.no_grad():
+                drift = torch._foreach_sub(list(trained.values()), anchors)
+                torch._foreach_add_(
+                    [p.grad for p in trained.values() if p.grad is not None], drift, alpha=leash.strength
+                )
         optimizer.step()
         seen += len(labels)
-    optimizer_state.clear()
-    optimizer_state.update(read_state(optimizer, module))
+    save_memory(optimizer, module, memory)
     return (private_total / max(seen, 1)).item(), [(total / max(seen, 1)).item() for total in term_totals]
 
 
-def forward_both(
-    module: nn.Module, inputs: Tensor, public: Examples, positions: Tensor, joined: bool
-) -> tuple[Tensor, TrainingStep]:
+def look(workspace: Workspace, module: Classifier, lesson: Lesson, positions: Tensor, others: Tensor) -> BatchOutputs:
     """The outputs on a private and on a public batch: in one pass, unless batch statistics would mix the two."""
-    others = public.inputs(positions)
-    if joined:
-        private_logits, public_logits = module(torch.cat([inputs, others])).split([len(inputs), len(others)])
+    inputs = lesson.private.inputs(positions)
+    if not len(others):
+        features = module.features(inputs)
+        logits = module.head(features)
+        return BatchOutputs(positions, features, logits, others, logits[:0])
+    if workspace.batch_norm:
+        features = module.features(inputs)
+        private_logits, public_logits = module.head(features), module(lesson.public.inputs(others))
     else:
-        private_logits, public_logits = module(inputs), module(others)
-    return private_logits, TrainingStep(positions, public_logits)
+        sizes = [len(positions), len(others)]
+        features = module.features(torch.cat([inputs, lesson.public.inputs(others)]))
+        private_logits, public_logits = module.head(features).split(sizes)
+        features = features[: len(positions)]
+    return BatchOutputs(positions, features, private_logits, others, public_logits)
 
 
-def load_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: State) -> None:
+class OwnStep:
+    """A step that a method takes by itself; see `engine.method.Step`."""
+
+    def __init__(self, owner: OwnSteps, number: int) -> None:
+        self.number = number
+        self._owner = owner
+        self._batches: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def gradient(self, parameters: Parameters, stream: str = "private", keep_statistics: bool = True) -> Parameters:
+        if stream not in self._batches:
+            self._batches[stream] = self._owner.batch(stream, self.number - 1)
+        inputs, labels = self._batches[stream]
+        loss, gradient = gradient_at(self._owner.workspace, parameters, inputs, labels, keep_statistics)
+        self._owner.note(loss, len(labels))
+        return gradient
+
+
+class OwnSteps:
+    """The steps of a round as a method with its own step rule walks them."""
+
+    def __init__(self, workspace: Workspace, private: Examples, draws: dict[str, list[Tensor]]) -> None:
+        self.workspace = workspace
+        self._private = private
+        self._draws = draws
+        self._total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
+        self._seen = 0
+
+    def __iter__(self) -> Iterator[OwnStep]:
+        for number, drawn in enumerate(zip(*self._draws.values(), strict=True), start=1):
+            if not (self.workspace.batch_norm and any(len(positions) == 1 for positions in drawn)):
+                yield OwnStep(self, number)
+
+    def batch(self, stream: str, number: int) -> tuple[Tensor, Tensor]:
+        positions = self._draws[stream][number]
+        return self._private.inputs(positions), self._private.targets[positions]
+
+    def note(self, loss: Tensor, count: int) -> None:
+        self._total += loss * count
+        self._seen += count
+
+    def mean_loss(self) -> float:
+        """Over all batches that a gradient was taken on."""
+        return (self._total / max(self._seen, 1)).item()
+
+
+def gradient_at(
+    workspace: Workspace, parameters: Parameters, inputs: Tensor, labels: Tensor, keep_statistics: bool
+) -> tuple[Tensor, Parameters]:
+    """The mean cross-entropy on a batch and its gradient."""
+    if not keep_statistics:
+        parameters = {n: tensor.clone() if n in workspace.buffers else tensor for n, tensor in parameters.items()}
+    module = workspace.module(parameters).train()
+    module.zero_grad(set_to_none=True)
+    loss = cross_entropy(module(inputs), labels)
+    loss.backward()
+    gradient = {name: parameter.grad for name, parameter in module.named_parameters()}
+    module.zero_grad(set_to_none=True)
+    return loss.detach(), gradient
+
+
+def descend(
+    workspace: Workspace, parameters: Parameters, gradient: Parameters, memory: State, lr: float | None
+) -> None:
+    """One step of the optimizer, in place."""
+    module = workspace.module(parameters)
+    optimizer = workspace.optimizer(lr)
+    load_memory(optimizer, module, memory)
     for name, parameter in module.named_parameters():
-        if name in state:
-            optimizer.state[parameter] = dict(state[name])
+        parameter.grad = gradient[name]
+    optimizer.step()
+    save_memory(optimizer, module, memory)
+    module.zero_grad(set_to_none=True)
 
 
-def read_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
-    return {name: dict(optimizer.state[p]) for name, p in module.named_parameters() if p in optimizer.state}
+def load_memory(optimizer: torch.optim.Optimizer, module: Classifier, memory: State) -> None:
+    for name, parameter in module.named_parameters():
+        if name in memory:
+            optimizer.state[parameter] = dict(memory[name])
+
+
+def save_memory(optimizer: torch.optim.Optimizer, module: Classifier, memory: State) -> None:
+    memory.clear()
+    memory.update({n: dict(optimizer.state[p]) for n, p in module.named_parameters() if p in optimizer.state})

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.estimators import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.engine.rounds import Exam, Federation, begin
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
+    from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
 
 
@@ -41,6 +44,8 @@ def find_device(name: str) -> torch.device:
 
 def check_network(model: ModelSettings, image_shape: Sequence[int], num_classes: int) -> None:
     """Refuse a network that does not fit images of [height, width, channels]; nothing is allocated."""
+    if not model.is_network:
+        return
     height, width, channels = image_shape
     with torch.device("meta"):
         build(model, (channels, height, width), num_classes)
@@ -74,27 +79,68 @@ class Table:
         return torch.tensor(array, device=self.images.device)
 
 
+class Classroom:
+    """What learns behind each client. Clients with the same network and optimizer share it."""
+
+    def __init__(self, config: RunConfig, table: Table, public: Examples) -> None:
+        self.public = public
+        self._config = config
+        self._table = table
+        self._shared: dict[tuple[ModelSettings, TrainSettings], Workspace] = {}
+
+    def learner(self, client: int, private: Examples) -> Learner:
+        model, train = self._config.model_of(client), self._config.train_of(client)
+        dataset, images = self._table.dataset, self._table.images
+        if not model.is_network:
+            return EstimatorLearner(model, private, self.public, dataset.num_classes)
+        if (model, train) not in self._shared:
+            self._shared[model, train] = Workspace(
+                model, train, dataset.input_shape, dataset.num_classes, images.device, self._table.dtype
+            )
+        return self._shared[model, train]
+
+
 def assemble(
     config: RunConfig, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Federation:
     """The federation at its start. Close its workers when done."""
     table = Table(dataset, device, dtype)
-    workspace = Workspace(config.model, config.train, dataset.input_shape, dataset.num_classes, device, dtype)
-    public = table.unlabelled(partition.public)
-    pooled = config.method.pooled
+    classroom = Classroom(config, table, table.unlabelled(partition.public))
+    pooled, everybody = config.method.pooled, len(partition.shards)
+    in_a_round = min(config.train.clients_per_round or everybody, everybody)
     holdings = [pool(table, partition)] if pooled else [table.examples(s, "train") for s in partition.shards]
     clients = [
-        SimulatedClient(number, config.seed, private, public, workspace, merged=len(partition.shards) if pooled else 1)
+        SimulatedClient(
+            number,
+            config.seed,
+            private,
+            classroom.public,
+            classroom.learner(number, private),
+            config.train_of(number),
+            dataset.num_classes,
+            # Who holds everybody's data takes as many steps as all who take part in a round.
+            merged=in_a_round if pooled else 1,
+            share=in_a_round / everybody if pooled else 1.0,
+        )
         for number, private in enumerate(holdings)
     ]
+    network = clients[0].learner if isinstance(clients[0].learner, Workspace) else None
     world = World(
         num_classes=dataset.num_classes,
-        init=workspace.initial_parameters(derive(config.seed, "init")),
+        init=network.initial_parameters(derive(config.seed, "init")) if network else {},
         sizes={client.id: len(client.private) for client in clients},
+        rounds=config.train.rounds,
+        participation=in_a_round / everybody,
+        aggregation=config.train.aggregation,
+        bn_buffers=config.train.bn_buffers,
+        buffers=network.buffers if network else frozenset(),
+        batch_norm=network.batch_norm if network else frozenset(),
+        number_bits=8 * dtype.itemsize,
     )
     exams = [examine(table, shard, owner=0 if pooled else shard.client) for shard in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), device))
-    return Federation(config.method, world, exams, workspace, workers, begin(config.method, clients, world))
+    standing = begin(config.method, clients, world)
+    return Federation(config.method, world, exams, workers, standing, config.seed, in_a_round)
 
 
 def examine(table: Table, shard: Shard, owner: int) -> Exam:

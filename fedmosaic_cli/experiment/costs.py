@@ -9,6 +9,8 @@ import torch
 
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.sources import count_dataset, find_source
+from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.workspace import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import build
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.data.settings import DataSettings
+    from fedmosaic_cli.models.classifier import Classifier
+    from fedmosaic_cli.models.settings import ModelSettings
     from fedmosaic_cli.records.shards import Shards
 
 
@@ -32,21 +36,55 @@ class DataFacts:
 
 def costs(config: RunConfig, data: DataFacts) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
-    with torch.device("meta"):
-        module = build(config.model, data.input_shape, data.classes)
-    model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    clients = config.data.clients or 1
-    bits = config.method.traffic(8 * model_bytes, config.data.public_size or 0, data.classes)
+    clients = range(1 if config.method.pooled else config.data.clients or 1)
+    sizes = {model: model_size(model, data) for model in {config.model_of(client) for client in clients}}
+    bits = config.method.traffic(world_of(config, data), config.data.public_size or 0)
     return {
         "rounds": config.train.rounds,
         "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
         "data_mb": data.megabytes,
-        "models_mb": (1 if config.method.pooled else clients) * copies(config) * model_bytes / 1e6,
-        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "models_mb": sum(copies(config, client) * sizes[config.model_of(client)].bytes for client in clients) / 1e6,
+        "parameters": sizes[config.model_of(0)].parameters,
         "bits_up": bits.up,
         "bits_down": bits.down,
         "missing": data.missing,
     }
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """How large a network is; what is none has no weights."""
+
+    bytes: int = 0
+    parameters: int = 0
+
+
+def model_size(model: ModelSettings, data: DataFacts) -> ModelSize:
+    if not model.is_network:
+        return ModelSize()
+    module = on_paper(model, data)
+    tensors = module.state_dict().values()
+    return ModelSize(sum(t.numel() * t.element_size() for t in tensors), sum(p.numel() for p in module.parameters()))
+
+
+def on_paper(model: ModelSettings, data: DataFacts) -> Classifier:
+    """The network without its numbers."""
+    with torch.device("meta"):
+        return build(model, data.input_shape, data.classes)
+
+
+def world_of(config: RunConfig, data: DataFacts) -> World:
+    """What everybody would know, without a single number."""
+    module = on_paper(config.model_of(0), data) if config.model_of(0).is_network else None
+    return World(
+        num_classes=data.classes,
+        init=dict(module.state_dict()) if module else {},
+        sizes={},
+        rounds=config.train.rounds,
+        bn_buffers=config.train.bn_buffers,
+        buffers=buffer_names(module) if module else frozenset(),
+        batch_norm=batch_norm_names(module) if module else frozenset(),
+    )
 
 
 def facts_of_shards(shards: Shards) -> DataFacts:
@@ -79,17 +117,18 @@ def facts_without_data(settings: DataSettings, missing: RequestError) -> DataFac
 
 
 def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
-    """The steps of all clients together."""
+    """The steps of all who take part in a round together; on average, where they are drawn."""
     train = config.train
+    taking_part = train.clients_per_round or len(sizes)
     if train.local_steps is not None:
-        return train.local_steps * len(sizes)
+        return train.local_steps * taking_part
     held = [sum(sizes)] if config.method.pooled else sizes
-    return train.local_epochs * sum(-(-size // train.batch_size) for size in held)
+    return round(train.local_epochs * sum(-(-size // train.batch_size) for size in held) * taking_part / len(sizes))
 
 
-def copies(config: RunConfig) -> int:
+def copies(config: RunConfig, client: int) -> int:
     """How many tensors of a model's size a client keeps: the model, and what its optimizer remembers."""
-    train = config.train
+    train = config.train_of(client)
     if train.optimizer_state == "reset":
         return 1
     return 3 if train.optimizer == "adam" else 1 + bool(train.momentum)

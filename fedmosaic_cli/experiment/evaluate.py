@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.engine.evaluation import averages, score
 from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.assemble import Table, find_device
+from fedmosaic_cli.experiment.assemble import Classroom, Table, find_device, pool
 from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import SCHEMA
 
 if TYPE_CHECKING:
+    import torch
+
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.records.runs import RunFiles
 
@@ -38,14 +40,14 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
         raise RequestError(f"nothing was set aside for validation ({files.path}): partition with --val-fraction")
     one_core()
     device = find_device(device_name)
-    table, workspace = (
-        Table(dataset, device, torch.float32),
-        Workspace(config.model, config.train, dataset.input_shape, dataset.num_classes, device),
-    )
+    table = Table(dataset, device, torch.float32)
+    classroom = Classroom(config, table, table.unlabelled(dealt.public))
     marks: list[dict[str, Any]] = []
+    pooled = classroom.learner(0, pool(table, dealt)) if config.method.pooled else None
     for shard in dealt.shards:
         examples = table.examples(shard, split)
-        mark = score(workspace, load_model(files, shard.client, workspace), examples)
+        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"))
+        mark = score(learner, load_model(files, shard.client, learner, device), examples)
         marks.append(
             {
                 "client": shard.client,
@@ -79,10 +81,10 @@ def data_of(files: RunFiles, config: RunConfig, digest: str, place: Place) -> tu
     return again.dataset, again.shards.partition
 
 
-def load_model(files: RunFiles, client: int, workspace: Workspace) -> Parameters:
+def load_model(files: RunFiles, client: int, learner: Learner, device: torch.device) -> Parameters:
     """A saved model, if it fits the architecture of the run."""
-    parameters = to_tensors(files.load_model(client), workspace.device)
-    expected = workspace.initial_parameters(0)
+    parameters = to_tensors(files.load_model(client), device)
+    expected = learner.initial_parameters(0)
     if {name: t.shape for name, t in parameters.items()} != {name: t.shape for name, t in expected.items()}:
         raise RequestError(
             f"the model of client {client} does not fit the run's architecture ({files.path}): it is damaged"

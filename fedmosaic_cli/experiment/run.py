@@ -170,8 +170,10 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "rounds": config.train.rounds,
         "model": content["model"],
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
+        "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},
+        "global_accuracy": global_accuracy(by_round[config.train.rounds], sizes),
         "best_round": {
             "round": best,
             "client_mean": means[best],
@@ -180,3 +182,9 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
     }
+
+
+def global_accuracy(rows: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any] | None:
+    """The same averages for the global model, where the method has one."""
+    marks = [row["global_accuracy"] for row in rows if "global_accuracy" in row]
+    return {**averages(marks, sizes), "per_client": marks} if marks else None

@@ -39,13 +39,14 @@ def restore(standing: Standing, arrays: Arrays, values: dict[str, Any], finished
     standing.server = tree.get("server", {})
     for client in standing.clients:
         client.state = tree.get(f"client-{client.id}", {})
+        client.round = finished
     standing.finished = finished
 
 
 def flatten(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             flatten(value, name + SEPARATOR, tensors, values)
         elif isinstance(value, torch.Tensor):
             tensors[name] = value

@@ -14,7 +14,7 @@ from pydantic import Field
 from fedmosaic_cli.cotraining.codecs import label_bits, packed_bits
 from fedmosaic_cli.cotraining.consensus import majority_vote
 from fedmosaic_cli.engine.messages import Labels
-from fedmosaic_cli.engine.method import Family, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Family, Learners, Method, Traffic, hyperparameters
 from fedmosaic_cli.engine.objective import PseudoLabels
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class FedCT(Method):
     family: ClassVar[Family] = "FL"
     travels = "hard labels on the public set, both ways"
     needs_public = True
+    learners: ClassVar[Learners] = "anything"
     citation = "Abourayya et al. 2025"
 
     def broadcast(self, server: State, client_id: int, world: World) -> Message:
@@ -53,7 +54,7 @@ class FedCT(Method):
         client.train("model", [PseudoLabels(consensus, trust)] if trust and consensus is not None else [])
         if client.round < self.warmup_rounds:
             return {}
-        return self.opinion(client.predict_public(client.state["model"]), client)
+        return self.opinion(client.predict_public(client.state["model"]).log_softmax(dim=1), client)
 
     def trust_in(self, consensus: Tensor | None, client: Client) -> float:
         """The weight of the public loss in this round; there is none before the first consensus."""
@@ -70,9 +71,14 @@ class FedCT(Method):
         """The pseudo-labels that the clients' opinions amount to."""
         return majority_vote(stacked(opinions, "labels"), num_classes)
 
-    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
-        labels = packed_bits(public_size, label_bits(num_classes))
+    def traffic(self, world: World, public_size: int) -> Traffic:
+        labels = packed_bits(public_size, label_bits(world.num_classes))
         return Traffic(up=labels, down=labels)
+
+    def caution(self, rounds: int, batch_norm: bool) -> str:
+        if self.warmup_rounds < rounds:
+            return ""
+        return f"{self.title} is Local here, its {self.warmup_rounds} warm-up rounds take all {rounds} rounds"
 
 
 def stacked(opinions: list[Received], part: str) -> Tensor:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, Received
+    from fedmosaic_cli.engine.method import Client, Received, World
 
 
 @hyperparameters
@@ -83,6 +83,6 @@ class FedMosaic(FedCT):
     def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
         return weighted_vote(stacked(opinions, "labels"), stacked(opinions, "expertise"), num_classes)
 
-    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
-        labels = super().traffic(model_bits, public_size, num_classes)
+    def traffic(self, world: World, public_size: int) -> Traffic:
+        labels = super().traffic(world, public_size)
         return Traffic(up=(labels.up or 0) + packed_bits(public_size, self.expertise_bits), down=labels.down)

@@ -6,9 +6,9 @@ all clients take together; its one model is examined on every client's own test 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from fedmosaic_cli.engine.method import Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Learners, Method, Traffic, hyperparameters
 
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.messages import Message
@@ -24,6 +24,7 @@ class Local(Method):
     family = "baseline"
     travels = "nothing"
     citation = "-"
+    learners: ClassVar[Learners] = "anything"
 
     def local_round(self, client: Client, received: Received, world: World) -> Message:
         client.train("model")
@@ -40,5 +41,5 @@ class Centralized(Local):
     evaluated = "the one model trained on the pooled data"
     pooled = True
 
-    def traffic(self, model_bits: int, public_size: int, num_classes: int) -> Traffic:
+    def traffic(self, world: World, public_size: int) -> Traffic:
         return Traffic(None, None)

@@ -10,13 +10,12 @@ from fedmosaic_cli.models.mlp import MLP
 from fedmosaic_cli.models.vit import TinyViT, ViT
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.settings import ModelSettings
 
 ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetBN, "vit": ViT, "vit-tiny": TinyViT}
 
 
-def build(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def build(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """A new network for inputs of [channels, height, width]."""
     return ARCHITECTURES[settings.name](settings, input_shape, num_classes)

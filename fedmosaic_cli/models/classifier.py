@@ -20,8 +20,13 @@ class Classifier(nn.Module):
         self.body = body
         self.head = nn.Linear(features, num_classes)
 
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the head sees."""
+        features: Tensor = self.body(inputs)
+        return features
+
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(inputs))
+        logits: Tensor = self.head(self.features(inputs))
         return logits
 
 

@@ -9,18 +9,23 @@ from pydantic import Field, field_validator
 from fedmosaic_cli.settings import Integers, Section
 
 Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
+Estimator = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
+ESTIMATORS = ("decision-tree", "random-forest", "gradient-boosting", "logistic-regression")
 
 
 class ModelSettings(Section):
-    """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all the others.
+    """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all other networks.
 
-    `patch` is the side of the squares that a vit cuts images into; None is 16 for vit and 4 for vit-tiny.
+    `patch` is the side of the squares that a vit cuts images into; None is 16 for vit and 4 for vit-tiny. `trees` is
+    the size of a random forest and the number of rounds of gradient boosting, `depth` the most levels of a tree.
     """
 
-    name: Architecture = "mlp"
+    name: Architecture | Estimator = "mlp"
     hidden: Integers = (64,)
     width: Annotated[float, Field(ge=1 / 16, le=4)] = 1.0
     patch: Annotated[int, Field(ge=1, le=256)] | None = None
+    trees: Annotated[int, Field(ge=1, le=10_000)] = 100
+    depth: Annotated[int, Field(ge=1, le=1000)] | None = None
 
     @field_validator("hidden")
     @classmethod
@@ -28,6 +33,16 @@ class ModelSettings(Section):
         if any(not 1 <= width <= 65_536 for width in hidden):
             raise ValueError("a list of widths between 1 and 65536")
         return hidden
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it has weights, which could be averaged."""
+        return self.name not in ESTIMATORS
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether it normalises by batches."""
+        return self.name in ("cnn-bn", "alexnet-bn")
 
     def scaled(self, channels: int) -> int:
         """So many channels, made wider or narrower."""

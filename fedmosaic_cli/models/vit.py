@@ -47,9 +47,9 @@ class ViT(Classifier):
         transformer.heads = nn.Identity()
         super().__init__(transformer, channels, num_classes)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def features(self, inputs: Tensor) -> Tensor:
         # torchvision's transformer sees colours; a grey image is shown to it in three equal ones.
-        return super().forward(inputs.expand(-1, COLOURS, -1, -1))
+        return super().features(inputs.expand(-1, COLOURS, -1, -1))
 
 
 class TinyViT(ViT):

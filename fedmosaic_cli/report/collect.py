@@ -97,8 +97,8 @@ def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
 
 def line_of(summary: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a run. Runs of one protocol differ in method and seed only, so they may be compared."""
-    same = ("dataset", "scheme", "rounds", "model", "train", "evaluation_clients")
-    content = {**summary, "evaluation_clients": summary["evaluation"]["clients"]}
+    same = ("dataset", "scheme", "rounds", "model", "train", "clients", "evaluation_clients")
+    content = {"clients": {}, **summary, "evaluation_clients": summary["evaluation"]["clients"]}
     protocol = [summary["shards"]["parameters"], *(content[name] for name in same)]
     line: dict[str, Any] = {
         "setting": str(summary["preset"]),

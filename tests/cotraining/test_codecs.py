@@ -12,6 +12,7 @@ from fedmosaic_cli.cotraining import codecs
 from fedmosaic_cli.cotraining.expertise import FLOOR, expertise_range
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.messages import Labels, Scores, Weights
+from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 
 
@@ -35,7 +36,8 @@ def test_the_paper_s_communication_example(public, up, down):
     received, bits = channel.send(message)
     assert bits == 8 * up
     assert torch.equal(received["labels"], labels)
-    traffic = FedMosaic().traffic(model_bits=0, public_size=public, num_classes=10)
+    world = World(num_classes=10, init={}, sizes={}, rounds=1)
+    traffic = FedMosaic().traffic(world, public_size=public)
     assert (traffic.up, traffic.down) == (8 * up, 8 * down)
 
 

@@ -6,16 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine import batches, evaluation, params
+from fedmosaic_cli.engine import batches, evaluation, params, workspace
+from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.training import Draw, fit
+from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.local import Local
-from fedmosaic_cli.models.architectures import ARCHITECTURES
 from tests.toys import TOYS, dealt, models, played, same
 
 sizes = st.integers(1, 40)
@@ -60,20 +59,23 @@ def test_images_are_scaled_to_minus_one_and_one():
 
 def test_losses_in_the_log_are_means_over_the_batches():
     federation = TOYS["even"].changed(optimizer="sgd", lr=1e-300).federation(FedCT())
-    client, workspace = federation.standing.clients[0], federation.workspace
+    client = federation.standing.clients[0]
     labels = torch.arange(len(client.public)) % 3
     draw = Draw([torch.arange(8)], [torch.arange(7)])
     model = params.copy(client.init)
-    private, [public] = fit(workspace, model, {}, client.private, client.public, draw, [PseudoLabels(labels, 0.5)])
+    lesson = Lesson(client.private, client.public, draw, [PseudoLabels(labels, 0.5)])
+    private, [public] = fit(client.learner, model, {}, lesson)
     assert private == pytest.approx(client.private_loss(model), rel=1e-12)
-    assert public == pytest.approx(mean_cross_entropy(client.predict_public(model), labels), rel=1e-12)
+    assert public == pytest.approx(
+        mean_cross_entropy(client.predict_public(model).log_softmax(dim=1), labels), rel=1e-12
+    )
 
 
 def test_scores_agree_with_a_direct_count():
     federation = played(Local(), TOYS["even"])
-    client, workspace = federation.standing.clients[0], federation.workspace
-    mark = evaluation.score(workspace, client.state["model"], client.private)
-    logits = workspace.module(client.state["model"])(client.private.inputs(slice(None)))
+    client = federation.standing.clients[0]
+    mark = evaluation.score(client.learner, client.state["model"], client.private)
+    logits = client.learner.module(client.state["model"])(client.private.inputs(slice(None)))
     assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
     assert mark.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
     assert mark.count == len(client.private)
@@ -83,36 +85,19 @@ def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
     federation = played(Local(), TOYS["even"])
     client = federation.standing.clients[0]
     whole = client.predict_public(client.state["model"])
-    monkeypatch.setattr(evaluation, "BATCH", 2)
+    monkeypatch.setattr(workspace, "EVALUATION_BATCH", 2)
     assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
-
-
-class Normalised(nn.Module):
-    """A net with batch statistics."""
-
-    def __init__(self, settings, input_shape, num_classes):
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
-        self.head = nn.Linear(3, num_classes)
-
-    def forward(self, inputs):
-        return self.head(self.body(inputs))
-
-
-@pytest.fixture
-def with_batch_norm(monkeypatch):
-    monkeypatch.setitem(ARCHITECTURES, "mlp", Normalised)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
 class TestBatchNorm:
     def test_private_and_public_statistics_do_not_mix(self):
         federation = TOYS["even"].federation(FedCT())
-        client, workspace = federation.standing.clients[0], federation.workspace
+        client = federation.standing.clients[0]
         labels = torch.zeros(len(client.public), dtype=torch.int64)
         draw = Draw([torch.arange(4)], [torch.arange(5)])
         model = params.copy(client.init)
-        fit(workspace, model, {}, client.private, client.public, draw, [PseudoLabels(labels, 1.0)])
+        fit(client.learner, model, {}, Lesson(client.private, client.public, draw, [PseudoLabels(labels, 1.0)]))
         assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
 
     def test_predicting_changes_no_statistics(self):

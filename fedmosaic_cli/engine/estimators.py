@@ -1,0 +1,108 @@
+"""Clients that are no networks: a classifier of scikit-learn, fitted anew on private and pseudo-labelled examples.
+
+What a client owns, stores and resumes from is not the fitted classifier, whose only file format runs code when it is
+read, but its recipe: the pseudo-labels, their weight and a seed. Fitting is a function of these and the client's data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
+from fedmosaic_cli.errors import FedMosaicError
+from fedmosaic_cli.models.estimators import build_estimator
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.learner import Lesson
+    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.models.settings import ModelSettings
+
+LEAST_PROBABILITY = 1e-7
+
+
+class EstimatorLearner:
+    """Implements `engine.learner.Learner` for one client, whose examples it is fitted on."""
+
+    def __init__(self, model: ModelSettings, private: Examples, public: Examples, num_classes: int) -> None:
+        self.model = model
+        self._private = private
+        self._public = public
+        self._num_classes = num_classes
+        self._recipe: tuple[bytes, ...] = ()
+        self._fitted: Any = None
+
+    def initial_parameters(self, seed: int) -> Parameters:
+        return {
+            "seed": torch.tensor(seed),
+            "fitted": torch.tensor(0),
+            "labels": torch.zeros(len(self._public), dtype=torch.int64),
+            "weight": torch.tensor(0.0, dtype=torch.float64),
+        }
+
+    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
+        parameters |= {**self.initial_parameters(0), "seed": parameters["seed"], "fitted": torch.tensor(1)}
+        for term in lesson.terms:
+            if not isinstance(term, PseudoLabels):
+                raise FedMosaicError(f"{self.model.name} cannot learn from {type(term).__name__} (model.name)")
+            parameters["labels"] = term.labels.cpu().clone()
+            parameters["weight"] = torch.tensor(term.weight, dtype=torch.float64)
+        log_probs = self.predict(parameters, self._private)[1]
+        return mean_cross_entropy(log_probs, self._private.targets), [
+            mean_cross_entropy(self.predict(parameters, self._public)[1].cpu(), parameters["labels"])
+            for _ in lesson.terms
+        ]
+
+    def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
+        if not parameters["fitted"]:
+            uniform = torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.index.device)
+            return uniform, uniform
+        fitted = self._estimator(parameters)
+        probabilities = np.full((len(examples), self._num_classes), LEAST_PROBABILITY)
+        if len(examples):
+            seen = fitted.predict_proba(pixels(examples))
+            probabilities[:, fitted.classes_] = np.maximum(seen, LEAST_PROBABILITY)
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        log_probs = torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.index.device)
+        return log_probs, log_probs
+
+    def _estimator(self, parameters: Parameters) -> Any:
+        """The classifier that the recipe stands for; fitted only if the last one was another."""
+        recipe = tuple(tensor.cpu().numpy().tobytes() for _, tensor in sorted(parameters.items()))
+        if recipe != self._recipe:
+            self._fitted, self._recipe = self._fit(parameters), recipe
+        return self._fitted
+
+    def _fit(self, parameters: Parameters) -> Any:
+        from sklearn.dummy import DummyClassifier
+        from sklearn.exceptions import ConvergenceWarning
+        from threadpoolctl import threadpool_limits
+
+        inputs, labels = pixels(self._private), self._private.targets.cpu().numpy()
+        weights = np.ones(len(labels))
+        others, weight = parameters["labels"].cpu().numpy(), parameters["weight"].item()
+        if weight:
+            # Mean private loss plus weight times mean public loss, up to a common factor.
+            share = weight * len(labels) / len(others)
+            inputs = np.concatenate([inputs, pixels(self._public)])
+            labels = np.concatenate([labels, others])
+            weights = np.concatenate([weights, np.full(len(others), share)])
+        estimator = build_estimator(self.model, int(parameters["seed"]))
+        if len(np.unique(labels)) == 1:
+            estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class
+        with threadpool_limits(limits=1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return estimator.fit(inputs, labels, sample_weight=weights)
+
+
+def pixels(examples: Examples) -> NDArray[np.float64]:
+    """[examples, pixels], scaled as networks see them."""
+    flat: NDArray[np.float64] = examples.inputs(slice(None)).flatten(start_dim=1).cpu().numpy()
+    return flat

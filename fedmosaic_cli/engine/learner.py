@@ -1,0 +1,50 @@
+"""What learns behind a client: a network, or anything else that can be fitted and asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.method import Leash, Parameters, State, Term
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The batches of a round: positions in the private and in the public set, step by step."""
+
+    private: list[Tensor]
+    public: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What there is to learn in a round: the data, the order to take it in, and what the method adds to the loss."""
+
+    private: Examples
+    public: Examples
+    draw: Draw
+    terms: Sequence[Term] = ()
+    leash: Leash | None = None
+    private_weight: float = 1.0
+
+
+class Learner(Protocol):
+    """Clients own parameters; a learner knows what to do with them. It is shared by all clients of its kind."""
+
+    def initial_parameters(self, seed: int) -> Parameters:
+        """The starting point that `seed` names."""
+
+    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
+        """Train `parameters` in place, carrying the optimizer's `memory` on.
+
+        The mean private loss and the mean of each term.
+        """
+
+    def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
+        """Features [examples, width] and logits [examples, classes], in evaluation mode. Nothing is changed."""

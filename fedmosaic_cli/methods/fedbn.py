@@ -1,0 +1,39 @@
+"""FedBN: FedAvg on everything but batch normalisation, which stays with the client.
+
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021. Local are weight,
+bias and running statistics of every batch-normalisation layer, found by the layer's type; the name `bn`, by which
+FedBN's repository, PFLlib and FL-bench look for them, is not what such layers are called everywhere. Differs from the
+repository: the mean is weighted as in all other methods (`train.aggregation`). What stays at home is not sent and not
+counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.method import Client, Parameters, State, World
+
+
+@hyperparameters
+class FedBN(FedAvg):
+    """On a network without batch normalisation this is FedAvg, bit for bit."""
+
+    name = "fedbn"
+    title = "FedBN"
+    family = "PFL"
+    travels = "model parameters but batch normalisation, both ways"
+    citation = "Li et al. 2021"
+    evaluated = "the global model with the client's own batch normalisation"
+
+    def kept(self, world: World) -> frozenset[str]:
+        return super().kept(world) | world.batch_norm
+
+    def shared(self, server: State, client: Client) -> Parameters | None:
+        return None
+
+    def caution(self, rounds: int, batch_norm: bool) -> str:
+        return "" if batch_norm else "FedBN is FedAvg here, the network has no batch normalisation (model.name)"

@@ -1,0 +1,64 @@
+"""Per-FedAvg: the global model is a start from which one step on a client's data goes far.
+
+Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020. Minimises sum_i
+F_i(w - alpha grad F_i(w)); a step uses independent batches for the inner gradient, the outer one and the curvature.
+Evaluated is the global model after one plain step of size alpha on a batch of the client's training data; the step is
+taken on a copy, with running statistics left alone. Differs from the paper: the outer step is the run's optimizer's
+with learning rate beta (the paper's plain step with `train.optimizer=sgd`), and the mean is weighted as in all other
+methods. Differs from PFLlib, whose beta is the learning rate and whose evaluation changes running statistics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.method import Client, Parameters, State, Step
+
+
+@hyperparameters
+class PerFedAvg(FedAvg):
+    """With `alpha` 0 this is FedAvg with learning rate `beta`, bit for bit.
+
+    `version` is `first-order`, which leaves the curvature out, or `hessian-free`, which takes it from a difference of
+    gradients at w +- `delta` times the outer gradient.
+    """
+
+    alpha: Annotated[float, Field(ge=0)] = 0.01
+    beta: Annotated[float, Field(ge=0)] = 0.001
+    version: Literal["first-order", "hessian-free"] = "first-order"
+    delta: Annotated[float, Field(gt=0)] = 0.001
+
+    name = "perfedavg"
+    title = "Per-FedAvg"
+    family = "PFL"
+    citation = "Fallah et al. 2020"
+    evaluated = "the global model after one step on the client's training data"
+
+    def train(self, client: Client, received: Parameters) -> None:
+        model, second_order = client.state["model"], self.version == "hessian-free"
+        for step in client.steps("inner", *(["curvature"] if second_order else [])):
+            inner = step.gradient(model, "inner", keep_statistics=False)
+            # The outer batch is FedAvg's, and its statistics are the ones that count.
+            outer = step.gradient(params.moved(model, inner, -self.alpha))
+            if second_order:
+                outer = params.moved(outer, self.curvature(step, model, outer), -self.alpha)
+            client.descend("model", outer, lr=self.beta)
+
+    def curvature(self, step: Step, model: Parameters, direction: Parameters) -> Parameters:
+        """The Hessian at `model` times `direction`, from two gradients on one batch."""
+        ahead, behind = (
+            step.gradient(params.moved(model, direction, distance), "curvature", keep_statistics=False)
+            for distance in (self.delta, -self.delta)
+        )
+        return {name: (tensor - behind[name]) / (2 * self.delta) for name, tensor in ahead.items()}
+
+    def personal(self, server: State, client: Client) -> Parameters:
+        model = self.merged(server["model"], client)
+        return params.moved(model, client.gradient(model, "adaptation"), -self.alpha)

@@ -1,0 +1,64 @@
+"""PerFed-CKT: clients share logits on a public set and learn from those who answer alike.
+
+Cho et al., Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge Transfer, 2021. The
+server clusters the clients by their logits and sends each the mean of its cluster; the loss is CE plus `mu` times the
+mean squared distance to it. We know the method from its description alone, so these are our choices: the distance is
+averaged over classes, so that `mu` does not depend on their number; every round is clustered afresh, by k-means with
+ten restarts on that round's logits alone; before the first exchange there is nothing to learn from others. Logits tell
+more about a client's data than labels do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from fedmosaic_cli.cotraining.clusters import cluster
+from fedmosaic_cli.engine.messages import Logits
+from fedmosaic_cli.engine.method import Learners, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.objective import TargetLogits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.method import Client, Received, State, World
+
+
+@hyperparameters
+class PerFedCKT(Method):
+    """With `mu` 0 this is Local, bit for bit. With one cluster everybody learns from the mean of all."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.1
+    clusters: Annotated[int, Field(ge=1)] = 5
+
+    name = "perfedckt"
+    title = "PerFed-CKT"
+    family = "PFL"
+    travels = "logits on the public set up, the cluster's mean down"
+    needs_public = True
+    learners: ClassVar[Learners] = "any network"
+    citation = "Cho et al. 2021"
+
+    def broadcast(self, server: State, client_id: int, world: World) -> Message:
+        # Who was not heard in the last round gets what it was given when it was.
+        target = server.get(str(client_id))
+        return {} if target is None else {"target": Logits(target)}
+
+    def local_round(self, client: Client, received: Received, world: World) -> Message:
+        terms = [TargetLogits(received["target"], self.mu)] if received and self.mu else []
+        client.train("model", terms)
+        return {"logits": Logits(client.predict_public(client.state["model"]))}
+
+    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+        logits = {client: upload["logits"] for client, upload in uploads.items()}
+        members: dict[int, list[int]] = {}
+        for client, number in zip(logits, cluster(list(logits.values()), self.clusters), strict=True):
+            members.setdefault(number, []).append(client)
+        means = {number: sum(logits[c] for c in group) / len(group) for number, group in members.items()}
+        return {**server, **{str(c): means[number] for number, group in members.items() for c in group}}
+
+    def traffic(self, world: World, public_size: int) -> Traffic:
+        bits = world.number_bits * public_size * world.num_classes
+        return Traffic(up=bits, down=bits)

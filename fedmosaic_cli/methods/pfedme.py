@@ -1,0 +1,79 @@
+"""pFedMe: personal models inside a Moreau envelope around the global one.
+
+Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. On each batch the personal
+model takes `inner_steps` plain steps down F_i(theta) + mu/2 ||theta - w_i||^2 (the paper's lambda is `mu`); then the
+client's copy moves towards it, w_i <- w_i - lr mu (w_i - theta). The run's optimizer has no part in this. Evaluated is
+theta, kept as a copy: in the authors' code and in PFLlib the list of personal parameters is an alias, and what is
+evaluated is w_i or the global model. Differs from the authors' code, which adds 0.001 theta to the inner gradient
+(`weight_decay`). Running statistics are theta's, the only model that is run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedmosaic_cli.engine.method import Client, Parameters, Received, State, World
+
+
+@hyperparameters
+class PFedMe(FedAvg):
+    """`beta` mixes the mean into the server's model: 1 replaces it, 0 keeps it for ever."""
+
+    mu: Annotated[float, Field(ge=0)] = 15.0
+    inner_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    inner_lr: Annotated[float, Field(gt=0)] = 0.01
+    lr: Annotated[float, Field(ge=0)] = 0.005
+    beta: Annotated[float, Field(ge=0, le=2)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+    name = "pfedme"
+    title = "pFedMe"
+    family = "PFL"
+    citation = "Dinh et al. 2020"
+    evaluated = "the client's personal model theta, which never leaves it"
+
+    @model_validator(mode="after")
+    def steps_do_not_overshoot(self) -> PFedMe:
+        if self.lr * self.mu > 1:
+            raise ValueError(f"lr {self.lr} times mu {self.mu} is above 1, which overshoots theta: lower one of them")
+        return self
+
+    def enter(self, client: Client, world: World) -> None:
+        super().enter(client, world)
+        client.state["personal"] = params.copy(world.init)
+
+    def train(self, client: Client, received: Parameters) -> None:
+        model = client.state["model"]
+        theta = params.copy(model)
+        for step in client.steps():
+            for _ in range(self.inner_steps):
+                gradient = step.gradient(theta)
+                theta = params.moved(theta, self.inner_slope(theta, gradient, model), -self.inner_lr)
+            model = params.mixed(theta, model, self.lr * self.mu, gradient)
+        client.state["personal"] = theta
+        client.state["model"] = params.copy(model)
+
+    def inner_slope(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
+        """The gradient of F_i(theta) + mu/2 ||theta - model||^2 (+ weight_decay/2 ||theta||^2), given that of F_i."""
+        return {
+            name: theta[name].sub(model[name]).mul_(self.mu).add_(slope).add_(theta[name], alpha=self.weight_decay)
+            for name, slope in gradient.items()
+        }
+
+    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+        mean = super().aggregate(server, uploads, world)["model"]
+        # A variance must not be extrapolated: statistics are the mean's.
+        return {"model": params.mixed(mean, server["model"], self.beta, mean.keys() - world.buffers)}
+
+    def personal(self, server: State, client: Client) -> Parameters:
+        model: Parameters = client.state["personal"]
+        return model
