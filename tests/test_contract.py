@@ -10,17 +10,21 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import channel
-from fedmosaic_cli.engine.method import Method, Traffic
-from fedmosaic_cli.engine.rounds import Turn, examine, personal_models, play
+from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.engine.rounds import examine, personal_models, play
 from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.fedphp import FedPHP
+from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from tests.toys import CPU, TOYS, close, dealt, models, played, relabelled, repainted, same
 
 VARIANTS: dict[str, Method] = {
     **{name: method() for name, method in METHODS.items()},
     "fedmosaic-entropy": FedMosaic(expertise="entropy", trust="stabilised"),
     "fedmosaic-late": FedMosaic(expertise="uniform", trust=0.5, warmup_rounds=2),
+    "perfedavg-hf": PerFedAvg(version="hessian-free"),
+    "fedphp-mmd": FedPHP(transfer="mmd", strength=0.5),
 }
 
 
@@ -61,18 +65,27 @@ def test_the_order_of_clients_does_not_matter(method):
 
 
 def test_evaluation_leaves_no_trace(method):
-    federation = TOYS["even"].federation(method)
-    turns = [Turn(client, {}, Traffic()) for client in federation.standing.clients]
+    check_that_evaluation_leaves_no_trace(method, TOYS["even"])
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+def test_evaluation_leaves_no_trace_in_batch_statistics(method, policy):
+    check_that_evaluation_leaves_no_trace(method, TOYS["even"].changed(bn_buffers=policy, clients_per_round=2))
+
+
+def check_that_evaluation_leaves_no_trace(method, toy):
+    federation = toy.federation(method)
     with federation.workers:
         list(play(federation, 2))
         before, noise = deepcopy(capture(federation.standing)), torch.random.get_rng_state()
-        assert examine(federation, turns) == examine(federation, turns)
+        assert examine(federation, []) == examine(federation, [])
         after = deepcopy(capture(federation.standing))
         list(play(federation, 3))
     assert before[1] == after[1]
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
     assert torch.equal(noise, torch.random.get_rng_state())
-    assert same(list(personal_models(federation).values()), models(method, TOYS["even"]))
+    assert same(list(personal_models(federation).values()), models(method, toy))
 
 
 def test_test_labels_and_public_labels_do_not_reach_training(method):
@@ -135,32 +148,47 @@ def test_training_alone_never_depends_on_others():
     assert not same(ours[1:2], theirs[1:2])
 
 
-def test_what_was_uploaded_is_not_shared_with_the_sender():
-    toy, method = TOYS["even"], FedMosaic()
-    federation = toy.federation(method)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+def test_nothing_that_travels_is_shared_with_its_sender(name):
+    """In both directions: spoiling what arrived changes nothing at home, and personal models survive any broadcast."""
+    method = VARIANTS[name]
+    federation = played(method, TOYS["even"], rounds=2)
     upload = one_turn(method, federation, client=0)
+    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world))
     before = deepcopy(capture(federation.standing))
-    for tensor in upload.values():
+    for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
         tensor.zero_()
     after = capture(federation.standing)
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
 
 
-def test_what_was_sent_is_not_shared_with_the_sender():
-    toy, method = TOYS["even"], METHODS["fedavg"]()
-    federation = toy.federation(method)
-    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world))
-    for tensor in received["model"].values():
-        tensor.zero_()
-    assert any(tensor.any() for tensor in federation.standing.server["model"].values())
+@pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedphp"])
+def test_personal_models_survive_a_broadcast_of_noise(name):
+    federation = played(VARIANTS[name], TOYS["even"], rounds=2)
+    before = [{n: t.clone() for n, t in model.items()} for model in personal_models(federation).values()]
+    for tensor in federation.standing.server["model"].values():
+        tensor.normal_()
+    assert same(before, list(personal_models(federation).values()))
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "kept")])
+def test_a_mean_of_equal_uploads_is_what_was_uploaded(name):
+    method = VARIANTS[name]
+    federation = TOYS["uneven"].federation(method)
+    upload = one_turn(method, federation, client=0)
+    server = method.aggregate(federation.standing.server, dict.fromkeys(range(3), upload), federation.world)
+    assert close([server["model"]], [upload["model"]])
+    assert sum(share / 20 for share in federation.world.weights(range(3))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_going_on_from_a_checkpoint_changes_nothing(method, stop):
-    toy = TOYS["uneven"]
+@pytest.mark.parametrize("taking_part", [3, 2])
+def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
+    toy = TOYS["uneven"].changed(clients_per_round=taking_part)
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
-    restore(again.standing, *capture(halfway.standing), stop, CPU)
+    restore(again.standing, *deepcopy(capture(halfway.standing)), stop, CPU)
+    assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
     with again.workers, whole.workers:
         rounds, expected = list(play(again, 4)), list(play(whole, 4))
     assert rounds == expected[stop:]

@@ -59,7 +59,9 @@ class FedMosaic(FedCT):
         if consensus is None:
             return 0.0
         # The model has not changed since it gave its opinion, so those predictions give the public loss as well.
-        log_probs = client.state["log_probs"]
+        log_probs = client.state.get("log_probs")
+        if log_probs is None:  # It joins a federation that has a consensus already.
+            log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
         public_loss = mean_cross_entropy(log_probs, consensus)
         agreement = (log_probs.argmax(dim=1) == consensus).double().mean().item()
         client.note(loss_public=public_loss, agreement=agreement)

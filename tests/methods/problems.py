@@ -1,0 +1,50 @@
+"""What the methods' tests share: a problem with a known solution, and ways to look inside a federation."""
+
+from __future__ import annotations
+
+import torch
+
+from fedmosaic_cli.engine.method import Method, Parameters
+from fedmosaic_cli.engine.rounds import Federation
+from tests.toys import TOYS, Toy, dealt, played
+
+WEIGHT = "head.weight"
+
+
+def quadratic_toy(**train) -> Toy:
+    """Every step sees all of a client's data and is plain; with the fixture `quadratic`, F_i is a quadratic form."""
+    whole = {"optimizer": "sgd", "lr": 0.1, "batch_size": 1000, "local_steps": 1, "init": "common"}
+    return dealt([9, 8, 10]).changed(**{**whole, **train})
+
+
+def normal_equations(client) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B such that the gradient of F_i at W is W A - B."""
+    inputs = client.private.inputs(slice(None)).flatten(start_dim=1)
+    targets = torch.nn.functional.one_hot(client.private.labels, 3).to(inputs)
+    return inputs.T @ inputs / len(inputs), targets.T @ inputs / len(inputs)
+
+
+def pulled_optimum(client, anchor: torch.Tensor, strength: float) -> torch.Tensor:
+    """Where F_i(W) + strength/2 ||W - anchor||^2 is least."""
+    a, b = normal_equations(client)
+    return torch.linalg.solve(a + strength * torch.eye(4, dtype=a.dtype), b + strength * anchor, left=False)
+
+
+def server_model(method: Method, toy: Toy, rounds: int = 3) -> Parameters:
+    """The global model after so many rounds."""
+    return played(method, toy, rounds).standing.server["model"]
+
+
+def uploads(method: Method, toy: Toy = TOYS["uneven"]) -> tuple[Federation, dict[int, Parameters]]:
+    """A federation, and what its clients would send in the first round."""
+    federation = toy.federation(method)
+    sent = {}
+    for client in federation.standing.clients:
+        client.begin_round(1)
+        received = {"model": {k: v.clone() for k, v in federation.standing.server["model"].items()}}
+        sent[client.id] = method.local_round(client, received, federation.world)["model"].values
+    return federation, sent
+
+
+def distance(first: Parameters, second: Parameters) -> float:
+    return sum((first[name] - second[name]).square().sum() for name in first).sqrt().item()

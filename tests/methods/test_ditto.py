@@ -1,0 +1,95 @@
+"""Ditto."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.method import Leash
+from fedmosaic_cli.engine.rounds import personal_models
+from fedmosaic_cli.methods.ditto import Ditto
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.local import Local
+from tests.methods.problems import WEIGHT, distance, pulled_optimum, quadratic_toy, server_model
+from tests.toys import TOYS, models, played, same
+
+EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+
+
+class GlobalFirst(Ditto):
+    """The other order, with the anchor kept as it was received."""
+
+    def train(self, client, received):
+        anchor = params.copy(received)
+        client.train("model")
+        client.train("personal", leash=Leash(anchor, self.mu))
+
+
+class WrongAnchor(Ditto):
+    """The other order, pulled towards the copy that was just trained in place."""
+
+    def train(self, client, received):
+        client.train("model")
+        client.train("personal", leash=Leash(received, self.mu))
+
+
+class Frozen(Ditto):
+    """The server's model stays where it is."""
+
+    def aggregate(self, server, uploads, world):
+        return server
+
+
+class EvaluatesGlobal(Ditto):
+    """What a list with both kinds of accuracies may end up reporting."""
+
+    def personal(self, server, client):
+        return server["model"]
+
+
+@EVERY_TOY
+def test_without_its_pull_the_personal_model_is_local_training(toy):
+    common = toy.changed(init="common")
+    assert same(models(Ditto(mu=0.0), common), models(Local(), common))
+    assert not same(models(Ditto(mu=0.5), common), models(Local(), common))
+
+
+@EVERY_TOY
+@pytest.mark.parametrize("mu", [0.0, 1.0, 7.0])
+def test_the_global_model_is_fedavg_whatever_the_pull(toy, mu):
+    assert same([server_model(Ditto(mu=mu), toy)], [server_model(FedAvg(), toy)])
+
+
+def test_the_order_of_the_passes_does_not_matter_but_the_anchor_does():
+    ours = models(Ditto(), TOYS["uneven"])
+    assert same(ours, models(GlobalFirst(), TOYS["uneven"]))
+    assert not same(ours, models(WrongAnchor(), TOYS["uneven"]))
+
+
+@pytest.mark.usefixtures("quadratic")
+@pytest.mark.parametrize("mu", [0.2, 2.0])
+def test_the_personal_model_ends_where_the_squared_distance_says(mu):
+    federation = played(Frozen(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
+    anchor = federation.world.init[WEIGHT]
+    for client in federation.standing.clients:
+        optimum = pulled_optimum(client, anchor, mu)
+        assert torch.allclose(client.state["personal"][WEIGHT], optimum, rtol=0, atol=1e-10)
+
+
+def test_a_strong_pull_leaves_no_room():
+    toy = TOYS["even"].changed(optimizer="sgd", lr=0.01, local_steps=20)
+    away = []
+    for mu in (0.0, 1.0, 90.0):
+        federation = played(Frozen(mu=mu), toy)
+        away.append(distance(federation.standing.clients[0].state["personal"], federation.world.init))
+    assert away[0] > away[1] > 20 * away[2] > 0
+
+
+def test_the_personal_model_is_examined_and_the_global_one_beside_it():
+    federation = played(Ditto(), TOYS["uneven"])
+    personal = personal_models(federation)
+    for client in federation.standing.clients:
+        assert personal[client.id] is client.state["personal"]
+        assert federation.method.shared(federation.standing.server, client) is federation.standing.server["model"]
+    assert not same(list(personal.values()), models(EvaluatesGlobal(), TOYS["uneven"]))

@@ -1,0 +1,124 @@
+"""FedBN, and what becomes of running statistics where models are averaged."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.fedbn import FedBN
+from fedmosaic_cli.models.architectures import ARCHITECTURES
+from tests.toys import TOYS, Normalised, models, played, same
+
+POLICIES = ("average", "local", "drop")
+NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+STATISTICS = {name for name in NORM if name.rpartition(".")[2] not in ("weight", "bias")}
+
+
+class ByName(FedBN):
+    """Keeps what is called `bn`, as published repositories do."""
+
+    def kept(self, world):
+        return frozenset(name for name in world.init if "bn" in name)
+
+
+class OddlyNamed(Normalised):
+    """The same network under other names."""
+
+    def __init__(self, settings, input_shape, num_classes):
+        super().__init__(settings, input_shape, num_classes)
+        names = ("flat", "linear", "scale_and_shift", "relu")
+        self.body = nn.Sequential(OrderedDict(zip(names, self.body, strict=True)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_without_batch_normalisation_it_is_fedavg(toy, policy):
+    assert same(models(FedBN(), toy.changed(bn_buffers=policy)), models(FedAvg(), toy.changed(bn_buffers=policy)))
+
+
+def test_without_batch_normalisation_it_says_so():
+    assert "FedAvg" in FedBN().caution(rounds=3, batch_norm=False)
+    assert not FedBN().caution(rounds=3, batch_norm=True)
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+class TestWithBatchNorm:
+    def test_batch_normalisation_stays_at_home_and_the_rest_is_common(self):
+        federation = TOYS["even"].federation(FedBN())
+        trained = {}
+        with federation.workers:
+            for _ in play(federation, 2):
+                trained = {client.id: client.state["kept"] for client in federation.standing.clients}
+        personal = personal_models(federation)
+        for client, model in personal.items():
+            assert trained[client].keys() == NORM
+            assert all(model[name] is tensor for name, tensor in trained[client].items())
+            assert all(torch.equal(model[name], personal[0][name]) for name in model if name not in NORM)
+        for name in NORM - {"body.2.num_batches_tracked"}:
+            assert not torch.equal(personal[0][name], personal[1][name])
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_it_differs_from_fedavg_under_every_policy(self, policy):
+        toy = TOYS["even"].changed(bn_buffers=policy)
+        assert not same(models(FedBN(), toy), models(FedAvg(), toy))
+
+    def test_layers_are_known_by_their_kind_not_by_their_name(self, monkeypatch):
+        ours = models(FedBN(), TOYS["even"])
+        assert same(models(ByName(), TOYS["even"]), models(FedAvg(), TOYS["even"])), "nothing is called bn here"
+        monkeypatch.setitem(ARCHITECTURES, "mlp", OddlyNamed)
+        for here, there in zip(ours, models(FedBN(), TOYS["even"]), strict=True):
+            assert all(torch.equal(*pair) for pair in zip(here.values(), there.values(), strict=True))
+
+    def test_what_stays_is_not_counted(self):
+        world = TOYS["even"].federation(FedBN()).world
+        everything = FedAvg().traffic(world, 0).up
+        # Two parameters and two statistics for each of three channels, and a counter.
+        assert FedBN().traffic(world, 0).up == everything - 64 * (4 * 3 + 1)
+
+    @pytest.mark.parametrize("method", [FedAvg(), FedBN()])
+    def test_a_client_that_has_not_taken_part_takes_statistics_from_its_own_data(self, method):
+        toy = TOYS["even"].changed(clients_per_round=1, bn_buffers="local")
+        federation = toy.federation(method)
+        with federation.workers:
+            list(play(federation, 1))
+        idle = [client for client in federation.standing.clients if not client.state["settled"]]
+        assert len(idle) == 2
+        model = method.personal(federation.standing.server, idle[0])
+        module = idle[0].learner.module(model).eval()
+        seen = module.body[1](module.body[0](idle[0].private.inputs(slice(None))))
+        assert torch.allclose(model["body.2.running_mean"], seen.mean(dim=0))
+        assert torch.allclose(model["body.2.running_var"], seen.var(dim=0))
+        assert torch.equal(idle[0].state["kept"]["body.2.running_mean"], torch.zeros(3, dtype=torch.float64))
+
+    def test_averaged_statistics_are_the_mean_of_the_clients_and_local_ones_their_own(self):
+        def of_client(policy, rounds=1):
+            federation = played(FedAvg(), TOYS["uneven"].changed(bn_buffers=policy), rounds)
+            return federation, list(personal_models(federation).values())
+
+        federation, average = of_client("average")
+        _, local = of_client("local")
+        _, drop = of_client("drop")
+        shares = [federation.world.sizes[client] for client in range(3)]
+        for name in ("body.2.running_mean", "body.2.running_var"):
+            mean = sum(n * model[name] for n, model in zip(shares, local, strict=True)) / sum(shares)
+            assert torch.allclose(average[0][name], mean, rtol=0, atol=1e-12)
+            assert not torch.equal(local[0][name], local[1][name])
+            assert torch.equal(drop[0][name], federation.world.init[name])
+        # In the first round statistics change nothing in training, so the rest must agree.
+        rest = [{n: t for n, t in model.items() if n not in STATISTICS} for model in (average[0], local[0], drop[0])]
+        assert same(rest[:1], rest[1:2])
+        assert same(rest[:1], rest[2:])
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_payloads_follow_the_policy(self, policy):
+        toy = TOYS["even"].changed(bn_buffers=policy)
+        federation = toy.federation(FedAvg())
+        with federation.workers:
+            row = next(play(federation, 1)).rows[0]
+        scalars = sum(t.numel() for n, t in federation.world.init.items() if policy == "average" or n not in STATISTICS)
+        assert row["bits_up"] == row["bits_down"] == 64 * scalars == FedAvg().traffic(federation.world, 0).up

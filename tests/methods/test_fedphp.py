@@ -1,0 +1,175 @@
+"""FedPHP."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.objective import Distillation, discrepancy
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.fedphp import FedPHP
+from tests.methods.problems import server_model, uploads
+from tests.toys import TOYS, close, models, played, same
+
+TRANSFERS = pytest.mark.parametrize("transfer", ["distillation", "mmd"])
+
+
+class EvaluatesLocal(FedPHP):
+    """The model just trained is examined."""
+
+    def hand_over(self, client, model, world):
+        client.state["last"] = model
+        return super().hand_over(client, model, world)
+
+    def personal(self, server, client):
+        return client.state["last"]
+
+
+class NoCrossEntropy(FedPHP):
+    """The defaults of a published library: all transfer, no labels."""
+
+    def train(self, client, received):
+        client.train("model", [self.lesson(client)], private_weight=0.0)
+
+
+@TRANSFERS
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_without_transfer_the_global_model_is_fedavg(toy, transfer):
+    assert same([server_model(FedPHP(strength=0.0, transfer=transfer), toy)], [server_model(FedAvg(), toy)])
+    assert not same([server_model(FedPHP(strength=0.3, transfer=transfer), toy)], [server_model(FedAvg(), toy)])
+
+
+def test_history_begins_with_the_first_local_model():
+    federation, sent = uploads(FedPHP())
+    for client in federation.standing.clients:
+        assert same([client.state["history"]], [sent[client.id]])
+
+
+def test_history_without_momentum_is_the_last_local_model():
+    assert same(models(FedPHP(momentum=0.0), TOYS["even"]), models(EvaluatesLocal(momentum=0.0), TOYS["even"]))
+    assert not same(models(FedPHP(), TOYS["even"]), models(EvaluatesLocal(), TOYS["even"]))
+
+
+def test_history_is_the_moving_average_of_local_models():
+    class Recording(FedPHP):
+        def hand_over(self, client, model, world):
+            record.setdefault(client.id, []).append(params.copy(model))
+            return super().hand_over(client, model, world)
+
+    record: dict[int, list] = {}
+    federation = played(Recording(), TOYS["even"])
+    for client, [first, second, third] in record.items():
+        history = params.mixed(second, first, 1 - 0.9 * 1 / 3)
+        history = params.mixed(third, history, 1 - 0.9 * 2 / 3)
+        assert close([federation.standing.clients[client].state["history"]], [history], 1e-14)
+
+
+def test_all_of_history_can_survive():
+    frozen, other = TOYS["even"].federation(FedPHP()).world.init, models(FedPHP(), TOYS["even"])[0]
+    assert same([params.mixed(other, frozen, 0.0)], [frozen])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_what_is_inherited_grows_with_participation_to_its_ceiling(share):
+    world = World(num_classes=3, init={}, sizes={}, rounds=20, participation=share)
+    shares = [FedPHP().inherited(times, world) for times in range(30)]
+    assert shares[0] == 0
+    assert shares == sorted(shares)
+    assert shares[round(20 * share)] == pytest.approx(0.9)
+    assert max(shares) == 0.9
+
+
+@TRANSFERS
+def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
+    federation = TOYS["even"].federation(FedPHP(transfer=transfer))
+    with federation.workers:
+        rows = [done.rows[0] for done in play(federation, 3)]
+    assert "loss_transfer" not in rows[0]
+    assert rows[1]["loss_transfer"] > 0
+    federation = played(FedPHP(transfer=transfer), TOYS["even"])
+    assert all(not tensor.requires_grad for tensor in federation.standing.clients[0].state["history"].values())
+
+
+def test_the_loss_is_a_mixture_of_labels_and_teacher():
+    """One plain step of the second round, by hand."""
+    toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
+    federation = played(FedPHP(strength=0.3), toy, rounds=1)
+    client = federation.standing.clients[0]
+    start, history = federation.standing.server["model"], client.state["history"]
+    client.begin_round(2)
+    positions = client._private_batches("private")[0]
+    inputs, labels = client.private.inputs(positions), client.private.labels[positions]
+    teacher = (client.learner.module(history)(inputs).detach() / 4).softmax(dim=1)
+    module = client.learner.module(start)
+    logits = module(inputs)
+    ce = torch.nn.functional.cross_entropy(logits, labels)
+    kt = -(teacher * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    gradients = torch.autograd.grad(0.7 * ce + 0.3 * kt, list(module.parameters()))
+    names = [name for name, _ in module.named_parameters()]
+    expected = {name: start[name] - gradient for name, gradient in zip(names, gradients, strict=True)}
+    received = {"model": params.copy(start)}
+    sent = federation.method.local_round(client, received, federation.world)["model"].values
+    assert close([sent], [expected], 1e-12)
+
+
+def test_leaving_the_labels_out_would_be_seen():
+    """Under other labels with the same teacher, that version moves the same way."""
+    for method, expected in ((FedPHP(strength=1.0), True), (FedPHP(strength=0.5), False), (NoCrossEntropy(), True)):
+        federation = played(FedPHP(), TOYS["even"], rounds=1)
+        client = federation.standing.clients[0]
+        client.begin_round(2)
+        results = []
+        for labels in (client.private.labels, (client.private.labels + 1) % 3):
+            client.private.labels.copy_(labels)
+            client.state["model"] = params.copy(federation.standing.server["model"])
+            client.state.pop("model.optimizer", None)
+            method.train(client, client.state["model"])
+            results.append(client.state.pop("model"))
+        assert same(results[:1], results[1:]) == expected
+
+
+def test_the_history_is_examined_not_the_model_just_trained():
+    federation = played(FedPHP(), TOYS["even"])
+    before = [params.copy(model) for model in personal_models(federation).values()]
+    for tensor in federation.standing.server["model"].values():
+        tensor.add_(1.0)
+    assert same(before, list(personal_models(federation).values()))
+
+
+def test_the_student_is_not_softened():
+    teacher = torch.tensor([[4.0, 0.0]], dtype=torch.float64)
+
+    class Outputs:
+        private_index = torch.tensor([0])
+        private_logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+
+    p = torch.tensor([1.0, 0.0], dtype=torch.float64).softmax(dim=0)
+    q = Outputs.private_logits[0].log_softmax(dim=0)
+    assert Distillation(teacher, 4.0, 1.0).loss(Outputs()).item() == pytest.approx(-(p * q).sum().item(), rel=1e-12)
+
+
+clouds = st.integers(0, 10**6).map(
+    lambda seed: torch.randn(4, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+)
+
+
+@given(clouds, clouds)
+def test_a_discrepancy_is_symmetric_and_never_negative(first, second):
+    assert discrepancy(first, first).item() == pytest.approx(0, abs=1e-12)
+    assert discrepancy(first, second).item() == pytest.approx(discrepancy(second, first).item(), rel=1e-9)
+    assert discrepancy(first, second).item() > -1e-12
+
+
+def test_a_discrepancy_falls_where_its_gradient_points():
+    first = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    second = torch.ones(3, 2, dtype=torch.float64)
+    discrepancy(first, second).backward()
+    assert (first.grad < 0).all(), "towards the other points"
+    nothing = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+    discrepancy(nothing, torch.zeros(2, 2, dtype=torch.float64)).backward()
+    assert nothing.grad.isfinite().all(), "points in one place are no trouble"

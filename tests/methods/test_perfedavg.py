@@ -1,0 +1,140 @@
+"""Per-FedAvg."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.perfedavg import PerFedAvg
+from tests.methods.problems import WEIGHT, normal_equations, quadratic_toy, server_model, uploads
+from tests.toys import TOYS, close, models, played, repainted, same
+
+VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
+
+
+class AdaptsOnTestData(PerFedAvg):
+    """As in a published repository: a leak."""
+
+    def personal(self, server, client):
+        test = client.tests
+        loss = torch.nn.functional.cross_entropy
+        module = client.learner.module(server["model"])
+        gradients = torch.autograd.grad(loss(module(test.inputs(slice(None))), test.labels), list(module.parameters()))
+        names = [name for name, _ in module.named_parameters()]
+        return params.moved(server["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
+
+
+class AdaptsForAnEpoch(PerFedAvg):
+    """As in another one: fine-tuning, not one step."""
+
+    def personal(self, server, client):
+        model = server["model"]
+        for step in client.steps():
+            model = params.moved(model, step.gradient(model, keep_statistics=False), -self.alpha)
+        return model
+
+
+@VERSIONS
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_without_an_inner_step_it_is_fedavg_with_its_own_rate(toy, version):
+    method = PerFedAvg(alpha=0.0, beta=0.03, version=version)
+    assert same(models(method, toy), models(FedAvg(), toy.changed(lr=0.03)))
+    other = PerFedAvg(alpha=0.5, beta=0.03, version=version)
+    assert not same(models(other, toy), models(FedAvg(), toy.changed(lr=0.03)))
+
+
+@VERSIONS
+def test_without_an_outer_step_the_model_never_moves(version):
+    """Also where the run's learning rate is not 0: beta is no other name for it."""
+    method = PerFedAvg(beta=0.0, version=version)
+    federation, sent = uploads(method, TOYS["even"])
+    assert same(list(sent.values()), [federation.world.init] * 3)
+    assert close([server_model(method, TOYS["even"])], [federation.world.init])
+
+
+@pytest.mark.usefixtures("quadratic")
+def test_the_versions_differ_by_the_curvature():
+    """grad F(w - alpha grad F(w)) is (I - alpha A) times the gradient at the inner point; first order leaves A out."""
+    alpha, beta = 0.3, 0.2
+    for version in ("first-order", "hessian-free"):
+        method = PerFedAvg(alpha=alpha, beta=beta, version=version)
+        federation, sent = uploads(method, quadratic_toy())
+        start = federation.world.init[WEIGHT]
+        for client in federation.standing.clients:
+            a, b = normal_equations(client)
+            inner = start - alpha * (start @ a - b)
+            slope = inner @ a - b
+            if version == "hessian-free":
+                slope = slope - alpha * slope @ a
+            assert torch.allclose(sent[client.id][WEIGHT], start - beta * slope, rtol=0, atol=1e-10)
+
+
+def test_the_curvature_is_the_derivative_of_the_gradient():
+    method = PerFedAvg(alpha=0.3, version="hessian-free", delta=1e-5)
+    federation = TOYS["even"].federation(method)
+    client = federation.standing.clients[0]
+    client.begin_round(1)
+    step = next(iter(client.steps("curvature")))
+    model = federation.world.init
+    direction = step.gradient(model)
+    ours = method.curvature(step, model, direction)
+    positions = client._private_batches("curvature")[0]
+    module = client.learner.module(model)
+    loss = torch.nn.functional.cross_entropy(module(client.private.inputs(positions)), client.private.labels[positions])
+    parameters = list(module.parameters())
+    slope = torch.autograd.grad(loss, parameters, create_graph=True)
+    inner = sum((g * direction[name]).sum() for g, (name, _) in zip(slope, module.named_parameters(), strict=True))
+    for exact, name in zip(torch.autograd.grad(inner, parameters), ours, strict=True):
+        assert torch.allclose(ours[name], exact, rtol=0, atol=1e-7)
+
+
+def test_it_adapts_by_one_step_on_training_data():
+    toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
+    federation = played(method, toy)
+    model = federation.standing.server["model"]
+    for client in federation.standing.clients:
+        gradient = client.gradient(model, "adaptation")
+        expected = {name: model[name] - 0.5 * gradient[name] for name in model}
+        assert same([method.personal(federation.standing.server, client)], [expected])
+    long = AdaptsForAnEpoch(alpha=0.5)
+    assert not same(list(personal_models(federation).values()), models(long, toy))
+
+
+def test_adapting_on_test_data_would_be_seen():
+    toy = TOYS["even"]
+    other = toy.changed(dataset=repainted(toy.dataset, np.concatenate([s.test for s in toy.partition.shards])))
+
+    def adapted(method, toy):
+        federation = toy.federation(method)
+        for client, exam in zip(federation.standing.clients, federation.exams, strict=True):
+            client.tests = exam.test
+        with federation.workers:
+            list(play(federation, 2))
+        return list(personal_models(federation).values())
+
+    assert same(adapted(PerFedAvg(), toy), adapted(PerFedAvg(), other))
+    assert not same(adapted(AdaptsOnTestData(), toy), adapted(AdaptsOnTestData(), other))
+
+
+@VERSIONS
+@pytest.mark.usefixtures("with_batch_norm")
+def test_trying_out_steps_leaves_no_trace_in_running_statistics(version):
+    federation, sent = uploads(PerFedAvg(alpha=0.5, version=version), TOYS["even"])
+    batches = TOYS["even"].train["local_steps"]
+    assert all(model["body.2.num_batches_tracked"].item() == batches for model in sent.values())
+    before = params.copy(federation.standing.server["model"])
+    personal = federation.method.personal(federation.standing.server, federation.standing.clients[0])
+    assert same([before], [federation.standing.server["model"]])
+    assert torch.equal(personal["body.2.running_mean"], before["body.2.running_mean"])
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+def test_who_has_one_example_and_batch_statistics_cannot_adapt():
+    federation = TOYS["tiny"].federation(PerFedAvg(alpha=0.5))
+    [lone] = federation.standing.clients[:1]
+    model = federation.method.personal(federation.standing.server, lone)
+    assert same([model], [federation.standing.server["model"]])

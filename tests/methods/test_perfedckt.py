@@ -1,0 +1,129 @@
+"""PerFed-CKT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmosaic_cli.cotraining.clusters import cluster
+from fedmosaic_cli.engine.messages import Logits
+from fedmosaic_cli.engine.objective import TargetLogits
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.methods.perfedckt import PerFedCKT
+from tests.toys import TOYS, close, dealt, models, played, same
+
+EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+
+
+class Summed(PerFedCKT):
+    """The distance is summed over classes, so that the strength grows with their number."""
+
+    def local_round(self, client, received, world):
+        terms = [TargetLogits(received["target"], self.mu * world.num_classes)] if received else []
+        client.train("model", terms)
+        return {"logits": Logits(client.predict_public(client.state["model"]))}
+
+
+@EVERY_TOY
+def test_without_transfer_it_is_local_training(toy):
+    assert same(models(PerFedCKT(mu=0.0), toy), models(Local(), toy))
+
+
+@EVERY_TOY
+def test_the_first_round_is_local_training_and_the_second_is_not(toy):
+    assert same(models(PerFedCKT(), toy, rounds=1), models(Local(), toy, rounds=1))
+    if len(toy.partition.shards) > 1:
+        assert not same(models(PerFedCKT(clusters=1), toy, rounds=2), models(Local(), toy, rounds=2))
+
+
+def test_one_cluster_means_the_mean_of_all():
+    federation = played(PerFedCKT(clusters=1), TOYS["even"], rounds=1)
+    logits = [client.predict_public(client.state["model"]) for client in federation.standing.clients]
+    mean = torch.stack(logits).mean(dim=0)
+    for client in federation.standing.clients:
+        assert torch.allclose(federation.standing.server[str(client.id)], mean, rtol=0, atol=1e-12)
+
+
+def test_with_a_cluster_for_everybody_the_target_is_one_s_own_and_the_next_step_local():
+    toy = TOYS["even"].changed(local_steps=1)
+    federation = played(PerFedCKT(clusters=3, mu=1.0), toy, rounds=1)
+    for client in federation.standing.clients:
+        own = client.predict_public(client.state["model"])
+        assert torch.equal(federation.standing.server[str(client.id)], own)
+    # Up to the rounding of a pass over another batch, whose square is beyond notice.
+    assert close(models(PerFedCKT(clusters=3, mu=1.0), toy, rounds=2), models(Local(), toy, rounds=2), 1e-14)
+
+
+def test_distances_are_averaged_over_classes():
+    class Outputs:
+        public_index = torch.tensor([1, 0])
+        public_logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    targets = torch.tensor([[3.0, 2.0], [1.0, 0.0]])
+    assert TargetLogits(targets, 1.0).loss(Outputs()).item() == pytest.approx((0 + 4 + 0 + 4) / 4)
+    toy = TOYS["even"]
+    assert not same(models(PerFedCKT(clusters=1), toy), models(Summed(clusters=1), toy))
+
+
+def test_targets_carry_no_gradient_and_no_message_holds_weights():
+    federation = played(PerFedCKT(), TOYS["even"], rounds=1)
+    message = federation.method.broadcast(federation.standing.server, 0, federation.world)
+    target = message["target"].values
+    assert target.shape == (7, 3)
+    assert not target.requires_grad
+    client = federation.standing.clients[0]
+    client.begin_round(2)
+    upload = federation.method.local_round(client, {"target": target}, federation.world)
+    assert [type(part) for part in upload.values()] == [Logits]
+
+
+def test_equal_clients_learn_together():
+    toy = TOYS["even"].changed(init="common")
+    shards = toy.partition.shards
+    twins = (shards[0], replace(shards[0], client=1), shards[2])
+    toy = toy.changed(partition=replace(toy.partition, shards=twins), batch_size=100)
+    federation = played(PerFedCKT(clusters=2), toy, rounds=2)
+    server = federation.standing.server
+    assert torch.equal(server["0"], server["1"])
+    assert not torch.equal(server["0"], server["2"])
+
+
+def answers(seed: int, clients: int = 6) -> list[torch.Tensor]:
+    """Answers of clients that fall into three groups."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 10 * torch.randn(3, 5, 4, generator=generator)
+    return [centres[client % 3] + torch.randn(5, 4, generator=generator) for client in range(clients)]
+
+
+def groups(numbers: list[int]) -> list[list[bool]]:
+    """Who is with whom; the clusters' own numbers mean nothing."""
+    return [[here == there for there in numbers] for here in numbers]
+
+
+@given(st.integers(0, 10**6), st.permutations(range(6)), st.permutations(range(5)))
+def test_clusters_depend_on_the_answers_alone(seed, clients, questions):
+    given_answers = answers(seed)
+    expected = groups(cluster(given_answers, 3))
+    shuffled = groups(cluster([given_answers[client] for client in clients], 3))
+    assert shuffled == [[expected[a][b] for b in clients] for a in clients]
+    assert groups(cluster([answer[list(questions)] for answer in given_answers], 3)) == expected
+
+
+def test_groups_that_lie_apart_are_found():
+    assert groups(cluster(answers(3), 3)) == [[a % 3 == b % 3 for b in range(6)] for a in range(6)]
+
+
+def test_more_clusters_than_different_answers_are_no_trouble():
+    alike = [torch.ones(2, 2)] * 4
+    assert len(set(cluster(alike, 3))) == 1
+    assert len(set(cluster([torch.ones(2, 2), torch.zeros(2, 2)], 9))) == 2
+
+
+def test_who_sits_a_round_out_keeps_its_target():
+    toy = dealt([8, 8, 8]).changed(clients_per_round=2, rounds=4)
+    federation = played(PerFedCKT(clusters=1), toy, rounds=4)
+    assert federation.standing.server.keys() == {"0", "1", "2"}
