@@ -43,16 +43,20 @@ class Linear(Classifier):
 class Toy:
     """A data set, how it is dealt, and how it is trained on."""
 
-    def __init__(self, dataset: Dataset, partition: Partition, **train: Any) -> None:
+    def __init__(
+        self, dataset: Dataset, partition: Partition, models: dict[int, ModelSettings] | None = None, **train: Any
+    ) -> None:
         self.dataset = dataset
         self.partition = partition
+        self.models = models or {}
         self.train: dict[str, Any] = {"rounds": 3, "local_steps": 3, "batch_size": 4, "lr": 0.05, "workers": 1, **train}
 
     def changed(self, **changes: Any) -> Toy:
         """The same with other examples, shards or training settings."""
         dataset = changes.pop("dataset", self.dataset)
         partition = changes.pop("partition", self.partition)
-        return Toy(dataset, partition, **{**self.train, **changes})
+        models = changes.pop("models", self.models)
+        return Toy(dataset, partition, models, **{**self.train, **changes})
 
     def federation(self, method: Method, seed: int = 0) -> Federation:
         config = RunConfig(
@@ -63,6 +67,7 @@ class Toy:
             train=TrainSettings(**self.train),
             method=method,
             partition_seed=0,
+            models=self.models,
         )
         return assemble(config, self.dataset, self.partition, CPU, torch.float64)
 
@@ -92,6 +97,16 @@ def dealt(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> T
         shards.append(Shard(client, np.sort(train), np.sort(test), flipped=client in flipped))
     settings = DataSettings(dataset="toy", clients=len(sizes), public_size=public, flip_labels=flipped)
     return Toy(dataset, Partition(settings, 0, tuple(shards), np.sort(rest)))
+
+
+def mixed(toy: Toy) -> Toy:
+    """Three clients of which no two learn alike."""
+    kinds = (
+        ModelSettings(hidden=(5, 2)),
+        ModelSettings(name="random-forest", trees=5),
+        ModelSettings(name="gradient-boosting", trees=3),
+    )
+    return toy.changed(models=dict(enumerate(kinds)))
 
 
 TOYS = {

@@ -17,6 +17,7 @@ from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import whole_numbers
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.progress import view
+from fedmosaic_cli.config.clients import NEEDS
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
@@ -86,11 +87,15 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
 
 def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
     """The runs that these clients can play; one that was asked for by name has to be among them."""
-    misfits = {run.config.method.name: reason for run in runs if (reason := run.config.misfit())}
-    for name, reason in misfits.items():
+    misfits = {run.config.method.name: (run.config.method, reason) for run in runs if (reason := run.config.misfit())}
+    titles: dict[str, list[str]] = {}
+    for name, (method, reason) in misfits.items():
         if name not in optional:
-            raise RequestError(reason)
-        remark(f"left out: {reason}")
+            way_out = "use fedmosaic, fedct or local"
+            raise RequestError(f"{method.title} {NEEDS[method.learners]}, but {reason} (clients): {way_out}")
+        titles.setdefault(f"{NEEDS[method.learners]}, but {reason}", []).append(method.title)
+    for reason, left_out in titles.items():
+        remark(f"left out: each of {', '.join(left_out)} {reason}")
     return [run for run in runs if run.config.method.name not in misfits]
 
 

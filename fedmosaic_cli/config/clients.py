@@ -60,15 +60,18 @@ def spread(sections: Mapping[str, ClientSettings], clients: int) -> dict[int, Cl
     return settings
 
 
-def misfit(method: type[Method] | Method, models: Mapping[int, ModelSettings]) -> str:
-    """Why a method cannot be played by clients with these models; empty where it can."""
+NEEDS = {"one network": "needs the same network for all clients", "any network": "needs networks"}
+
+
+def misfit(method: Method, models: Mapping[int, ModelSettings]) -> str:
+    """What about these models a method cannot be played with; empty where it can."""
+    if method.learners == "anything":
+        return ""
     strangers = [f"client {client} has a {model.name}" for client, model in models.items() if not model.is_network]
-    if strangers and method.learners != "anything":
-        return f"{method.title} needs networks, but {strangers[0]} (clients): use fedmosaic, fedct or local"
-    if method.learners == "one network" and len(set(models.values())) > 1:
-        kinds = ", ".join(dict.fromkeys(model.name for model in models.values()))
-        return (
-            f"{method.title} averages models, so all clients need the same one, not {kinds} (clients): "
-            "use fedmosaic, fedct, perfedckt or local"
-        )
-    return ""
+    if strangers or method.learners == "any network":
+        return strangers[0] if strangers else ""
+    different = list(dict.fromkeys(models.values()))
+    if len(different) == 1:
+        return ""
+    names = list(dict.fromkeys(model.name for model in different))
+    return f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"

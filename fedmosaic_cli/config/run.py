@@ -55,7 +55,7 @@ class RunConfig:
         return self.train if self.method.pooled else self.trainings.get(client, self.train)
 
     def misfit(self) -> str:
-        """Why the method cannot be played by these clients; empty where it can."""
+        """What about these clients the method cannot be played with; empty where it can."""
         return misfit(self.method, {client: self.model_of(client) for client in range(self.data.clients or 1)})
 
     def to_dict(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class EstimatorLearner:
             inputs = np.concatenate([inputs, pixels(self._public)])
             labels = np.concatenate([labels, others])
             weights = np.concatenate([weights, np.full(len(others), share)])
-        estimator = build_estimator(self.model, int(parameters["seed"]))
+        estimator = build_estimator(self.model, int(parameters["seed"]), len(labels))
         if len(np.unique(labels)) == 1:
             estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class
         with threadpool_limits(limits=1), warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """Small convolutional networks for images of about 32x32.
 
 The layers are those of the network that PFLlib calls FedAvgCNN: two 5x5 convolutions of 32 and 64 channels without
-padding, each followed by a 2x2 pool, then 512 hidden units.
+padding, each followed by a 2x2 pool, then 512 hidden units. On images below 16x16 the convolutions are 3x3 and padded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedmosaic_cli.models.classifier import Classifier, check_size
 if TYPE_CHECKING:
     from fedmosaic_cli.models.settings import ModelSettings
 
-KERNEL = 5
+SMALL = 16
 
 
 class CNN(Classifier):
@@ -24,30 +24,31 @@ class CNN(Classifier):
     batch_norm = False
 
     def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
-        check_size(settings.name, input_shape, least=16)
+        check_size(settings.name, input_shape, least=4)
         channels, height, width = input_shape
+        kernel, padding = (5, 0) if min(height, width) >= SMALL else (3, 1)
         first, second, hidden = (settings.scaled(size) for size in (32, 64, 512))
+
+        def pooled(side: int) -> int:
+            """The side of an image after a convolution and a pool."""
+            return (side + 2 * padding - kernel + 1) // 2
+
         flat = second * pooled(pooled(height)) * pooled(pooled(width))
         body = nn.Sequential(
-            *self._block(channels, first),
-            *self._block(first, second),
+            *self._block(nn.Conv2d(channels, first, kernel, padding=padding)),
+            *self._block(nn.Conv2d(first, second, kernel, padding=padding)),
             nn.Flatten(),
             nn.Linear(flat, hidden),
             nn.ReLU(),
         )
         super().__init__(body, hidden, num_classes)
 
-    def _block(self, inputs: int, outputs: int) -> list[nn.Module]:
-        norm = [nn.BatchNorm2d(outputs)] if self.batch_norm else []
-        return [nn.Conv2d(inputs, outputs, KERNEL), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+    def _block(self, convolution: nn.Conv2d) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(convolution.out_channels)] if self.batch_norm else []
+        return [convolution, *norm, nn.ReLU(), nn.MaxPool2d(2)]
 
 
 class CNNBN(CNN):
     """The same with batch normalisation after each convolution."""
 
     batch_norm = True
-
-
-def pooled(side: int) -> int:
-    """The side of an image after a convolution and a pool."""
-    return (side - KERNEL + 1) // 2

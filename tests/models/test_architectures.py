@@ -79,12 +79,14 @@ def test_batch_normalisation_is_where_it_is_promised():
         return any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in small(name).modules())
 
     assert [name for name in SHAPES if has_norm(name)] == ["cnn-bn", "alexnet-bn"]
+    assert all(ModelSettings(name=name).has_batch_norm == has_norm(name) for name in SHAPES)
+    assert all(ModelSettings(name=name).is_network for name in SHAPES)
 
 
 @pytest.mark.parametrize(
     ("settings", "shape", "words"),
     [
-        ({"name": "cnn"}, (1, 8, 8), "cnn needs images of at least 16x16, these are 8x8"),
+        ({"name": "cnn"}, (1, 3, 8), "cnn needs images of at least 4x4, these are 8x3"),
         ({"name": "alexnet-bn"}, (3, 32, 32), "at least 64x64"),
         ({"name": "vit"}, (3, 28, 28), "cannot be cut into 16x16 patches"),
         ({"name": "vit-tiny", "patch": 5}, (1, 28, 28), r"5x5 patches \(model\.patch\)"),
@@ -97,7 +99,7 @@ def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("cnn", (1, 16, 16)), ("alexnet-bn", (3, 64, 64)), ("vit-tiny", (1, 4, 4))]
+    ("name", "shape"), [("cnn", (1, 16, 16)), ("cnn", (1, 4, 15)), ("alexnet-bn", (3, 64, 64)), ("vit-tiny", (1, 4, 4))]
 )
 def test_the_smallest_images_work(name, shape):
     settings = ModelSettings(name=name, width=1 / 16)

@@ -1,0 +1,94 @@
+"""The section `clients`: who differs, and which methods can be played then."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedmosaic_cli.config.clients import members, spread
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run import first_difference, resolve_run, stored_run
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.methods import METHODS
+
+
+def run(method, *assignments, clients=6):
+    layers = Layers()
+    layers.add("preset", {"data": {"clients": clients}})
+    for assignment in assignments:
+        layers.set(assignment)
+    return resolve_run("x", layers, method, 0, Place())
+
+
+def test_a_range_and_a_name_are_enough():
+    config = run("fedmosaic", "clients.0-1.model=cnn", "clients.3={model: {name: mlp, hidden: [7]}, lr: 0.5}")
+    assert [config.model_of(client).name for client in range(6)] == ["cnn", "cnn", "mlp", "mlp", "mlp", "mlp"]
+    assert [config.model_of(client).hidden for client in (2, 3)] == [(64,), (7,)]
+    assert [config.train_of(client).lr for client in (2, 3)] == [0.001, 0.5]
+    assert config.train_of(3).rounds == config.train.rounds
+
+
+def test_numbers_as_keys_are_clients_too():
+    layers = Layers()
+    layers.add("file", {"data": {"clients": 3}, "clients": {2: {"optimizer": "sgd", "momentum": 0.5}}})
+    config = resolve_run("x", layers, "fedavg", 0, Place())
+    assert (config.train_of(2).optimizer, config.train_of(1).optimizer) == ("sgd", "adam")
+    assert not config.misfit()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("clients.6.model=mlp", "numbered from 0 to 5"),
+        ("clients.4-9.model=mlp", "numbered from 0 to 5"),
+        ("clients.3-1.model=mlp", "numbered from 0 to 5"),
+        ("clients.-1.model=mlp", "cannot read clients"),
+        ("clients.all.model=mlp", "cannot read clients"),
+        ("clients.1.model=resnet", "it must be"),
+        ("clients.1.model=3", "clients.1.model"),
+        ("clients.1.model={nme: mlp}", "nme"),
+        ("clients.1.modle=mlp", "clients.1.modle"),
+        ("clients.1.lr=0", "greater than 0"),
+        ("clients.1.momentum=0.5", "momentum"),
+        ("clients.1=mlp", "not a mapping"),
+        ("clients=mlp", "cannot read"),
+        ("train.clients_per_round=7", "6 clients"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(assignment, words):
+    with pytest.raises(RequestError) as error:
+        run("fedmosaic", assignment)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nobody_is_named_twice():
+    with pytest.raises(RequestError, match="client 2 is named twice"):
+        run("fedmosaic", "clients.0-2.model=cnn", "clients.2-3.model=mlp")
+    assert list(members("4", 5)) == [4]
+    assert spread({}, 3) == {}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_average_need_one_network(method):
+    networks, forests = run(method, "clients.0-2.model=cnn"), run(method, "clients.0-2.model=random-forest")
+    anything = {"centralized", "local", "fedct", "fedmosaic"}
+    assert bool(networks.misfit()) == (method not in anything | {"perfedckt"})
+    assert bool(forests.misfit()) == (method not in anything)
+    assert bool(run(method, "model.name=decision-tree").misfit()) == (method not in anything)
+    assert not run(method).misfit()
+
+
+def test_a_mixed_run_is_stored_and_compared(tmp_path):
+    import yaml
+
+    layers = Layers()
+    layers.add_all(load_preset("quickstart-mixed").layers)
+    config = resolve_run("quickstart-mixed", layers, "fedmosaic", 0, Place())
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
+    assert stored_run(path, Place()) == config
+    layers.set("clients.2-3.lr=0.5")
+    other = resolve_run("quickstart-mixed", layers, "fedmosaic", 0, Place())
+    assert "clients.2-3.lr" in first_difference(config, other)

@@ -1,0 +1,138 @@
+"""Clients that are no networks, and clients of different kinds in one federation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.tree import DecisionTreeClassifier
+
+from fedmosaic_cli.engine.estimators import EstimatorLearner, pixels
+from fedmosaic_cli.engine.learner import Draw, Lesson
+from fedmosaic_cli.engine.objective import PseudoLabels, TargetLogits
+from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.errors import FedMosaicError
+from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.local import Centralized, Local
+from fedmosaic_cli.methods.perfedckt import PerFedCKT
+from fedmosaic_cli.models.settings import ESTIMATORS, ModelSettings
+from tests.toys import CPU, TOYS, dealt, mixed, models, played, relabelled, same
+
+MIXED = mixed(TOYS["even"])
+METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="stabilised", expertise="entropy")])
+
+
+def predictions(federation):
+    """What everybody says of the public set."""
+    return [c.predict_public(federation.method.personal({}, c)) for c in federation.standing.clients]
+
+
+def test_without_trust_fedmosaic_is_local_training_whatever_learns():
+    assert same(models(FedMosaic(trust=0.0), MIXED), models(Local(), MIXED))
+    assert not same(models(FedMosaic(trust=0.5), MIXED), models(Local(), MIXED))
+
+
+def test_with_full_trust_and_equal_votes_it_is_fedct_whatever_learns():
+    assert same(models(FedMosaic(trust=1.0, expertise="uniform"), MIXED), models(FedCT(), MIXED))
+
+
+@METHODS
+def test_a_mixed_run_can_be_repeated_with_any_number_of_workers(method):
+    ours = predictions(played(method, MIXED))
+    again = predictions(played(method, MIXED.changed(workers=3)))
+    assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
+
+
+@METHODS
+def test_a_mixed_run_goes_on_from_a_checkpoint(method):
+    halfway = played(method, MIXED, rounds=2)
+    again, whole = MIXED.federation(method), MIXED.federation(method)
+    restore(again.standing, *capture(halfway.standing), 2, CPU)
+    with again.workers, whole.workers:
+        assert list(play(again, 4)) == list(play(whole, 4))[2:]
+
+
+def test_a_model_of_one_s_own_does_not_disturb_the_others():
+    plain, with_others = models(Local(), TOYS["even"]), models(Local(), mixed(TOYS["even"]))
+    assert len(with_others[1]["labels"]) == 7
+    only_first = TOYS["even"].changed(models={0: MIXED.models[0]})
+    assert same(models(Local(), only_first)[1:], plain[1:])
+
+
+def test_networks_of_different_kinds_can_share_logits():
+    toy = TOYS["even"].changed(models={0: ModelSettings(hidden=(5, 2)), 1: ModelSettings(hidden=())})
+    federation = played(PerFedCKT(clusters=1), toy)
+    assert len({len(model) for model in personal_models(federation).values()}) == 3
+
+
+def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
+    """Mean private loss plus trust times mean public loss, by hand."""
+    client = TOYS["uneven"].federation(Local()).standing.clients[2]
+    learner = EstimatorLearner(ModelSettings(name="decision-tree", depth=2), client.private, client.public, 3)
+    labels = torch.arange(7) % 3
+    parameters = learner.initial_parameters(5)
+    term = PseudoLabels(labels, 0.25)
+    learner.fit(parameters, {}, Lesson(client.private, client.public, Draw([], []), [term]))
+    inputs = np.concatenate([pixels(client.private), pixels(client.public)])
+    targets = np.concatenate([client.private.labels, labels])
+
+    def by_hand(weight):
+        tree = DecisionTreeClassifier(max_depth=2, random_state=5)
+        return tree.fit(inputs, targets, sample_weight=np.repeat([1.0, weight], [11, 7])).predict_proba(inputs)
+
+    ours = np.concatenate([learner.predict(parameters, part)[1].exp() for part in (client.private, client.public)])
+    assert np.allclose(ours, by_hand(0.25 * 11 / 7), atol=1e-6)
+    assert not np.allclose(by_hand(0.25 * 11 / 7), by_hand(0.25), atol=1e-6), (
+        "trust itself as a weight is another thing"
+    )
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_kind_learns_what_can_be_learnt(name):
+    toy = dealt([30, 30], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=20)))
+    federation = toy.federation(FedMosaic(trust="stabilised"))
+    with federation.workers:
+        rows = list(play(federation, 3))[-1].rows
+    assert all(row["loss_private"] < 0.9 for row in rows)
+    assert all(row["loss_public"] is not None for row in rows)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_one_class_is_no_trouble_and_an_unseen_one_is_never_impossible(name):
+    toy = dealt([6, 6], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=3)))
+    first = toy.partition.shards[0].train
+    labels = toy.dataset.labels.copy()
+    labels[first] = 2
+    toy = toy.changed(dataset=toy.dataset.__class__(**{**vars(toy.dataset), "labels": labels}))
+    federation = played(Local(), toy, rounds=1)
+    logits = predictions(federation)[0]
+    assert logits.isfinite().all()
+    assert (logits.argmax(dim=1) == 2).all()
+
+
+def test_before_the_first_round_it_knows_nothing():
+    client = MIXED.federation(Local()).standing.clients[1]
+    assert (client.predict_public(client.state["model"]) == 0).all()
+
+
+def test_pooled_data_can_be_learnt_by_a_forest():
+    toy = TOYS["even"].changed(models={0: ModelSettings(name="random-forest", trees=3)})
+    assert "labels" not in models(Centralized(), toy)[0], "who holds everything has the model of the section `model`"
+
+
+def test_it_learns_from_its_own_labels():
+    other = MIXED.changed(dataset=relabelled(MIXED.dataset, MIXED.partition.shards[1].train))
+    ours, theirs = predictions(played(Local(), MIXED)), predictions(played(Local(), other))
+    assert not torch.equal(ours[1], theirs[1])
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[2], theirs[2])
+
+
+def test_what_it_cannot_learn_from_is_refused():
+    client = MIXED.federation(Local()).standing.clients[1]
+    with pytest.raises(FedMosaicError, match="random-forest cannot learn from TargetLogits"):
+        client.train("model", [TargetLogits(torch.zeros(7, 3), 1.0)])
+    with pytest.raises(FedMosaicError, match="no network"):
+        client.descend("model", {})
