@@ -260,6 +260,20 @@ REFUSED = [
     (["partition", "--scheme", "iid", "--dataset", "mnits"], "unknown data set 'mnits'"),
     (["partition", "--scheme", "iid", "--flip-labels", "15"], "no client 15"),
     (["partition", "--scheme", "iid", "--flip-labels", "a"], "whole numbers"),
+    (
+        ["baseline", "fedavg", "--preset", "quickstart-mixed"],
+        "the same network for all clients, but client 4 has",
+    ),
+    (["baseline", "perfedckt", "--preset", "quickstart-mixed"], "PerFed-CKT needs networks"),
+    (["baseline", "ditto", "--preset", "quickstart", "--set", "clients.0-3.model=cnn"], "but theirs are cnn, mlp"),
+    (
+        ["baseline", "fedavg", "--preset", "quickstart", "--set", "clients.0.model.hidden=[9]"],
+        "not all are the same mlp",
+    ),
+    (["train", "--preset", "quickstart", "--set", "clients.9-10.lr=0.1"], "numbered from 0 to 9"),
+    (["train", "--preset", "quickstart", "--set", "train.clients_per_round=11"], "there are 10 clients"),
+    (["baseline", "pfedme", "--preset", "quickstart", "--set", "methods.pfedme.lr=1"], "overshoots theta"),
+    (["baseline", "fedprox", "--preset", "quickstart", "--set", "methods.fedprox.mu=-1"], "at least 0"),
     (["evaluate", "nowhere"], "not a run directory"),
     (["evaluate"], "RUN"),
     (["report"], "no runs here"),
@@ -527,6 +541,61 @@ def test_names_are_shown_as_they_are(invoke, tmp_path):
     result = invoke("train", *SHORT, "--run-dir", "a[red]b[/nope]")
     assert result.exit_code == 0, result.stderr
     assert "a[red]b[/nope]" in result.stdout
+
+
+def test_a_method_that_would_be_another_one_is_called_out(invoke):
+    result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run")
+    assert "warning: FedBN is FedAvg here" in result.stderr
+    result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run", "--set", "model.name=cnn-bn")
+    assert "warning" not in result.stderr
+
+
+def test_a_federation_of_many_kinds(invoke, tmp_path):
+    short = ("--preset", "quickstart-mixed", "--rounds", "3", "--set", "clients.6-7.model={name: decision-tree}", "-q")
+    trained = invoke("train", *short, "--set", "methods.fedmosaic.warmup_rounds=1")
+    assert trained.exit_code == 0, trained.stderr
+    summary = json.loads(next(tmp_path.rglob("fedmosaic-entropy/seed-0/summary.json")).read_text())
+    assert summary["clients"]["6-7"]["model"] == {"name": "decision-tree"}
+    examined = invoke("evaluate", "runs/quickstart-mixed/fedmosaic-entropy/seed-0", "--json")
+    assert json.loads(examined.stdout)[0]["accuracy"]["client_mean"] == summary["accuracy"]["client_mean"]
+    others = invoke("baseline", "all", *short)
+    assert others.exit_code == 0, others.stderr
+    assert "left out: each of FedAvg, FedProx" in others.stderr
+    assert {path.parent.parent.name for path in tmp_path.rglob("summary.json")} == {
+        "fedmosaic-entropy",
+        "centralized",
+        "local",
+        "fedct",
+    }
+
+
+def test_personal_and_global_accuracy_stand_side_by_side(finished_runs):
+    def summary(method):
+        return json.loads((finished_runs / "quickstart" / method / "seed-0" / "summary.json").read_text())
+
+    assert summary("fedavg")["global_accuracy"] == summary("fedavg")["accuracy"]
+    assert summary("ditto")["global_accuracy"] == summary("fedavg")["accuracy"]
+    assert summary("ditto")["accuracy"] != summary("ditto")["global_accuracy"]
+    assert summary("local")["global_accuracy"] is None
+    assert summary("ditto")["evaluation"]["model"] == "the client's personal model, which never leaves it"
+    # A network without batch normalisation.
+    assert summary("fedbn")["accuracy"] == summary("fedavg")["accuracy"]
+
+
+def test_what_plans_its_rounds_ahead_cannot_be_prolonged(invoke, finished_runs, tmp_path):
+    for method, code in (("fedphp", 2), ("fedprox", 0)):
+        shutil.copytree(finished_runs / "quickstart" / method / "seed-0", tmp_path / method)
+        options = ("--preset", "quickstart", "--resume", "--rounds", "8", "-q", "--run-dir", str(tmp_path / method))
+        result = invoke("baseline", method, *options)
+        assert result.exit_code == code
+        assert ("every round of FedPHP depends" in result.stderr) == bool(code)
+
+
+def test_all_methods_are_listed_with_what_travels(invoke):
+    listed = json.loads(invoke("baseline", "--list", "--json").stdout)
+    assert [method["name"] for method in listed] == list(METHODS)
+    assert {method["family"] for method in listed} == {"baseline", "FL", "PFL", "co-training"}
+    assert all(method["travels"] and method["citation"] and method["evaluated"] for method in listed)
 
 
 def test_a_method_that_never_collaborates_is_called_out(invoke):
