@@ -140,6 +140,28 @@ def test_traffic_is_as_foretold(name):
     assert (last["bits_up"], last["bits_down"]) == (foretold.up, foretold.down)
 
 
+# 4x3 + 3 + 3x3 + 3 weights of 64 bits. 10 public examples, 3 classes: 2 bits a label, in whole bytes; 8 bits of expertise.
+WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "up", "down"),
+    [
+        ("local", 0, 0),
+        *((name, WEIGHTS, WEIGHTS) for name in ("fedavg", "fedprox", "fedbn", "perfedavg", "ditto", "pfedme")),
+        *((name, WEIGHTS, WEIGHTS) for name in ("apfl", "fedphp")),
+        ("fedct", LABELS, LABELS),
+        ("perfedckt", LOGITS, LOGITS),
+        ("fedmosaic", LABELS + EXPERTISE, LABELS),
+    ],
+)
+def test_traffic_follows_from_the_sizes(name, up, down):
+    federation = dealt([5, 6, 7], public=10).federation(VARIANTS[name])
+    with federation.workers:
+        rows = [row for done in play(federation, 3) for row in done.rows]
+    assert {(row["bits_up"], row["bits_down"]) for row in rows if row["round"] > 1} == {(up, down)}
+
+
 def test_training_alone_never_depends_on_others():
     toy = TOYS["even"]
     other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))

@@ -20,6 +20,7 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
+from tests.methods.problems import uploads
 from tests.toys import TOYS, Toy, close, dealt, models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
@@ -148,6 +149,18 @@ def test_fedavg_weights_clients_by_their_data():
     assert close(models(FedAvg(), TOYS["even"]), models(Uniform(), TOYS["even"]))
 
 
+def test_examples_counted_twice_count_twice():
+    toy = TOYS["uneven"].changed(optimizer="sgd", lr=0.2, local_steps=1, batch_size=1000)
+    first, *others = toy.partition.shards
+    twice = (replace(first, train=np.repeat(first.train, 2)), *others)
+    doubled = toy.changed(partition=replace(toy.partition, shards=twice))
+    [ours] = models(FedAvg(), doubled, rounds=1)[:1]
+    # The client's own step is the same: the mean of its gradient does not change.
+    copies = uploads(FedAvg(), toy)[1]
+    assert close([ours], [params.weighted_mean(list(copies.values()), [6, 6, 11])])
+    assert not close([ours], [params.weighted_mean(list(copies.values()), [3, 6, 11])], 1e-6)
+
+
 def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
     federation = played(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
@@ -220,6 +233,30 @@ def test_the_stabilised_rule_is_what_its_name_says():
     for row in rows:
         private, public = row["loss_private"], row["loss_public"]
         assert row["lambda"] == pytest.approx(min(1, math.exp(-(public - private) / (private + 0.3))), rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["paper", "stabilised"])
+def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
+    toy = dealt([30] * 5, public=30, flipped=(0,)).changed(local_steps=20)
+    federation = toy.federation(FedMosaic(trust=rule, expertise="entropy"))
+    with federation.workers:
+        last = list(play(federation, 4))[-1].rows
+    assert last[0]["lambda"] < min(row["lambda"] for row in last[1:])
+
+
+def test_scaling_logits_changes_no_label_that_is_sent():
+    federation = played(FedCT(), TOYS["even"], rounds=1)
+    client = federation.standing.clients[0]
+    logits = client.predict_public(client.state["model"])
+    sent = [FedCT().opinion((factor * logits).log_softmax(dim=1), client)["labels"].values for factor in (1.0, 7.5)]
+    assert torch.equal(*sent)
+
+
+def test_every_round_after_the_first_steps_ends_in_an_exchange():
+    federation = TOYS["even"].federation(FedCT())
+    with federation.workers:
+        uploads_of_round = [sum(row["bits_up"] > 0 for row in done.rows) for done in play(federation, 4)]
+    assert uploads_of_round == [3] * 4
 
 
 def test_a_flipped_client_trains_and_votes_on_its_flipped_labels():

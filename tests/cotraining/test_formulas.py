@@ -20,6 +20,7 @@ from fedmosaic_cli.cotraining.expertise import (
     uniform_expertise,
 )
 from fedmosaic_cli.cotraining.trust import TRUST_RULES, loss_ratio_trust
+from fedmosaic_cli.engine.messages import Scores
 
 losses = st.floats(min_value=0, max_value=100)
 
@@ -152,6 +153,19 @@ def test_the_winner_has_the_highest_score_and_somebody_voted_for_it(case):
     scores, winners = vote_scores(labels, weights, classes), weighted_vote(labels, weights, classes)
     assert torch.allclose(scores.gather(1, winners[:, None])[:, 0], scores.max(dim=1).values, rtol=1e-9, atol=0)
     assert all(winner in labels[:, example] for example, winner in enumerate(winners))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.sampled_from([2, 4, 8]))
+def test_rounding_expertise_changes_a_label_only_where_the_vote_was_close(seed, voters, bits):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (voters, 40), generator=generator)
+    expertise = torch.rand(voters, 40, generator=generator, dtype=torch.float64)
+    arrived = Scores(expertise.flatten(), 0.0, 1.0, bits).travel()[0].reshape(expertise.shape)
+    exact, rounded = weighted_vote(labels, expertise, 3), weighted_vote(labels, arrived, 3)
+    scores = torch.zeros(40, 3, dtype=torch.float64).scatter_add_(1, labels.T, expertise.T)
+    best, second = scores.sort(dim=1, descending=True).values[:, :2].T
+    changed = exact != rounded
+    assert (best - second)[changed].le(voters / (2**bits - 1)).all()
 
 
 @given(votes())
