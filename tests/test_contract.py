@@ -140,7 +140,7 @@ def test_traffic_is_as_foretold(name):
     assert (last["bits_up"], last["bits_down"]) == (foretold.up, foretold.down)
 
 
-# 4x3 + 3 + 3x3 + 3 weights of 64 bits. 10 public examples, 3 classes: 2 bits a label, in whole bytes; 8 bits of expertise.
+# 4x3 + 3 + 3x3 + 3 weights of 64 bits; 10 public examples, 3 classes: 2 bits a label, in whole bytes; 8 bits expertise.
 WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
 
 
