@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.method import Leash, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, State, World
+    from fedmosaic_cli.engine.method import Client, Parameters
 
 
 @hyperparameters
@@ -31,16 +30,9 @@ class Ditto(FedAvg):
     family = "PFL"
     citation = "Li et al. 2021"
     evaluated = "the client's personal model, which never leaves it"
-
-    def enter(self, client: Client, world: World) -> None:
-        super().enter(client, world)
-        client.state["personal"] = params.copy(world.init)
+    personal_entry = "personal"
 
     def train(self, client: Client, received: Parameters) -> None:
         # First, while what was received is as it came.
         client.train("personal", leash=Leash(received, self.mu) if self.mu else None)
         super().train(client, received)
-
-    def personal(self, server: State, client: Client) -> Parameters:
-        model: Parameters = client.state["personal"]
-        return model

@@ -32,6 +32,8 @@ class FedAvg(Method):
     travels = "model parameters, both ways"
     citation = "McMahan et al. 2017"
     evaluated = "the global model after aggregation"
+    personal_entry: ClassVar[str | None] = None
+    """Where a client remembers a personal model of its own; it starts as the global one does."""
 
     def kept(self, world: World) -> frozenset[str]:
         """The entries of the model that stay with each client."""
@@ -41,6 +43,8 @@ class FedAvg(Method):
         kept = self.kept(world)
         client.state["kept"] = params.copy(params.only(world.init, kept))
         client.state["settled"] = self.forgets(kept, world)
+        if self.personal_entry:
+            client.state[self.personal_entry] = params.copy(world.init)
 
     def open(self, world: World) -> State:
         return {"model": params.copy(params.without(world.init, self.kept(world)))}
@@ -74,7 +78,8 @@ class FedAvg(Method):
         return {"model": params.weighted_mean(models, world.weights(uploads))}
 
     def personal(self, server: State, client: Client) -> Parameters:
-        return self.merged(server["model"], client)
+        own: Parameters | None = client.state[self.personal_entry] if self.personal_entry else None
+        return self.merged(server["model"], client) if own is None else own
 
     def shared(self, server: State, client: Client) -> Parameters | None:
         return self.merged(server["model"], client)

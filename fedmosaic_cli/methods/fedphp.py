@@ -20,7 +20,7 @@ from fedmosaic_cli.engine.objective import Distillation, FeatureMatching
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, State, Term, World
+    from fedmosaic_cli.engine.method import Client, Parameters, Term, World
 
 
 @hyperparameters
@@ -37,11 +37,12 @@ class FedPHP(FedAvg):
     family = "PFL"
     citation = "Li et al. 2021"
     evaluated = "the client's history model, which never leaves it"
+    personal_entry = "history"
     plans_ahead = True
 
     def enter(self, client: Client, world: World) -> None:
         super().enter(client, world)
-        client.state |= {"history": params.copy(world.init), "times": 0}
+        client.state["times"] = 0
 
     def train(self, client: Client, received: Parameters) -> None:
         if not self.strength or not client.state["times"]:
@@ -65,7 +66,3 @@ class FedPHP(FedAvg):
     def inherited(self, times: int, world: World) -> float:
         """The share of the history that survives, for a client that has taken part so many times before."""
         return min(self.momentum * times / (world.participation * world.rounds), self.momentum)
-
-    def personal(self, server: State, client: Client) -> Parameters:
-        model: Parameters = client.state["history"]
-        return model

@@ -40,16 +40,13 @@ class PFedMe(FedAvg):
     family = "PFL"
     citation = "Dinh et al. 2020"
     evaluated = "the client's personal model theta, which never leaves it"
+    personal_entry = "personal"
 
     @model_validator(mode="after")
     def steps_do_not_overshoot(self) -> PFedMe:
         if self.lr * self.mu > 1:
             raise ValueError(f"lr {self.lr} times mu {self.mu} is above 1, which overshoots theta: lower one of them")
         return self
-
-    def enter(self, client: Client, world: World) -> None:
-        super().enter(client, world)
-        client.state["personal"] = params.copy(world.init)
 
     def train(self, client: Client, received: Parameters) -> None:
         model = client.state["model"]
@@ -73,7 +70,3 @@ class PFedMe(FedAvg):
         mean = super().aggregate(server, uploads, world)["model"]
         # A variance must not be extrapolated: statistics are the mean's.
         return {"model": params.mixed(mean, server["model"], self.beta, mean.keys() - world.buffers)}
-
-    def personal(self, server: State, client: Client) -> Parameters:
-        model: Parameters = client.state["personal"]
-        return model
