@@ -217,6 +217,20 @@ def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public])
+@pytest.mark.parametrize("policy", ["keep", "reset"])
+def test_memory_is_as_foretold(name, policy):
+    method = VARIANTS[name]
+    federation = played(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
+    upload = one_turn(method, federation, client=0)
+    arrays = [array for key, array in capture(federation.standing)[0].items() if key.startswith("client-0/")]
+    numbers = sum(array.size for array in arrays if array.ndim) + sum(
+        t.numel() for t in upload.get("model", {}).values()
+    )
+    remembered = 2 * method.models_trained if policy == "keep" else 0
+    assert numbers == 27 * (method.models_held + remembered)
+
+
 def test_rows_hold_what_the_documentation_promises(method):
     federation = TOYS["even"].federation(method)
     with federation.workers:

@@ -210,6 +210,10 @@ class Method(ABC):
     """Whether it cannot do without a public set."""
     learners: ClassVar[Learners] = "one network"
     """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
+    models_held: ClassVar[int] = 1
+    """How many models a client holds at the end of its turn, the one on its way to the server included."""
+    models_trained: ClassVar[int] = 1
+    """How many of them an optimizer remembers things about."""
     plans_ahead: ClassVar[bool] = False
     """Whether what happens in a round depends on how many there will be."""
 

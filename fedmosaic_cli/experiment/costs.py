@@ -127,8 +127,7 @@ def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
 
 
 def copies(config: RunConfig, client: int) -> int:
-    """How many tensors of a model's size a client keeps: the model, and what its optimizer remembers."""
-    train = config.train_of(client)
-    if train.optimizer_state == "reset":
-        return 1
-    return 3 if train.optimizer == "adam" else 1 + bool(train.momentum)
+    """How many tensors of a model's size a client keeps: its models, and what their optimizers remember."""
+    train, method = config.train_of(client), config.method
+    remembered = 2 if train.optimizer == "adam" else int(train.momentum > 0)
+    return method.models_held + (0 if train.optimizer_state == "reset" else method.models_trained * remembered)

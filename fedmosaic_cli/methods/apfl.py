@@ -41,6 +41,7 @@ class APFL(FedAvg):
     family = "PFL"
     citation = "Deng et al. 2020"
     evaluated = "the mixture of the client's private model and its copy of the global one, after its last local pass"
+    models_held, models_trained = 3, 2
 
     def enter(self, client: Client, world: World) -> None:
         super().enter(client, world)

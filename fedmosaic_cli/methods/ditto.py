@@ -31,6 +31,7 @@ class Ditto(FedAvg):
     citation = "Li et al. 2021"
     evaluated = "the client's personal model, which never leaves it"
     personal_entry = "personal"
+    models_held, models_trained = 2, 2
 
     def train(self, client: Client, received: Parameters) -> None:
         # First, while what was received is as it came.

@@ -38,6 +38,7 @@ class FedPHP(FedAvg):
     citation = "Li et al. 2021"
     evaluated = "the client's history model, which never leaves it"
     personal_entry = "history"
+    models_held = 2
     plans_ahead = True
 
     def enter(self, client: Client, world: World) -> None:

@@ -41,6 +41,7 @@ class PFedMe(FedAvg):
     citation = "Dinh et al. 2020"
     evaluated = "the client's personal model theta, which never leaves it"
     personal_entry = "personal"
+    models_held, models_trained = 2, 0
 
     @model_validator(mode="after")
     def steps_do_not_overshoot(self) -> PFedMe:
