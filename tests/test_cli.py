@@ -546,8 +546,19 @@ def test_names_are_shown_as_they_are(invoke, tmp_path):
 def test_a_method_that_would_be_another_one_is_called_out(invoke):
     result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run")
     assert "warning: FedBN is FedAvg here" in result.stderr
-    result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run", "--set", "model.name=cnn-bn")
-    assert "warning" not in result.stderr
+    for key in ("model.name", "clients.0-9.model"):
+        result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run", "--set", f"{key}=cnn-bn")
+        assert "warning" not in result.stderr
+    result = invoke(
+        "baseline", "perfedckt", "--preset", "quickstart", "--dry-run", "--set", "train.clients_per_round=5"
+    )
+    assert "5 clusters for 5 clients in a round" in result.stderr
+
+
+def test_without_a_public_set_those_who_need_none_are_played(invoke):
+    result = invoke("baseline", "all", "--preset", "quickstart", "--dry-run", "--set", "data.public_size=0")
+    assert result.exit_code == 0
+    assert "left out: each of FedCT, PerFed-CKT needs a public set" in result.stderr
 
 
 def test_a_federation_of_many_kinds(invoke, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import channel
+from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.engine.rounds import examine, personal_models, play
 from fedmosaic_cli.experiment.state import capture, restore
@@ -17,12 +18,14 @@ from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
+from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from tests.toys import CPU, TOYS, close, dealt, models, played, relabelled, repainted, same
 
 VARIANTS: dict[str, Method] = {
     **{name: method() for name, method in METHODS.items()},
     "fedmosaic-entropy": FedMosaic(expertise="entropy", trust="stabilised"),
     "fedmosaic-late": FedMosaic(expertise="uniform", trust=0.5, warmup_rounds=2),
+    "perfedckt-groups": PerFedCKT(clusters=2, mu=1.0),
     "perfedavg-hf": PerFedAvg(version="hessian-free"),
     "fedphp-mmd": FedPHP(transfer="mmd", strength=0.5),
 }
@@ -79,7 +82,7 @@ def check_that_evaluation_leaves_no_trace(method, toy):
     with federation.workers:
         list(play(federation, 2))
         before, noise = deepcopy(capture(federation.standing)), torch.random.get_rng_state()
-        assert examine(federation, []) == examine(federation, [])
+        assert examine(federation, {}) == examine(federation, {})
         after = deepcopy(capture(federation.standing))
         list(play(federation, 3))
     assert before[1] == after[1]
@@ -91,11 +94,19 @@ def check_that_evaluation_leaves_no_trace(method, toy):
 def test_test_labels_and_public_labels_do_not_reach_training(method):
     toy = TOYS["even"]
     tests = np.concatenate([shard.test for shard in toy.partition.shards])
+    ours = everything(played(method, toy))
     for hidden in (tests, toy.partition.public):
-        other = toy.changed(dataset=relabelled(toy.dataset, hidden))
-        assert same(models(method, toy), models(method, other))
+        assert everything(played(method, toy.changed(dataset=relabelled(toy.dataset, hidden)))) == ours
     train = toy.partition.shards[0].train
-    assert not same(models(method, toy), models(method, toy.changed(dataset=relabelled(toy.dataset, train))))
+    assert everything(played(method, toy.changed(dataset=relabelled(toy.dataset, train)))) != ours
+
+
+def everything(federation):
+    """All that server and clients remember, bit for bit, and all personal models."""
+    arrays, values = capture(federation.standing)
+    models = [{name: tensor.numpy() for name, tensor in m.items()} for m in personal_models(federation).values()]
+    named = [*arrays.items(), *(item for model in models for item in model.items())]
+    return [(name, array.tobytes()) for name, array in named], values
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
@@ -105,6 +116,8 @@ def test_a_client_cannot_look_into_another_ones_data(name):
     first, second = toy.federation(method), other.federation(method)
     uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
     uploads = [{**upload, "state": client_state(f)} for upload, f in zip(uploads, (first, second), strict=True)]
+    plain = [{k: v for k, v in capture(f.standing)[1].items() if k.startswith("client-0/")} for f in (first, second)]
+    assert plain[0] == plain[1]
     assert uploads[0].keys() == uploads[1].keys()
     for part, value in uploads[0].items():
         pairs = zip(flat(value), flat(uploads[1][part]), strict=True)
@@ -184,13 +197,19 @@ def test_nothing_that_travels_is_shared_with_its_sender(name):
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
 
 
-@pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedphp"])
-def test_personal_models_survive_a_broadcast_of_noise(name):
+@pytest.mark.parametrize(("name", "entry"), [("ditto", "personal"), ("apfl", "private"), ("fedphp", "history")])
+def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
+    """Receiving must not touch them, so a client that then trains nothing still has them."""
     federation = played(VARIANTS[name], TOYS["even"], rounds=2)
-    before = [{n: t.clone() for n, t in model.items()} for model in personal_models(federation).values()]
+    client = federation.standing.clients[0]
+    before = {n: t.clone() for n, t in client.state[entry].items()}
     for tensor in federation.standing.server["model"].values():
         tensor.normal_()
-    assert same(before, list(personal_models(federation).values()))
+    monkeypatch.setattr(SimulatedClient, "train", lambda *_, **__: None)
+    monkeypatch.setattr(SimulatedClient, "steps", lambda *_: iter(()))
+    monkeypatch.setattr(FedPHP, "inherited", lambda *_: 1.0)
+    one_turn(VARIANTS[name], federation, client=0)
+    assert same([before], [client.state[entry]])
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "kept")])
@@ -206,7 +225,18 @@ def test_a_mean_of_equal_uploads_is_what_was_uploaded(name):
 @pytest.mark.parametrize("stop", [1, 2])
 @pytest.mark.parametrize("taking_part", [3, 2])
 def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
-    toy = TOYS["uneven"].changed(clients_per_round=taking_part)
+    check_that_going_on_changes_nothing(method, TOYS["uneven"].changed(clients_per_round=taking_part), stop)
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+def test_going_on_with_batch_statistics_changes_nothing(method, policy):
+    toy = TOYS["uneven"].changed(clients_per_round=2, bn_buffers=policy)
+    check_that_going_on_changes_nothing(method, toy, 2)
+    assert same(models(method, toy), models(method, toy.changed(workers=3)))
+
+
+def check_that_going_on_changes_nothing(method, toy, stop):
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
     restore(again.standing, *deepcopy(capture(halfway.standing)), stop, CPU)
@@ -215,6 +245,18 @@ def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
         rounds, expected = list(play(again, 4)), list(play(whole, 4))
     assert rounds == expected[stop:]
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
+
+
+def test_what_is_said_of_the_public_set_stays_on_the_cpu():
+    """Also after a checkpoint was read on another device; `meta` stands for one here."""
+    for name in ("fedmosaic", "fedct", "perfedckt"):
+        federation = played(VARIANTS[name], TOYS["even"], rounds=2)
+        restore(federation.standing, *capture(federation.standing), 2, torch.device("meta"))
+        client = federation.standing.clients[0]
+        loose = [*federation.standing.server.values(), *(v for v in client.state.values() if not isinstance(v, dict))]
+        assert loose
+        assert all(tensor.device == CPU for tensor in loose)
+        assert all(tensor.device.type == "meta" for tensor in client.state["model"].values())
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public])

@@ -17,7 +17,6 @@ from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import whole_numbers
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.progress import view
-from fedmosaic_cli.config.clients import NEEDS
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
@@ -87,15 +86,14 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
 
 def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
     """The runs that these clients can play; one that was asked for by name has to be among them."""
-    misfits = {run.config.method.name: (run.config.method, reason) for run in runs if (reason := run.config.misfit())}
-    titles: dict[str, list[str]] = {}
-    for name, (method, reason) in misfits.items():
+    misfits = {run.config.method.name: (run.config.method.title, why) for run in runs if (why := run.config.misfit())}
+    left_out: dict[str, list[str]] = {}
+    for name, (title, why) in misfits.items():
         if name not in optional:
-            way_out = "use fedmosaic, fedct or local"
-            raise RequestError(f"{method.title} {NEEDS[method.learners]}, but {reason} (clients): {way_out}")
-        titles.setdefault(f"{NEEDS[method.learners]}, but {reason}", []).append(method.title)
-    for reason, left_out in titles.items():
-        remark(f"left out: each of {', '.join(left_out)} {reason}")
+            raise RequestError(f"{title} {why.needs}, but {why.but}: {why.way_out}")
+        left_out.setdefault(f"{why.needs}, but {why.but}", []).append(title)
+    for reason, titles in left_out.items():
+        remark(f"left out: each of {', '.join(titles)} {reason}")
     return [run for run in runs if run.config.method.name not in misfits]
 
 
@@ -115,7 +113,9 @@ def written(shards: Shards | Deal) -> Shards:
 
 def caution(run: Planned) -> str:
     """A word where a method would be another one under its name."""
-    return run.config.method.caution(run.config.train.rounds, run.config.model.has_batch_norm)
+    config = run.config
+    participants = config.train.clients_per_round or config.data.clients or 1
+    return config.method.caution(config.train.rounds, participants, config.model_of(0).has_batch_norm)
 
 
 def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -60,18 +61,27 @@ def spread(sections: Mapping[str, ClientSettings], clients: int) -> dict[int, Cl
     return settings
 
 
-NEEDS = {"one network": "needs the same network for all clients", "any network": "needs networks"}
+@dataclass(frozen=True)
+class Misfit:
+    """What a method needs, why that is not there, and what to do."""
+
+    needs: str
+    but: str
+    way_out: str
 
 
-def misfit(method: Method, models: Mapping[int, ModelSettings]) -> str:
-    """What about these models a method cannot be played with; empty where it can."""
+def misfit(method: Method, models: Mapping[int, ModelSettings]) -> Misfit | None:
+    """Why a method cannot be played by clients with these models; None where it can."""
     if method.learners == "anything":
-        return ""
+        return None
+    way_out = "use fedmosaic, fedct or local"
+    one = method.learners == "one network"
+    needs = "needs the same network for all clients" if one else "needs networks"
     strangers = [f"client {client} has a {model.name}" for client, model in models.items() if not model.is_network]
-    if strangers or method.learners == "any network":
-        return strangers[0] if strangers else ""
-    different = list(dict.fromkeys(models.values()))
-    if len(different) == 1:
-        return ""
-    names = list(dict.fromkeys(model.name for model in different))
-    return f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"
+    if strangers:
+        return Misfit(needs, f"{strangers[0]} (clients)", way_out)
+    if not one or len(set(models.values())) == 1:
+        return None
+    names = list(dict.fromkeys(model.name for model in models.values()))
+    but = f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"
+    return Misfit(needs, f"{but} (clients)", way_out)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.config.clients import ClientSettings, misfit, spread
+from fedmosaic_cli.config.clients import ClientSettings, Misfit, misfit, spread
 from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.resolve import resolve
@@ -54,8 +54,10 @@ class RunConfig:
     def train_of(self, client: int) -> TrainSettings:
         return self.train if self.method.pooled else self.trainings.get(client, self.train)
 
-    def misfit(self) -> str:
-        """What about these clients the method cannot be played with; empty where it can."""
+    def misfit(self) -> Misfit | None:
+        """Why the method cannot be played here; None where it can."""
+        if self.method.needs_public and not self.data.public_size:
+            return Misfit("needs a public set", "there is none (data.public_size)", "partition with one")
         return misfit(self.method, {client: self.model_of(client) for client in range(self.data.clients or 1)})
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,8 +100,6 @@ def resolve_run(
         raise RequestError(
             f"train.clients_per_round is {train.clients_per_round} (configuration): there are {data.clients} clients"
         )
-    if config.method.needs_public and not config.data.public_size:
-        raise RequestError(f"{config.method.title} needs a public set (data.public_size): partition with one")
     return config
 
 
@@ -114,7 +114,8 @@ def stored_run(path: Path, place: Place) -> RunConfig:
     content = read(path)
     try:
         layers = Layers()
-        layers.add(str(path), {name: content[name] for name in (*SECTIONS, "clients", "methods")})
+        layers.add(str(path), {name: content[name] for name in (*SECTIONS, "methods")})
+        layers.add(str(path), {"clients": content.get("clients", {})})
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(

@@ -27,7 +27,8 @@ def cluster(answers: Sequence[Tensor], count: int) -> list[int]:
 
     points = np.stack([answer.double().cpu().numpy().ravel() for answer in answers])
     # Starting points are drawn by position: an order by length belongs to no client and to no question.
-    order = np.argsort(np.square(points).sum(axis=1), kind="stable")
+    lengths = np.square(points).sum(axis=1)
+    order = sorted(range(len(points)), key=lambda client: (lengths[client], points[client].tobytes()))
     with threadpool_limits(limits=1), warnings.catch_warnings():
         # Fewer different answers than clusters are no failure.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class SimulatedClient:
     """Implements `engine.method.Client`.
 
-    `merged` says for how many clients' steps it stands in a round: 1, unless all data is pooled; `share` is the part of
-    its own epochs that it takes, so that a pooled client does no more than those who take part in a round.
+    Where all data is pooled, it stands for those who would take part in a round, so many `of_clients`: it takes their
+    steps or, where a round is measured in epochs, their share of its own.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class SimulatedClient:
         learner: Learner,
         train: TrainSettings,
         num_classes: int,
-        merged: int = 1,
-        share: float = 1.0,
+        stands_for: int = 1,
+        of_clients: int = 1,
     ) -> None:
         self.id = client_id
         self.round = 0
@@ -54,8 +54,8 @@ class SimulatedClient:
         self._seed = seed
         self._train = train
         self._num_classes = num_classes
-        self._merged = merged
-        self._share = share
+        self._stands_for = stands_for
+        self._of_clients = of_clients
         self._of_this_round: State = {}
 
     def begin_round(self, number: int) -> None:
@@ -150,9 +150,9 @@ class SimulatedClient:
         train, generator = self._train, self._stream(stream)
         if train.local_steps is None:
             drawn = batches.epochs(len(self.private), train.batch_size, train.local_epochs, generator)
-            drawn = drawn[: math.ceil(self._share * len(drawn))]
+            drawn = drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
         else:
-            drawn = batches.steps(len(self.private), train.batch_size, train.local_steps * self._merged, generator)
+            drawn = batches.steps(len(self.private), train.batch_size, train.local_steps * self._stands_for, generator)
         return batches.on_device(drawn, self.private.index.device)
 
     def _stream(self, purpose: str) -> Generator:

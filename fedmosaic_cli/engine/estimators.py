@@ -6,7 +6,6 @@ read, but its recipe: the pseudo-labels, their weight and a seed. Fitting is a f
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.models.estimators import build_estimator
+from fedmosaic_cli.models.estimators import build_estimator, compute_alone
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +43,7 @@ class EstimatorLearner:
             "seed": torch.tensor(seed),
             "fitted": torch.tensor(0),
             "labels": torch.zeros(len(self._public), dtype=torch.int64),
-            "weight": torch.tensor(0.0, dtype=torch.float64),
+            "weight": torch.tensor(0.0),
         }
 
     def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
@@ -53,7 +52,7 @@ class EstimatorLearner:
             if not isinstance(term, PseudoLabels):
                 raise FedMosaicError(f"{self.model.name} cannot learn from {type(term).__name__} (model.name)")
             parameters["labels"] = term.labels.cpu().clone()
-            parameters["weight"] = torch.tensor(term.weight, dtype=torch.float64)
+            parameters["weight"] = torch.tensor(term.weight)
         log_probs = self.predict(parameters, self._private)[1]
         return mean_cross_entropy(log_probs, self._private.targets), [
             mean_cross_entropy(self.predict(parameters, self._public)[1].cpu(), parameters["labels"])
@@ -64,6 +63,7 @@ class EstimatorLearner:
         if not parameters["fitted"]:
             uniform = torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.index.device)
             return uniform, uniform
+        compute_alone()
         fitted = self._estimator(parameters)
         probabilities = np.full((len(examples), self._num_classes), LEAST_PROBABILITY)
         if len(examples):
@@ -82,8 +82,6 @@ class EstimatorLearner:
 
     def _fit(self, parameters: Parameters) -> Any:
         from sklearn.dummy import DummyClassifier
-        from sklearn.exceptions import ConvergenceWarning
-        from threadpoolctl import threadpool_limits
 
         inputs, labels = pixels(self._private), self._private.targets.cpu().numpy()
         weights = np.ones(len(labels))
@@ -97,12 +95,10 @@ class EstimatorLearner:
         estimator = build_estimator(self.model, int(parameters["seed"]), len(labels))
         if len(np.unique(labels)) == 1:
             estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class
-        with threadpool_limits(limits=1), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return estimator.fit(inputs, labels, sample_weight=weights)
+        return estimator.fit(inputs, labels, sample_weight=weights)
 
 
-def pixels(examples: Examples) -> NDArray[np.float64]:
+def pixels(examples: Examples) -> NDArray[np.floating[Any]]:
     """[examples, pixels], scaled as networks see them."""
-    flat: NDArray[np.float64] = examples.inputs(slice(None)).flatten(start_dim=1).cpu().numpy()
+    flat: NDArray[np.floating[Any]] = examples.inputs(slice(None)).flatten(start_dim=1).cpu().numpy()
     return flat

@@ -35,7 +35,7 @@ class Lesson:
 
 
 class Learner(Protocol):
-    """Clients own parameters; a learner knows what to do with them. It is shared by all clients of its kind."""
+    """Clients own parameters; a learner knows what to do with them."""
 
     def initial_parameters(self, seed: int) -> Parameters:
         """The starting point that `seed` names."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dat
 
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from fedmosaic_cli.engine import params
 from fedmosaic_cli.settings import STRICT
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class Client(Protocol):
 
     @property
     def init(self) -> Parameters:
-        """Where this client's own model starts."""
+        """Where this client's own model starts; made anew at every call."""
 
     @property
     def class_counts(self) -> Tensor:
@@ -159,7 +158,7 @@ class Client(Protocol):
         """
 
     def steps(self, *streams: str) -> Iterator[Step]:
-        """The steps of a round, for methods with a step rule of their own. Notes the mean loss.
+        """The steps of a round, for methods with a step rule of their own. Notes the mean loss of all batches used.
 
         Each holds the batch that `train` would take ("private") and an independent one for every other stream named.
         """
@@ -219,7 +218,7 @@ class Method(ABC):
 
     def enter(self, client: Client, world: World) -> None:
         """Prepare `client.state` before the first round."""
-        client.state["model"] = params.copy(client.init)
+        client.state["model"] = client.init
 
     def open(self, world: World) -> State:
         """The server's state before the first round."""
@@ -242,7 +241,7 @@ class Method(ABC):
         model: Parameters = client.state["model"]
         return model
 
-    def shared(self, server: State, client: Client) -> Parameters | None:
+    def global_model(self, server: State, client: Client) -> Parameters | None:
         """The global model as this client would use it; None where a method has none. Nothing is changed."""
         return None
 
@@ -250,8 +249,8 @@ class Method(ABC):
         """What a round of exchange costs a client, foretold."""
         return Traffic()
 
-    def caution(self, rounds: int, batch_norm: bool) -> str:
-        """A word where, with so many rounds and such a network, the method would be another one."""
+    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
+        """A word where, with so many rounds, so many clients in each and such a network, it would be another method."""
         return ""
 
     @property

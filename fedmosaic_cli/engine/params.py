@@ -23,7 +23,7 @@ def finite(parameters: Parameters) -> bool:
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
-    """sum_i w_i theta_i / sum_i w_i, tensor by tensor, in the order given. Integer buffers are the first model's.
+    """sum_i w_i theta_i / sum_i w_i, tensor by tensor, in the order given. Of integer buffers the largest counts.
 
     One model alone comes back bit for bit.
     """
@@ -33,7 +33,7 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
     mean: Parameters = {}
     for name, first in models[0].items():
         if not first.is_floating_point():
-            mean[name] = first.clone()
+            mean[name] = max((model[name] for model in models), key=int).clone()
             continue
         total = first * shares[0]
         for model, share in zip(models[1:], shares[1:], strict=True):

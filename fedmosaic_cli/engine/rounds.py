@@ -15,7 +15,7 @@ from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
@@ -54,15 +54,6 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A client's part in a round."""
-
-    client: SimulatedClient
-    upload: Received
-    traffic: Traffic
-
-
-@dataclass(frozen=True)
 class Federation:
     """Everything a method plays with."""
 
@@ -86,22 +77,32 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
     """Play on from where the run stands until `rounds` are finished, a round at a time."""
     method, world, standing = federation.method, federation.world, federation.standing
 
-    def take_part(client: SimulatedClient) -> Turn:
+    def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
         received, bits_down = channel.send(method.broadcast(standing.server, client.id, world))
         upload, bits_up = channel.send(method.local_round(client, received, world))
         client.end_turn()
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
-        return Turn(client, upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down))
+        return upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down)
 
     while standing.finished < rounds:
-        for client in standing.clients:
-            client.begin_round(standing.finished + 1)
-        turns = federation.workers.map(take_part, participants(federation))
-        uploads = {turn.client.id: turn.upload for turn in turns if turn.upload}
-        if uploads:
-            standing.server = method.aggregate(standing.server, uploads, world)
+        traffic = play_round(federation, take_part)
         standing.finished += 1
-        yield Round(standing.finished, examine(federation, turns))
+        yield Round(standing.finished, examine(federation, traffic))
+
+
+def play_round(
+    federation: Federation, take_part: Callable[[SimulatedClient], tuple[Received, Traffic]]
+) -> dict[int, Traffic]:
+    """Let the clients of a round take part, and the server hear them. What it cost each; uploads are let go of."""
+    standing = federation.standing
+    for client in standing.clients:
+        client.begin_round(standing.finished + 1)
+    clients = participants(federation)
+    turns = dict(zip((c.id for c in clients), federation.workers.map(take_part, clients), strict=True))
+    uploads = {client: upload for client, (upload, _) in turns.items() if upload}
+    if uploads:
+        standing.server = federation.method.aggregate(standing.server, uploads, federation.world)
+    return {client: traffic for client, (_, traffic) in turns.items()}
 
 
 def participants(federation: Federation) -> list[SimulatedClient]:
@@ -121,15 +122,14 @@ def personal_models(federation: Federation) -> dict[int, Parameters]:
     return {client.id: federation.method.personal(standing.server, client) for client in standing.clients}
 
 
-def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
+def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:
     """Let everybody sit the exam, and lay the marks beside what happened in the round."""
     method, server = federation.method, federation.standing.server
     client_of = {client.id: client for client in federation.standing.clients}
-    traffic_of = {turn.client.id: turn.traffic for turn in turns}
 
     def sit(exam: Exam) -> dict[str, Any]:
         client = client_of[exam.owner]
-        personal, shared = method.personal(server, client), method.shared(server, client)
+        personal, shared = method.personal(server, client), method.global_model(server, client)
         mark = score(client.learner, personal, exam.test)
         extra = {}
         if shared is not None:
@@ -137,7 +137,7 @@ def examine(federation: Federation, turns: list[Turn]) -> list[dict[str, Any]]:
             extra["global_accuracy"] = (mark if same else score(client.learner, shared, exam.test)).accuracy
         if exam.validation is not None:
             extra["val_accuracy"] = score(client.learner, personal, exam.validation).accuracy
-        return row(exam, client, mark, traffic_of.get(client.id, Traffic()), extra)
+        return row(exam, client, mark, traffic.get(client.id, Traffic()), extra)
 
     return federation.workers.map(sit, federation.exams)
 

@@ -19,7 +19,8 @@ class TrainSettings(Section):
     A round is `local_epochs` passes over a client's data or, where given, `local_steps` steps (the paper's b).
     `clients_per_round` of the clients take part in a round, drawn anew each time; None is all of them. `aggregation`
     says what a client counts where models are averaged, `bn_buffers` what becomes of batch normalisation's running
-    statistics there: averaged with the rest, kept by each client, or forgotten after every round.
+    statistics there: averaged with the rest, kept by each client, or forgotten after
+    every round, and then taken from a client's own data to examine a model (FedBN keeps its own in any case).
     """
 
     rounds: Positive = 100

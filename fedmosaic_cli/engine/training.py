@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Lesson
-    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.engine.method import Leash, Parameters, State
     from fedmosaic_cli.engine.workspace import Workspace
     from fedmosaic_cli.models.classifier import Classifier
 
@@ -41,7 +41,6 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
     load_memory(optimizer, module, memory)
     trained = dict(module.named_parameters())
     leash = lesson.leash
-    anchors = [leash.anchor[name] for name in trained] if leash else []
     terms = [term.on(workspace.device) for term in lesson.terms]
     with_public = any(term.uses_public for term in terms)
     private_total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
@@ -63,15 +62,19 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
             loss = loss + term.weight * value
         loss.backward()
         if leash:
-            with torch.no_grad():
-                drift = torch._foreach_sub(list(trained.values()), anchors)
-                torch._foreach_add_(
-                    [p.grad for p in trained.values() if p.grad is not None], drift, alpha=leash.strength
-                )
+            pull(trained, leash)
         optimizer.step()
         seen += len(labels)
     save_memory(optimizer, module, memory)
     return (private_total / max(seen, 1)).item(), [(total / max(seen, 1)).item() for total in term_totals]
+
+
+def pull(trained: dict[str, nn.Parameter], leash: Leash) -> None:
+    """Add the leash's gradient to the loss's."""
+    pulled = [(p.grad, p, leash.anchor[name]) for name, p in trained.items() if p.grad is not None]
+    gradients, parameters, anchors = map(list, zip(*pulled, strict=True))
+    with torch.no_grad():
+        torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=leash.strength)
 
 
 def look(workspace: Workspace, module: Classifier, lesson: Lesson, positions: Tensor, others: Tensor) -> BatchOutputs:

@@ -54,7 +54,7 @@ class Workspace:
         self.batch_norm = batch_norm_names(self._template)
 
     def initial_parameters(self, seed: int) -> Parameters:
-        return params.copy(self._new_module(seed).state_dict())
+        return {name: tensor.detach() for name, tensor in self._new_module(seed).state_dict().items()}
 
     def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
         return training.fit(self, parameters, memory, lesson)

@@ -118,9 +118,8 @@ def assemble(
             classroom.learner(number, private),
             config.train_of(number),
             dataset.num_classes,
-            # Who holds everybody's data takes as many steps as all who take part in a round.
-            merged=in_a_round if pooled else 1,
-            share=in_a_round / everybody if pooled else 1.0,
+            stands_for=in_a_round if pooled else 1,
+            of_clients=everybody if pooled else 1,
         )
         for number, private in enumerate(holdings)
     ]
@@ -137,13 +136,13 @@ def assemble(
         batch_norm=network.batch_norm if network else frozenset(),
         number_bits=8 * dtype.itemsize,
     )
-    exams = [examine(table, shard, owner=0 if pooled else shard.client) for shard in partition.shards]
+    exams = [exam_of(table, shard, owner=0 if pooled else shard.client) for shard in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), device))
     standing = begin(config.method, clients, world)
     return Federation(config.method, world, exams, workers, standing, config.seed, in_a_round)
 
 
-def examine(table: Table, shard: Shard, owner: int) -> Exam:
+def exam_of(table: Table, shard: Shard, owner: int) -> Exam:
     validation = table.examples(shard, "val") if "val" in shard.parts() else None
     return Exam(shard.client, owner, table.examples(shard, "test"), validation)
 

@@ -123,7 +123,8 @@ def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
     if train.local_steps is not None:
         return train.local_steps * taking_part
     held = [sum(sizes)] if config.method.pooled else sizes
-    return round(train.local_epochs * sum(-(-size // train.batch_size) for size in held) * taking_part / len(sizes))
+    steps = train.local_epochs * sum(-(-size // train.batch_size) for size in held)
+    return -(-taking_part * steps // len(sizes))
 
 
 def copies(config: RunConfig, client: int) -> int:

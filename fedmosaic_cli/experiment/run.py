@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run import FREE_TO_CHANGE
 from fedmosaic_cli.engine.evaluation import averages
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.experiment.assemble import assemble, find_device
 from fedmosaic_cli.experiment.environment import environment
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.records.runs import Arrays
     from fedmosaic_cli.records.shards import Shards
 
 
@@ -135,10 +137,18 @@ def save_checkpoint(files: RunFiles, federation: Federation) -> None:
 
 
 def save_models(files: RunFiles, federation: Federation) -> None:
-    """The final personal models, one a client."""
-    models = personal_models(federation)
-    arrays = {id(model): to_arrays(model) for model in models.values()}
-    files.save_models({exam.client: arrays[id(models[exam.owner])] for exam in federation.exams})
+    """The final personal models, one a client; made one at a time, as some are made for the occasion."""
+    client_of = {client.id: client for client in federation.standing.clients}
+
+    def models() -> Iterator[tuple[int, Arrays]]:
+        last: tuple[Parameters, Arrays] | None = None
+        for exam in federation.exams:
+            model = federation.method.personal(federation.standing.server, client_of[exam.owner])
+            if last is None or model is not last[0]:
+                last = model, to_arrays(model)
+            yield exam.client, last[1]
+
+    files.save_models(models())
 
 
 def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,8 +34,14 @@ def capture(standing: Standing) -> tuple[Arrays, dict[str, Any]]:
 
 
 def restore(standing: Standing, arrays: Arrays, values: dict[str, Any], finished: int, device: torch.device) -> None:
-    """Put a run back where `capture` found it."""
-    tree = unflatten({**to_tensors(arrays, device), **values})
+    """Put a run back where `capture` found it.
+
+    Models and what optimizers remember go to `device`. A tensor that stands alone was said about the public set, which
+    is done on the CPU (see `Client.predict_public`).
+    """
+    alone = {name: array for name, array in arrays.items() if name.count(SEPARATOR) == 1}
+    parts = {name: array for name, array in arrays.items() if name not in alone}
+    tree = unflatten({**to_tensors(parts, device), **to_tensors(alone, torch.device("cpu")), **values})
     standing.server = tree.get("server", {})
     for client in standing.clients:
         client.state = tree.get(f"client-{client.id}", {})

@@ -45,7 +45,8 @@ class APFL(FedAvg):
 
     def enter(self, client: Client, world: World) -> None:
         super().enter(client, world)
-        client.state |= {"private": params.copy(world.init), "copy": params.copy(world.init), "alpha": self.alpha}
+        copy = params.without(world.init, world.buffers)
+        client.state |= {"private": params.copy(world.init), "copy": params.copy(copy), "alpha": self.alpha}
 
     def train(self, client: Client, received: Parameters) -> None:
         private, model, alpha = client.state["private"], client.state["model"], client.state["alpha"]
@@ -65,8 +66,9 @@ class APFL(FedAvg):
         return params.dot(private, gradient) - params.dot(model, gradient)
 
     def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
-        client.state["copy"] = model
+        client.state["copy"] = params.without(model, world.buffers)
         return super().hand_over(client, model, world)
 
     def personal(self, server: State, client: Client) -> Parameters:
-        return params.mixed(client.state["private"], client.state["copy"], client.state["alpha"])
+        private, copy = client.state["private"], client.state["copy"]
+        return params.mixed(private, copy, client.state["alpha"], copy)

@@ -40,9 +40,8 @@ class FedAvg(Method):
         return frozenset() if world.bn_buffers == "average" else world.buffers
 
     def enter(self, client: Client, world: World) -> None:
-        kept = self.kept(world)
-        client.state["kept"] = params.copy(params.only(world.init, kept))
-        client.state["settled"] = self.forgets(kept, world)
+        client.state["kept"] = params.copy(params.only(world.init, self.kept(world)))
+        client.state["has_statistics"] = False
         if self.personal_entry:
             client.state[self.personal_entry] = params.copy(world.init)
 
@@ -64,14 +63,10 @@ class FedAvg(Method):
     def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
         """What of a trained copy is sent. The rest stays with the client, unless it is to be forgotten."""
         kept = self.kept(world)
-        if not self.forgets(kept, world):
+        if world.bn_buffers != "drop" or not kept <= world.buffers:
             client.state["kept"] = params.only(model, kept)
-        client.state["settled"] = True
+            client.state["has_statistics"] = True
         return params.without(model, kept)
-
-    def forgets(self, kept: frozenset[str], world: World) -> bool:
-        """Whether clients start every round with initial statistics."""
-        return kept <= world.buffers and world.bn_buffers == "drop"
 
     def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
         models = [upload["model"] for upload in uploads.values()]
@@ -81,7 +76,7 @@ class FedAvg(Method):
         own: Parameters | None = client.state[self.personal_entry] if self.personal_entry else None
         return self.merged(server["model"], client) if own is None else own
 
-    def shared(self, server: State, client: Client) -> Parameters | None:
+    def global_model(self, server: State, client: Client) -> Parameters | None:
         return self.merged(server["model"], client)
 
     def merged(self, model: Parameters, client: Client) -> Parameters:
@@ -90,8 +85,8 @@ class FedAvg(Method):
         if not kept:
             return model
         whole = {**model, **kept}
-        # Who has not taken part yet has no statistics of its own: initial ones would make nonsense of any model.
-        return whole if client.state["settled"] else {**whole, **client.statistics(whole)}
+        # Initial statistics would make nonsense of any model: who has no others takes them from its own data.
+        return whole if client.state["has_statistics"] else {**whole, **client.statistics(whole)}
 
     def traffic(self, world: World, public_size: int) -> Traffic:
         shared = params.without(world.init, self.kept(world))

@@ -32,8 +32,8 @@ class FedBN(FedAvg):
     def kept(self, world: World) -> frozenset[str]:
         return super().kept(world) | world.batch_norm
 
-    def shared(self, server: State, client: Client) -> Parameters | None:
+    def global_model(self, server: State, client: Client) -> Parameters | None:
         return None
 
-    def caution(self, rounds: int, batch_norm: bool) -> str:
+    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
         return "" if batch_norm else "FedBN is FedAvg here, the network has no batch normalisation (model.name)"

@@ -75,7 +75,7 @@ class FedCT(Method):
         labels = packed_bits(public_size, label_bits(world.num_classes))
         return Traffic(up=labels, down=labels)
 
-    def caution(self, rounds: int, batch_norm: bool) -> str:
+    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
         if self.warmup_rounds < rounds:
             return ""
         return f"{self.title} is Local here, its {self.warmup_rounds} warm-up rounds take all {rounds} rounds"

@@ -1,7 +1,8 @@
 """The two baselines every personalized method has to beat.
 
 Local: each client trains alone. Centralized: the same training on everybody's data in one place, with as many steps as
-all clients take together; its one model is examined on every client's own test part.
+all clients take together, or, where a round is measured in epochs, with as many of those; its one model is examined on
+every client's own test part.
 """
 
 from __future__ import annotations

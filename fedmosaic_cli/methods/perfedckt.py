@@ -62,3 +62,9 @@ class PerFedCKT(Method):
     def traffic(self, world: World, public_size: int) -> Traffic:
         bits = world.number_bits * public_size * world.num_classes
         return Traffic(up=bits, down=bits)
+
+    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
+        if self.clusters < participants:
+            return ""
+        hint = f"{self.clusters} clusters for {participants} clients in a round (methods.perfedckt.clusters)"
+        return f"PerFed-CKT hardly collaborates here, with {hint}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -10,7 +10,7 @@ from fedmosaic_cli.settings import Integers, Section
 
 Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
 Estimator = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
-ESTIMATORS = ("decision-tree", "random-forest", "gradient-boosting", "logistic-regression")
+ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 
 class ModelSettings(Section):

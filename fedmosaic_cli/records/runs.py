@@ -124,19 +124,19 @@ class RunFiles:
         except (OSError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
-    def save_models(self, models: dict[int, Arrays]) -> None:
-        """The personal models. Clients that share one share its file, too."""
+    def save_models(self, models: Iterable[tuple[int, Arrays]]) -> None:
+        """The personal models, one after the other. A client that has the one before it, itself, shares its file."""
         folder = self.path / "models"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        written: dict[int, Path] = {}
-        for client, arrays in models.items():
+        last: tuple[Arrays, Path] | None = None
+        for client, arrays in models:
             path = folder / f"client-{client:03d}.safetensors"
-            if id(arrays) in written:
-                link_or_copy(written[id(arrays)], path)
+            if last and arrays is last[0]:
+                link_or_copy(last[1], path)
             else:
                 write(path, save_tensors(arrays))
-                written[id(arrays)] = path
+                last = arrays, path
 
     def load_model(self, client: int) -> Arrays:
         """The personal model of one client."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -96,6 +98,28 @@ def test_the_global_model_is_examined_beside_the_personal_one():
     assert all(row["global_accuracy"] == row["accuracy"] for row in rows(FedAvg()))
     assert [row["global_accuracy"] for row in rows(Ditto())] == [row["accuracy"] for row in rows(FedAvg())]
     assert all("global_accuracy" not in row for method in (Local(), FedBN(), FedMosaic()) for row in rows(method))
+
+
+def test_uploads_are_let_go_of_before_the_next_round():
+    class Watched(FedAvg):
+        def aggregate(self, server, uploads, world):
+            seen.extend(weakref.ref(tensor) for upload in uploads.values() for tensor in upload["model"].values())
+            return super().aggregate(server, uploads, world)
+
+    seen: list = []
+    federation = TOYS["even"].federation(Watched())
+    with federation.workers:
+        next(play(federation, 2))
+    assert len(seen) == 12
+    assert not any(reference() is not None for reference in seen)
+
+
+def test_a_centre_takes_no_step_too_many():
+    """9 of 14 of 42 batches are 27, whatever floating point makes of it."""
+    toy = dealt([12] * 14).changed(local_steps=None, local_epochs=1, clients_per_round=9, batch_size=4)
+    centre = toy.federation(Centralized()).standing.clients[0]
+    centre.begin_round(1)
+    assert len(centre._private_batches("private")) == 27
 
 
 def test_the_optimizer_s_memory_is_each_model_s_own():

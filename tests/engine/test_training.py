@@ -114,10 +114,10 @@ class TestBatchNorm:
         assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
         assert not same(before[:1], after[:1])
 
-    def test_counters_are_copied_where_weights_are_averaged(self):
+    def test_the_largest_counter_is_copied_where_weights_are_averaged(self):
         states = [{"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}]
         mean = params.weighted_mean(states, [1, 3])
-        assert (mean["w"].item(), mean["n"].item()) == (2.5, 3)
+        assert (mean["w"].item(), mean["n"].item()) == (2.5, 5)
 
 
 def test_an_optimizer_that_forgets_leaves_nothing_behind():

@@ -11,7 +11,7 @@ from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import server_model
-from tests.toys import TOYS, models, played, same
+from tests.toys import TOYS, close, models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -81,30 +81,31 @@ def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
     assert method.alpha_slope(private, copy, gradient) == pytest.approx(difference, abs=1e-6)
 
 
-def test_alpha_moves_once_a_round_and_stays_a_share():
-    federation = TOYS["even"].federation(APFL(alpha_lr=1.0))
-    with federation.workers:
-        alphas = [[row["alpha"] for row in done.rows] for done in play(federation, 4)]
-    assert all(0 <= alpha <= 1 for of_round in alphas for alpha in of_round)
-    assert len({tuple(of_round) for of_round in alphas}) > 1
+@pytest.mark.parametrize("alpha_lr", [0.5, 1e3])
+def test_a_round_by_hand(alpha_lr):
+    """Plain steps: w moves, then v along the gradient at the mixture with the new w, times alpha, which moves once."""
+    toy = TOYS["even"].changed(optimizer="sgd", lr=0.2, local_steps=3)
+    federation = played(APFL(alpha=0.3, alpha_lr=alpha_lr), toy, rounds=1)
+    for client in federation.standing.clients:
+        v = w = federation.world.init
+        alpha = 0.3
+        for step in client.steps():
+            w = params.moved(w, step.gradient(w), -0.2)
+            at_mixture = step.gradient(params.mixed(v, w, alpha))
+            slope = sum(((v[n] - w[n]) * at_mixture[n]).sum().item() for n in v)
+            v = params.moved(v, at_mixture, -0.2 * alpha)
+            if step.number == 1:
+                alpha = min(max(alpha - alpha_lr * slope, 0.0), 1.0)
+        assert client.state["alpha"] == pytest.approx(alpha, rel=1e-12)
+        assert client.notes["alpha"] == client.state["alpha"]
+        assert close([client.state["private"]], [v], 1e-13)
+        assert client.state["alpha"] in (0.0, 1.0) if alpha_lr > 1 else 0 < client.state["alpha"] < 1
+
+
+def test_alpha_stays_where_it_is_unless_it_learns():
     federation = TOYS["even"].federation(APFL(alpha=0.25, adaptive=False))
     with federation.workers:
         assert {row["alpha"] for done in play(federation, 2) for row in done.rows} == {0.25}
-
-
-def test_the_first_round_by_hand():
-    """Plain steps, one batch: w moves, then v along the gradient at the mixture with the new w, times alpha."""
-    toy = TOYS["even"].changed(optimizer="sgd", lr=0.2, local_steps=1)
-    federation = played(APFL(alpha=0.3, alpha_lr=0.5), toy, rounds=1)
-    for client in federation.standing.clients:
-        start = federation.world.init
-        step = next(iter(client.steps()))
-        w = params.moved(start, step.gradient(start), -0.2)
-        at_mixture = step.gradient(params.mixed(start, w, 0.3))
-        v = params.moved(start, at_mixture, -0.2 * 0.3)
-        assert all(torch.allclose(client.state["private"][n], v[n], rtol=0, atol=1e-14) for n in v)
-        slope = sum(((start[n] - w[n]) * at_mixture[n]).sum().item() for n in v)
-        assert client.state["alpha"] == pytest.approx(0.3 - 0.5 * slope, rel=1e-12)
 
 
 def test_the_mixture_does_not_replace_the_private_model():
@@ -119,3 +120,12 @@ def test_identities_hold_with_batch_statistics():
     common = TOYS["even"].changed(init="common")
     assert same(models(APFL(alpha=1.0, adaptive=False), common), models(Local(), common))
     assert same([server_model(APFL(), common)], [server_model(FedAvg(), common)])
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+def test_the_mixture_has_the_statistics_that_it_was_run_with():
+    federation = played(APFL(), TOYS["even"])
+    for client, personal in personal_models(federation).items():
+        private = federation.standing.clients[client].state["private"]
+        assert torch.equal(personal["body.2.running_mean"], private["body.2.running_mean"])
+        assert not torch.equal(personal["body.2.weight"], private["body.2.weight"])

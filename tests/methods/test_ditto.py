@@ -91,5 +91,5 @@ def test_the_personal_model_is_examined_and_the_global_one_beside_it():
     personal = personal_models(federation)
     for client in federation.standing.clients:
         assert personal[client.id] is client.state["personal"]
-        assert federation.method.shared(federation.standing.server, client) is federation.standing.server["model"]
+        assert federation.method.global_model(federation.standing.server, client) is federation.standing.server["model"]
     assert not same(list(personal.values()), models(EvaluatesGlobal(), TOYS["uneven"]))

@@ -42,8 +42,8 @@ def test_without_batch_normalisation_it_is_fedavg(toy, policy):
 
 
 def test_without_batch_normalisation_it_says_so():
-    assert "FedAvg" in FedBN().caution(rounds=3, batch_norm=False)
-    assert not FedBN().caution(rounds=3, batch_norm=True)
+    assert "FedAvg" in FedBN().caution(rounds=3, participants=3, batch_norm=False)
+    assert not FedBN().caution(rounds=3, participants=3, batch_norm=True)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
@@ -86,7 +86,7 @@ class TestWithBatchNorm:
         federation = toy.federation(method)
         with federation.workers:
             list(play(federation, 1))
-        idle = [client for client in federation.standing.clients if not client.state["settled"]]
+        idle = [client for client in federation.standing.clients if not client.state["has_statistics"]]
         assert len(idle) == 2
         model = method.personal(federation.standing.server, idle[0])
         module = idle[0].learner.module(model).eval()
@@ -108,11 +108,21 @@ class TestWithBatchNorm:
             mean = sum(n * model[name] for n, model in zip(shares, local, strict=True)) / sum(shares)
             assert torch.allclose(average[0][name], mean, rtol=0, atol=1e-12)
             assert not torch.equal(local[0][name], local[1][name])
-            assert torch.equal(drop[0][name], federation.world.init[name])
+            assert not torch.equal(drop[0][name], local[0][name]), "taken from its data, not from its training"
         # In the first round statistics change nothing in training, so the rest must agree.
         rest = [{n: t for n, t in model.items() if n not in STATISTICS} for model in (average[0], local[0], drop[0])]
         assert same(rest[:1], rest[1:2])
         assert same(rest[:1], rest[2:])
+
+    def test_dropped_statistics_are_taken_anew_to_examine_and_initial_to_train(self):
+        federation = played(FedAvg(), TOYS["even"].changed(bn_buffers="drop"))
+        for client in federation.standing.clients:
+            initial = {name: federation.world.init[name] for name in STATISTICS}
+            assert same([client.state["kept"]], [initial])
+            personal = federation.method.personal(federation.standing.server, client)
+            fresh = client.statistics({**federation.standing.server["model"], **initial})
+            assert same([{name: personal[name] for name in STATISTICS}], [fresh])
+            assert not torch.equal(personal["body.2.running_mean"], initial["body.2.running_mean"])
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_payloads_follow_the_policy(self, policy):

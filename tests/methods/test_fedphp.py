@@ -69,9 +69,32 @@ def test_history_is_the_moving_average_of_local_models():
         assert close([federation.standing.clients[client].state["history"]], [history], 1e-14)
 
 
+class Frozen(FedPHP):
+    """All of the history survives."""
+
+    def inherited(self, times, world):
+        return 1.0
+
+
 def test_all_of_history_can_survive():
-    frozen, other = TOYS["even"].federation(FedPHP()).world.init, models(FedPHP(), TOYS["even"])[0]
-    assert same([params.mixed(other, frozen, 0.0)], [frozen])
+    federation = played(Frozen(), TOYS["even"])
+    assert same(list(personal_models(federation).values()), [federation.world.init] * 3)
+
+
+class ByRound(FedPHP):
+    """The share follows the number of the round, not how often the client took part."""
+
+    def hand_over(self, client, model, world):
+        client.state["times"] = client.round - 1
+        return super().hand_over(client, model, world)
+
+
+def test_history_counts_the_rounds_that_a_client_took_part_in():
+    assert same(models(ByRound(), TOYS["even"]), models(FedPHP(), TOYS["even"]))
+    sometimes = TOYS["even"].changed(clients_per_round=2, rounds=6)
+    assert not same(models(ByRound(), sometimes, rounds=6), models(FedPHP(), sometimes, rounds=6))
+    federation = played(FedPHP(), sometimes, rounds=6)
+    assert sum(client.state["times"] for client in federation.standing.clients) == 12
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -95,26 +118,47 @@ def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
     assert all(not tensor.requires_grad for tensor in federation.standing.clients[0].state["history"].values())
 
 
-def test_the_loss_is_a_mixture_of_labels_and_teacher():
+@TRANSFERS
+def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     """One plain step of the second round, by hand."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
-    federation = played(FedPHP(strength=0.3), toy, rounds=1)
+    federation = played(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
     client = federation.standing.clients[0]
     start, history = federation.standing.server["model"], client.state["history"]
     client.begin_round(2)
     positions = client._private_batches("private")[0]
     inputs, labels = client.private.inputs(positions), client.private.labels[positions]
-    teacher = (client.learner.module(history)(inputs).detach() / 4).softmax(dim=1)
+    module = client.learner.module(history)
+    teacher = [tensor.detach() for tensor in (module.features(inputs), (module(inputs) / 4).softmax(dim=1))]
     module = client.learner.module(start)
-    logits = module(inputs)
+    features = module.features(inputs)
+    logits = module.head(features)
     ce = torch.nn.functional.cross_entropy(logits, labels)
-    kt = -(teacher * logits.log_softmax(dim=1)).sum(dim=1).mean()
-    gradients = torch.autograd.grad(0.7 * ce + 0.3 * kt, list(module.parameters()))
-    names = [name for name, _ in module.named_parameters()]
+    if transfer == "mmd":
+        lesson = by_hand(features, teacher[0])
+    else:
+        lesson = -(teacher[1] * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    names, weights = zip(*module.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(0.7 * ce + 0.3 * lesson, weights)
     expected = {name: start[name] - gradient for name, gradient in zip(names, gradients, strict=True)}
     received = {"model": params.copy(start)}
     sent = federation.method.local_round(client, received, federation.world)["model"].values
     assert close([sent], [expected], 1e-12)
+
+
+def by_hand(first, second):
+    """The squared discrepancy, pair by pair, with five widths a factor of two apart around the mean distance."""
+    points = [*first, *second]
+    pairs = [(p - q).square().sum() for p in points for q in points if p is not q]
+    width = torch.stack(pairs).mean().detach()
+
+    def kernel(p, q):
+        return sum((-(p - q).square().sum() / (width * 2.0**power)).exp() for power in (-2, -1, 0, 1, 2))
+
+    def mean(left, right):
+        return sum(kernel(p, q) for p in left for q in right) / (len(left) * len(right))
+
+    return mean(first, first) + mean(second, second) - 2 * mean(first, second)
 
 
 def test_leaving_the_labels_out_would_be_seen():

@@ -61,7 +61,10 @@ def test_many_steps_end_where_the_squared_distance_says(mu):
 
 
 def test_the_anchor_does_not_move_with_the_model():
-    assert same(models(Unfixed(mu=1.0), TOYS["even"]), models(FedAvg(), TOYS["even"]))
+    """Where it does, nothing pulls; ours must differ from that."""
+    unfixed = models(Unfixed(mu=1.0), TOYS["even"])
+    assert same(unfixed, models(FedAvg(), TOYS["even"]))
+    assert not same(unfixed, models(FedProx(mu=1.0), TOYS["even"]))
 
 
 def test_a_tighter_leash_is_shorter():

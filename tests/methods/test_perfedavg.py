@@ -92,6 +92,26 @@ def test_the_curvature_is_the_derivative_of_the_gradient():
         assert torch.allclose(ours[name], exact, rtol=0, atol=1e-7)
 
 
+@VERSIONS
+def test_a_step_by_hand_on_three_independent_batches(version):
+    """With minibatches and a curvature that changes from point to point."""
+    alpha, beta, delta = 0.5, 0.2, 1e-3
+    method = PerFedAvg(alpha=alpha, beta=beta, delta=delta, version=version)
+    federation, sent = uploads(method, TOYS["even"].changed(optimizer="sgd", local_steps=2))
+    for client in federation.standing.clients:
+        w = federation.world.init
+        for step in client.steps("inner", "curvature"):
+            outer = step.gradient(params.moved(w, step.gradient(w, "inner"), -alpha), "private")
+            if version == "hessian-free":
+                ahead = step.gradient(params.moved(w, outer, delta), "curvature")
+                behind = step.gradient(params.moved(w, outer, -delta), "curvature")
+                outer = {n: g - alpha * (ahead[n] - behind[n]) / (2 * delta) for n, g in outer.items()}
+            w = params.moved(w, outer, -beta)
+        assert close([sent[client.id]], [w], 1e-13)
+        batches = [torch.cat(client._private_batches(name)) for name in ("private", "inner", "curvature")]
+        assert len({tuple(batch.tolist()) for batch in batches}) == 3
+
+
 def test_it_adapts_by_one_step_on_training_data():
     toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
     federation = played(method, toy)
