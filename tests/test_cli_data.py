@@ -267,7 +267,7 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
         (("partition", "--scheme", "iid", "--domains", "a,,b"), "cannot read 'a,,b'"),
         (("partition", "--scheme", "iid", "--image-size", "8"), "have one size"),
         (("partition", "--scheme", "natural", "--dataset", "npz"), "is not here (data)"),
-        (("train", "--preset", "quickstart", "--set", "model.name=cnn"), "at least 16x16"),
+        (("train", "--preset", "quickstart", "--set", "model.name=alexnet-bn"), "at least 64x64"),
         (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
     ],
 )
