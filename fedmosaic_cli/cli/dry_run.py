@@ -26,7 +26,7 @@ def show_plan(
     values: dict[str, object] = {}
     for config in configs:
         values |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
-    settings = [{"key": k, "value": v, "origin": layers.origins.get(k, "default")} for k, v in values.items()]
+    settings = [{"key": k, "value": v, "origin": layers.origin(k)} for k, v in values.items()]
     # Runs with one seed share their data.
     one_a_seed = {config.partition_seed: config.data for config in configs}
     facts = {

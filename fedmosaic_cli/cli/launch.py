@@ -93,7 +93,7 @@ def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
             raise RequestError(f"{title} {why.needs}, but {why.but}: {why.way_out}")
         left_out.setdefault(f"{why.needs}, but {why.but}", []).append(title)
     for reason, titles in left_out.items():
-        remark(f"left out: each of {', '.join(titles)} {reason}")
+        remark(f"left out: {'each of ' if len(titles) > 1 else ''}{', '.join(titles)} {reason}")
     return [run for run in runs if run.config.method.name not in misfits]
 
 

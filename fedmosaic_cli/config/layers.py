@@ -42,6 +42,14 @@ class Layers:
                     check_method(name, f"methods.{name}")
                 self._put(origin, f"{section}.{name}", inner)
 
+    def origin(self, key: str) -> str:
+        """Who set a key, or the mapping that it is a part of."""
+        while key:
+            if key in self.origins:
+                return self.origins[key]
+            key = key.rpartition(".")[0]
+        return "default"
+
     def named(self, group: str) -> list[str]:
         """The sections of a group that anything is said about, e.g. the ranges of `clients`."""
         return [section.partition(".")[2] for section in self.values if section.startswith(f"{group}.")]

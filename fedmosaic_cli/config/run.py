@@ -70,7 +70,7 @@ class RunConfig:
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
-            "clients": {text: section.model_dump(mode="json") for text, section in self.clients.items()},
+            "clients": {t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.clients.items()},
             "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
         }
 

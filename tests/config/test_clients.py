@@ -29,6 +29,15 @@ def test_a_range_and_a_name_are_enough():
     assert config.train_of(3).rounds == config.train.rounds
 
 
+def test_every_value_knows_its_origin():
+    layers = Layers()
+    layers.add_all(load_preset("quickstart-mixed").layers)
+    layers.set("clients.2-3.lr=0.5")
+    assert layers.origin("clients.4-5.model.trees") == "preset quickstart-mixed"
+    assert layers.origin("clients.2-3.lr") == "--set"
+    assert layers.origin("train.momentum") == "default"
+
+
 def test_numbers_as_keys_are_clients_too():
     layers = Layers()
     layers.add("file", {"data": {"clients": 3}, "clients": {2: {"optimizer": "sgd", "momentum": 0.5}}})
