@@ -15,7 +15,7 @@ from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
@@ -75,6 +75,15 @@ def begin(method: Method, clients: list[SimulatedClient], world: World) -> Stand
 
 def play(federation: Federation, rounds: int) -> Iterator[Round]:
     """Play on from where the run stands until `rounds` are finished, a round at a time."""
+    standing = federation.standing
+    while standing.finished < rounds:
+        traffic = play_round(federation)
+        standing.finished += 1
+        yield Round(standing.finished, examine(federation, traffic))
+
+
+def play_round(federation: Federation) -> dict[int, Traffic]:
+    """Let the clients of a round take part, and the server hear them. What it cost each; uploads are let go of."""
     method, world, standing = federation.method, federation.world, federation.standing
 
     def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
@@ -84,24 +93,13 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
         return upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down)
 
-    while standing.finished < rounds:
-        traffic = play_round(federation, take_part)
-        standing.finished += 1
-        yield Round(standing.finished, examine(federation, traffic))
-
-
-def play_round(
-    federation: Federation, take_part: Callable[[SimulatedClient], tuple[Received, Traffic]]
-) -> dict[int, Traffic]:
-    """Let the clients of a round take part, and the server hear them. What it cost each; uploads are let go of."""
-    standing = federation.standing
     for client in standing.clients:
         client.begin_round(standing.finished + 1)
     clients = participants(federation)
-    turns = dict(zip((c.id for c in clients), federation.workers.map(take_part, clients), strict=True))
+    turns = dict(zip((client.id for client in clients), federation.workers.map(take_part, clients), strict=True))
     uploads = {client: upload for client, (upload, _) in turns.items() if upload}
     if uploads:
-        standing.server = federation.method.aggregate(standing.server, uploads, federation.world)
+        standing.server = method.aggregate(standing.server, uploads, world)
     return {client: traffic for client, (_, traffic) in turns.items()}
 
 

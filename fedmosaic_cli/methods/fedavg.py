@@ -57,7 +57,7 @@ class FedAvg(Method):
         return {"model": Weights(self.hand_over(client, client.state.pop("model"), world))}
 
     def train(self, client: Client, received: Parameters) -> None:
-        """Train the client's copy, `client.state["model"]`, in place; it shares its tensors with what was received."""
+        """Train the client's copy, `client.state["model"]`. It shares its tensors with what was received."""
         client.train("model")
 
     def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
@@ -73,8 +73,10 @@ class FedAvg(Method):
         return {"model": params.weighted_mean(models, world.weights(uploads))}
 
     def personal(self, server: State, client: Client) -> Parameters:
-        own: Parameters | None = client.state[self.personal_entry] if self.personal_entry else None
-        return self.merged(server["model"], client) if own is None else own
+        if self.personal_entry:
+            own: Parameters = client.state[self.personal_entry]
+            return own
+        return self.merged(server["model"], client)
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
         return self.merged(server["model"], client)
