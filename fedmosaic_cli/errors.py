@@ -40,5 +40,6 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str, hint: str = 
     """The error for a name that nothing answers to, with the nearest one that something does."""
     options = sorted(known)
     near = get_close_matches(name, options, n=1)
-    advice = f"did you mean '{near[0]}'?" if near else f"there is {', '.join(options) or 'nothing to choose from'}"
+    others = f"there is {', '.join(options)}" if options else "there is none to set here"
+    advice = f"did you mean '{near[0]}'?" if near else others
     return RequestError(f"unknown {kind} '{name}' ({where}): {advice}{'; ' + hint if hint else ''}")

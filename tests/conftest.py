@@ -51,7 +51,8 @@ def finished_runs(tmp_path_factory) -> Path:
     short = ("--preset", "quickstart", "--rounds", "7", "--quiet")
     for arguments in (
         ("train", *short, "--seeds", "0,1"),
-        ("baseline", "all", *short, "--seeds", "0,1"),
+        ("baseline", "all", *short),
+        ("baseline", "local", "centralized", "fedct", *short, "--seed", "1"),
     ):
         done = fedmosaic(*arguments, cwd=folder)
         assert done.returncode == 0, done.stderr

@@ -121,6 +121,7 @@ def test_a_run_leaves_the_files_it_promises(finished_runs):
         "best_round",
     }
     assert promised | {"bits", "evaluation"} <= summary.keys()
+    assert summary["models"].keys() == {path.name for path in (run / "models").iterdir()}
     assert {"client_mean", "sample_weighted", "client_std", "worst", "per_client"} == summary["accuracy"].keys()
     assert summary["evaluation"]["round"] == "last"
     assert summary["bits"] == {
@@ -228,7 +229,7 @@ REFUSED = [
     (["train", "--preset", "quickstart", "--seed", "1", "--seeds", "2"], "use one of them"),
     (["train", "--preset", "quickstart", "--seed", "-1"], "--seed"),
     (["train", "--preset", "quickstart", "--set", "data.public_size=0"], "needs a public set"),
-    (["train", "--preset", "quickstart", "--set", "train.momentum=0.5"], "use train.optimizer=sgd"),
+    (["train", "--preset", "quickstart", "--set", "train.momentum=0.5"], "use optimizer sgd"),
     (["train", "--preset", "quickstart", "--set", "train.lr=2020-13-45"], "train.lr is '2020-13-45' (--set)"),
     (["train", "--preset", "quickstart", "--set", "train.lr=3:20"], "train.lr is '3:20'"),
     (["train", "--preset", "quickstart", "--config", "/dev/zero"], "not a file"),
@@ -271,9 +272,11 @@ REFUSED = [
         "not all are the same mlp",
     ),
     (["train", "--preset", "quickstart", "--set", "clients.9-10.lr=0.1"], "numbered from 0 to 9"),
-    (["train", "--preset", "quickstart", "--set", "train.clients_per_round=11"], "there are 10 clients"),
+    (["train", "--preset", "quickstart", "--set", "train.clients_per_round=11"], "at most 10"),
     (["baseline", "pfedme", "--preset", "quickstart", "--set", "methods.pfedme.lr=1"], "overshoots theta"),
     (["baseline", "fedprox", "--preset", "quickstart", "--set", "methods.fedprox.mu=-1"], "at least 0"),
+    (["baseline", "fedprox", "--preset", "quickstart", "--set", "methods.fedprox.mu=1e300"], "at most 1e+30"),
+    (["baseline", "apfl", "--preset", "quickstart", "--set", "methods.apfl.adaptive=maybe"], "must be true or false"),
     (["evaluate", "nowhere"], "not a run directory"),
     (["evaluate"], "RUN"),
     (["report"], "no runs here"),
@@ -336,6 +339,15 @@ def test_damaged_models_and_unfinished_runs_are_not_evaluated(invoke, finished_r
     assert not (tmp_path / "q" / "fedct" / "seed-0" / "evaluation.json").exists()
     (bad / "summary.json").unlink()
     assert "not finished" in invoke("evaluate", "q/local/seed-0").stderr
+
+
+def test_a_model_of_another_client_is_not_evaluated(invoke, finished_runs, tmp_path):
+    shutil.copytree(finished_runs / "quickstart" / "ditto" / "seed-0", tmp_path / "swapped")
+    models = tmp_path / "swapped" / "models"
+    shutil.copy(models / "client-005.safetensors", models / "client-004.safetensors")
+    result = invoke("evaluate", "swapped")
+    assert result.exit_code == 2
+    assert "client-004.safetensors" in result.stderr
 
 
 def test_evaluate_can_look_at_the_training_part(invoke, finished_runs, tmp_path):
@@ -562,7 +574,7 @@ def test_without_a_public_set_those_who_need_none_are_played(invoke):
 
 
 def test_a_federation_of_many_kinds(invoke, tmp_path):
-    short = ("--preset", "quickstart-mixed", "--rounds", "3", "--set", "clients.6-7.model={name: decision-tree}", "-q")
+    short = ("--preset", "quickstart-mixed", "--rounds", "3", "--set", "clients.6-7.model=decision-tree", "-q")
     trained = invoke("train", *short, "--set", "methods.fedmosaic.warmup_rounds=1")
     assert trained.exit_code == 0, trained.stderr
     summary = json.loads(next(tmp_path.rglob("fedmosaic-entropy/seed-0/summary.json")).read_text())

@@ -42,7 +42,8 @@ def explain(error: ValidationError, where: str, origins: Mapping[str, str]) -> s
     """The first wrong field, its value and everything that it could have been instead."""
     problems = error.errors(include_url=False)
     if not problems[0]["loc"]:
-        return f"{problems[0]['ctx']['error']} ({where})"
+        what, _, way_out = str(problems[0]["ctx"]["error"]).partition(": ")
+        return f"{what} ({where}): {way_out}"
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
     wishes = " or ".join(dict.fromkeys(wish(problem) for problem in own))
@@ -62,6 +63,8 @@ def wish(problem: Any) -> str:
         "int_type": lambda: "a whole number",
         "string_type": lambda: "a text",
         "tuple_type": lambda: "a list",
+        "bool_type": lambda: "true or false",
+        "dict_type": lambda: "a name or a mapping",
         "finite_number": lambda: "finite",
         "none_required": lambda: "null",
         "value_error": lambda: str(context["error"]),

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.settings import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.models.settings import ModelSettings
 
 
-class ClientSettings(Section):
-    """What is not said is as in the sections `model` and `train`.
+T = TypeVar("T")
 
-    `model` is a name, or several keys of that section.
-    """
+
+class ClientSettings(Section):
+    """What is not said is as in the sections `model` and `train`."""
 
     model: dict[str, Any] = Field(default_factory=dict)
     optimizer: Literal["adam", "sgd"] | None = None
     lr: float | None = None
     momentum: float | None = None
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def a_name_is_enough(cls, model: Any) -> Any:
-        return {"name": model} if isinstance(model, str) else model
 
     def training(self) -> dict[str, Any]:
         """The keys of the section `train` that it changes."""
@@ -41,18 +36,20 @@ class ClientSettings(Section):
 
 def members(text: str, clients: int) -> range:
     """The clients that `4` or `0-4` stands for, of so many."""
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     if not match:
         raise RequestError(f"cannot read clients '{text}' (clients): write a number or a range, e.g. 4 or 0-4")
     first, last = int(match[1]), int(match[2] or match[1])
-    if not first <= last < clients:
+    if last < first:
+        raise RequestError(f"no clients {text} (clients): write {last}-{first}")
+    if last >= clients:
         raise RequestError(f"no clients {text} (clients): they are numbered from 0 to {clients - 1}")
     return range(first, last + 1)
 
 
-def spread(sections: Mapping[str, ClientSettings], clients: int) -> dict[int, ClientSettings]:
-    """The settings by client; nobody may be named twice."""
-    settings: dict[int, ClientSettings] = {}
+def spread(sections: Mapping[str, T], clients: int) -> dict[int, T]:
+    """What is said of clients, by client; nobody may be named twice."""
+    settings: dict[int, T] = {}
     for text, section in sections.items():
         for client in members(text, clients):
             if client in settings:
@@ -70,16 +67,17 @@ class Misfit:
     way_out: str
 
 
-def misfit(method: Method, models: Mapping[int, ModelSettings]) -> Misfit | None:
-    """Why a method cannot be played by clients with these models; None where it can."""
+def misfit(method: Method, models: Mapping[int, ModelSettings], own: Collection[int]) -> Misfit | None:
+    """Why a method cannot be played by clients with these models, some of them their `own`; None where it can."""
     if method.learners == "anything":
         return None
     way_out = "use fedmosaic, fedct or local"
     one = method.learners == "one network"
     needs = "needs the same network for all clients" if one else "needs networks"
-    strangers = [f"client {client} has a {model.name}" for client, model in models.items() if not model.is_network]
+    strangers = [client for client, model in models.items() if not model.is_network]
     if strangers:
-        return Misfit(needs, f"{strangers[0]} (clients)", way_out)
+        where = "clients" if strangers[0] in own else "model.name"
+        return Misfit(needs, f"client {strangers[0]} has a {models[strangers[0]].name} ({where})", way_out)
     if not one or len(set(models.values())) == 1:
         return None
     names = list(dict.fromkeys(model.name for model in models.values()))

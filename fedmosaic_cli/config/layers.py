@@ -77,15 +77,29 @@ class Layers:
     def _put(self, origin: str, section: str, values: Any) -> None:
         group, _, name = section.partition(".")
         known: object = METHODS[name] if group == "methods" else ClientSettings if name else SECTIONS[section]
-        fields = field_names(known)
-        check_keys(as_mapping(values, section, origin), fields, section)
+        check_keys(as_mapping(values, section, origin), field_names(known), section)
+        if group == "clients" and isinstance(values.get("model"), str):
+            values = {**values, "model": {"name": values["model"]}}
+            self.values.get(section, {}).pop("model", None)  # a name alone is all there is to say of the model
         if section == "train" and len(values.keys() & ROUND_LENGTH) == 1:
             # The length of a round is one setting with two spellings: the later one is meant.
             for other in ROUND_LENGTH - values.keys():
                 self.values.get(section, {}).pop(other, None)
                 self.origins.pop(f"{section}.{other}", None)
-        self.values.setdefault(section, {}).update(values)
-        self.origins.update({f"{section}.{key}": origin for key in values})
+        held = self.values.setdefault(section, {})
+        for key, value in values.items():
+            if isinstance(value, dict) and isinstance(held.get(key), dict):
+                # Several keys at once, as in a client's `model`: laid over those that are there, one by one.
+                held[key] = {**held[key], **value}
+                self.origins.update({f"{section}.{key}.{inner}": origin for inner in value})
+            else:
+                held[key] = value
+                self._forget(f"{section}.{key}.")
+                self.origins[f"{section}.{key}"] = origin
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self.origins if key.startswith(prefix)]:
+            del self.origins[key]
 
 
 def field_names(kind: object) -> list[str]:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedmosaic_cli.config.checks import checked
+from fedmosaic_cli.config.checks import check_keys, checked
 from fedmosaic_cli.config.clients import ClientSettings, Misfit, misfit, spread
 from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
 from fedmosaic_cli.config.yaml_files import read
@@ -16,7 +16,7 @@ from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.settings import READS, ModelSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,8 @@ class RunConfig:
         """Why the method cannot be played here; None where it can."""
         if self.method.needs_public and not self.data.public_size:
             return Misfit("needs a public set", "there is none (data.public_size)", "partition with one")
-        return misfit(self.method, {client: self.model_of(client) for client in range(self.data.clients or 1)})
+        models = {client: self.model_of(client) for client in range(self.data.clients or 1)}
+        return misfit(self.method, models, self.models.keys())
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
@@ -83,7 +84,10 @@ def resolve_run(
     data = resolve(layers.section("data", DataSettings), place)
     model, train = layers.section("model", ModelSettings), layers.section("train", TrainSettings)
     clients = {text: layers.section(f"clients.{text}", ClientSettings) for text in layers.named("clients")}
-    own = spread(clients, data.clients or 1)
+    spread(clients, data.clients or 1)
+    models = {t: own_section(model, section.model, f"clients.{t}.model", layers) for t, section in clients.items()}
+    trainings = {t: own_section(train, section.training(), f"clients.{t}", layers) for t, section in clients.items()}
+    check_effects(model, models, clients, layers)
     config = RunConfig(
         setting=setting,
         seed=seed,
@@ -93,20 +97,47 @@ def resolve_run(
         method=layers.section(f"methods.{method}", METHODS[method]),
         partition_seed=seed if partition_seed is None else partition_seed,
         clients=clients,
-        models={client: changed(model, section.model, client) for client, section in own.items()},
-        trainings={client: changed(train, section.training(), client) for client, section in own.items()},
+        models=spread(models, data.clients or 1),
+        trainings=spread(trainings, data.clients or 1),
     )
     if train.clients_per_round is not None and train.clients_per_round > (data.clients or 1):
         raise RequestError(
-            f"train.clients_per_round is {train.clients_per_round} (configuration): there are {data.clients} clients"
+            f"train.clients_per_round is {train.clients_per_round} ({layers.origin('train.clients_per_round')}): "
+            f"it must be at most {data.clients}, the number of clients"
+        )
+    if train.batch_size == 1 and any(m.has_batch_norm for m in (model, *models.values())):
+        raise RequestError(
+            f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
     return config
 
 
-def changed(section: S, changes: dict[str, Any], client: int) -> S:
-    """A section as a client with `changes` has it."""
+def own_section(section: S, changes: dict[str, Any], where: str, layers: Layers) -> S:
+    """A section as clients with `changes`, written below `where`, have it."""
     kind = type(section)
-    return checked(kind, {**section.model_dump(), **changes}, field_names(kind), f"clients, client {client}", {})
+    origins = {f"{where}.{key}": layers.origin(f"{where}.{key}") for key in changes}
+    check_keys(changes, field_names(kind), where)
+    return checked(kind, {**section.model_dump(), **changes}, field_names(kind), where, origins)
+
+
+def check_effects(
+    model: ModelSettings, models: dict[str, ModelSettings], clients: dict[str, ClientSettings], layers: Layers
+) -> None:
+    """Refuse what was set for a model that does not read it. Presets and files may be written for several models."""
+    for text, section in clients.items():
+        own = models[text]
+        idle = {f"model.{key}" for key in section.model if key != "name" and key not in READS[own.name]}
+        idle |= set() if own.is_network else set(section.training())
+        if idle:
+            key = f"clients.{text}.{min(idle)}"
+            raise RequestError(
+                f"{key} has no effect on a {own.name} ({layers.origin(key)}): "
+                f"leave it out, or write clients.{text}.model={own.name} to have nothing else of the model said"
+            )
+    read = {"name"}.union(*(READS[each.name] for each in (model, *models.values())))
+    for key in layers.values.get("model", {}).keys() - read:
+        if layers.origin(f"model.{key}") == "--set":
+            raise RequestError(f"model.{key} has no effect on a {model.name} (--set): leave it out")
 
 
 def stored_run(path: Path, place: Place) -> RunConfig:

@@ -81,21 +81,23 @@ class SimulatedClient:
     ) -> None:
         draw = self._draw(any(term.uses_public for term in terms))
         lesson = Lesson(self.private, self.public, draw, terms, leash, private_weight)
-        private_loss, term_losses = self.learner.fit(self.state[model], self._memory(model), lesson)
-        if not all(map(math.isfinite, (private_loss, *term_losses))) or not params.finite(self.state[model]):
+        losses = self.learner.fit(self.state[model], self._memory(model), lesson)
+        known = [loss for loss in (losses.private, *losses.terms) if loss is not None]
+        if not all(map(math.isfinite, known)) or not params.finite(self.state[model]):
             raise diverged(self.id, self.round)
         # A loss that the method measured itself is the one to log.
-        self.notes.setdefault("loss_private", private_loss)
-        for term, loss in zip(terms, term_losses, strict=True):
+        self.notes.setdefault("loss_private", losses.private)
+        for term, loss in zip(terms, losses.terms, strict=True):
             self.notes.setdefault(term.log_as, loss)
 
     def steps(self, *streams: str) -> Iterator[Step]:
         draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
         steps = training.OwnSteps(self._network, self.private, draws)
         yield from steps
-        if not math.isfinite(steps.mean_loss()):
+        loss = steps.mean_loss()
+        if loss is not None and not math.isfinite(loss):
             raise diverged(self.id, self.round)
-        self.notes.setdefault("loss_private", steps.mean_loss())
+        self.notes.setdefault("loss_private", loss)
 
     def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         training.descend(self._network, self.state[model], gradient, self._memory(model), lr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmosaic_cli.engine.learner import Losses
 from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.models.estimators import build_estimator, compute_alone
@@ -46,7 +47,7 @@ class EstimatorLearner:
             "weight": torch.tensor(0.0),
         }
 
-    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
+    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
         parameters |= {**self.initial_parameters(0), "seed": parameters["seed"], "fitted": torch.tensor(1)}
         for term in lesson.terms:
             if not isinstance(term, PseudoLabels):
@@ -54,10 +55,11 @@ class EstimatorLearner:
             parameters["labels"] = term.labels.cpu().clone()
             parameters["weight"] = torch.tensor(term.weight)
         log_probs = self.predict(parameters, self._private)[1]
-        return mean_cross_entropy(log_probs, self._private.targets), [
-            mean_cross_entropy(self.predict(parameters, self._public)[1].cpu(), parameters["labels"])
-            for _ in lesson.terms
-        ]
+        public = [self.predict(parameters, self._public)[1].cpu() for _ in lesson.terms]
+        return Losses(
+            mean_cross_entropy(log_probs, self._private.targets),
+            [mean_cross_entropy(each, parameters["labels"]) for each in public],
+        )
 
     def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
         if not parameters["fitted"]:

@@ -34,17 +34,22 @@ class Lesson:
     private_weight: float = 1.0
 
 
+@dataclass(frozen=True)
+class Losses:
+    """The mean private loss over a round and that of each term; None where there was no batch to take a step on."""
+
+    private: float | None
+    terms: list[float | None]
+
+
 class Learner(Protocol):
     """Clients own parameters; a learner knows what to do with them."""
 
     def initial_parameters(self, seed: int) -> Parameters:
         """The starting point that `seed` names."""
 
-    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
-        """Train `parameters` in place, carrying the optimizer's `memory` on.
-
-        The mean private loss and the mean of each term.
-        """
+    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
+        """Train `parameters` in place, carrying the optimizer's `memory` on."""
 
     def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
         """Features [examples, width] and logits [examples, classes], in evaluation mode. Nothing is changed."""

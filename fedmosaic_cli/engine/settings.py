@@ -29,7 +29,7 @@ class TrainSettings(Section):
     clients_per_round: Positive | None = None
     batch_size: Positive = 32
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Annotated[float, Field(gt=0)] = 0.001
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.001
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     optimizer_state: Literal["keep", "reset"] = "keep"
     init: Literal["per-client", "common"] = "per-client"
@@ -41,5 +41,5 @@ class TrainSettings(Section):
     @model_validator(mode="after")
     def momentum_goes_with_sgd(self) -> TrainSettings:
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use train.optimizer=sgd")
+            raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
         return self

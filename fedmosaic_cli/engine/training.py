@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.engine.learner import Losses
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,11 +33,8 @@ class BatchOutputs:
     public_logits: Tensor
 
 
-def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
-    """Train `parameters` in place, carrying the optimizer's `memory` on.
-
-    The mean private loss and that of each term.
-    """
+def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
+    """Train `parameters` in place, carrying the optimizer's `memory` on."""
     module = workspace.module(parameters).train()
     optimizer = workspace.optimizer()
     load_memory(optimizer, module, memory)
@@ -66,7 +65,9 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
         optimizer.step()
         seen += len(labels)
     save_memory(optimizer, module, memory)
-    return (private_total / max(seen, 1)).item(), [(total / max(seen, 1)).item() for total in term_totals]
+    if not seen:
+        return Losses(None, [None for _ in terms])
+    return Losses((private_total / seen).item(), [(total / seen).item() for total in term_totals])
 
 
 def pull(trained: dict[str, nn.Parameter], leash: Leash) -> None:
@@ -135,9 +136,9 @@ class OwnSteps:
         self._total += loss * count
         self._seen += count
 
-    def mean_loss(self) -> float:
-        """Over all batches that a gradient was taken on."""
-        return (self._total / max(self._seen, 1)).item()
+    def mean_loss(self) -> float | None:
+        """Over all batches that a gradient was taken on, if there were any."""
+        return (self._total / self._seen).item() if self._seen else None
 
 
 def gradient_at(

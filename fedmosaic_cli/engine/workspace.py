@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Lesson
+    from fedmosaic_cli.engine.learner import Lesson, Losses
     from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
@@ -56,7 +56,7 @@ class Workspace:
     def initial_parameters(self, seed: int) -> Parameters:
         return {name: tensor.detach() for name, tensor in self._new_module(seed).state_dict().items()}
 
-    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> tuple[float, list[float]]:
+    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
         return training.fit(self, parameters, memory, lesson)
 
     def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:

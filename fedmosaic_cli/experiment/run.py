@@ -89,8 +89,8 @@ def run(
             yield event
             if isinstance(event, Stopped):
                 return
-        save_models(files, federation)
-        summary = summarise(config, shards, files.rounds())
+        digests = save_models(files, federation)
+        summary = {**summarise(config, shards, files.rounds()), "models": digests}
         files.save_summary(summary)
         yield Finished(summary)
 
@@ -136,8 +136,8 @@ def save_checkpoint(files: RunFiles, federation: Federation) -> None:
     checkpoints.save(files.checkpoints, checkpoint)
 
 
-def save_models(files: RunFiles, federation: Federation) -> None:
-    """The final personal models, one a client; made one at a time, as some are made for the occasion."""
+def save_models(files: RunFiles, federation: Federation) -> dict[str, str]:
+    """Write the final personal models, one at a time, as some are made for the occasion. Their digests."""
     client_of = {client.id: client for client in federation.standing.clients}
 
     def models() -> Iterator[tuple[int, Arrays]]:
@@ -148,7 +148,7 @@ def save_models(files: RunFiles, federation: Federation) -> None:
                 last = model, to_arrays(model)
             yield exam.client, last[1]
 
-    files.save_models(models())
+    return files.save_models(models())
 
 
 def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class APFL(FedAvg):
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     adaptive: bool = True
-    alpha_lr: Annotated[float, Field(ge=0)] = 0.1
+    alpha_lr: Annotated[float, Field(ge=0, le=1e30)] = 0.1
 
     name = "apfl"
     title = "APFL"

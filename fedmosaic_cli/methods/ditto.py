@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ditto(FedAvg):
     """With `mu` 0 the personal model is Local's from a common start, bit for bit; the global one is FedAvg's always."""
 
-    mu: Annotated[float, Field(ge=0)] = 1.0
+    mu: Annotated[float, Field(ge=0, le=1e30)] = 1.0
 
     name = "ditto"
     title = "Ditto"

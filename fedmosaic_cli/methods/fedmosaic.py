@@ -38,7 +38,7 @@ class FedMosaic(FedCT):
     """`trust` is a rule's name or a constant: 0 is Local, 1 with `uniform` expertise is FedCT, bit for bit."""
 
     expertise: Literal["frequency", "entropy", "uniform"] = "frequency"
-    trust: Literal["paper", "stabilised"] | Annotated[float, Field(ge=0)] = "paper"
+    trust: Literal["paper", "stabilised"] | Annotated[float, Field(ge=0, le=1e30)] = "paper"
     expertise_bits: Annotated[int, Field(ge=1, le=32)] = 8
 
     name = "fedmosaic"

@@ -29,7 +29,7 @@ class FedPHP(FedAvg):
 
     strength: Annotated[float, Field(ge=0, le=1)] = 0.05
     transfer: Literal["distillation", "mmd"] = "distillation"
-    temperature: Annotated[float, Field(gt=0)] = 4.0
+    temperature: Annotated[float, Field(gt=0, le=1e30)] = 4.0
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
 
     name = "fedphp"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """`mu` is the strength of the leash; with 0 this is FedAvg, bit for bit."""
 
-    mu: Annotated[float, Field(ge=0)] = 0.01
+    mu: Annotated[float, Field(ge=0, le=1e30)] = 0.01
 
     name = "fedprox"
     title = "FedProx"

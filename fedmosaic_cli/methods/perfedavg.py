@@ -30,10 +30,10 @@ class PerFedAvg(FedAvg):
     gradients at w +- `delta` times the outer gradient.
     """
 
-    alpha: Annotated[float, Field(ge=0)] = 0.01
-    beta: Annotated[float, Field(ge=0)] = 0.001
+    alpha: Annotated[float, Field(ge=0, le=1e30)] = 0.01
+    beta: Annotated[float, Field(ge=0, le=1e30)] = 0.001
     version: Literal["first-order", "hessian-free"] = "first-order"
-    delta: Annotated[float, Field(gt=0)] = 0.001
+    delta: Annotated[float, Field(gt=0, le=1e30)] = 0.001
 
     name = "perfedavg"
     title = "Per-FedAvg"

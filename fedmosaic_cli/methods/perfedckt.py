@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PerFedCKT(Method):
     """With `mu` 0 this is Local, bit for bit. With one cluster everybody learns from the mean of all."""
 
-    mu: Annotated[float, Field(ge=0)] = 0.1
+    mu: Annotated[float, Field(ge=0, le=1e30)] = 0.1
     clusters: Annotated[int, Field(ge=1)] = 5
 
     name = "perfedckt"

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 class PFedMe(FedAvg):
     """`beta` mixes the mean into the server's model: 1 replaces it, 0 keeps it for ever."""
 
-    mu: Annotated[float, Field(ge=0)] = 15.0
+    mu: Annotated[float, Field(ge=0, le=1e30)] = 15.0
     inner_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    inner_lr: Annotated[float, Field(gt=0)] = 0.01
-    lr: Annotated[float, Field(ge=0)] = 0.005
+    inner_lr: Annotated[float, Field(gt=0, le=1e30)] = 0.01
+    lr: Annotated[float, Field(ge=0, le=1e30)] = 0.005
     beta: Annotated[float, Field(ge=0, le=2)] = 1.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
     name = "pfedme"
     title = "pFedMe"

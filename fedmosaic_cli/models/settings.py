@@ -13,6 +13,21 @@ Estimator = Literal["decision-tree", "random-forest", "gradient-boosting", "logi
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 
+# Which keys of the section, beside the name, each model reads.
+READS: dict[str, frozenset[str]] = {
+    "mlp": frozenset({"hidden"}),
+    "cnn": frozenset({"width"}),
+    "cnn-bn": frozenset({"width"}),
+    "alexnet-bn": frozenset({"width"}),
+    "vit": frozenset({"width", "patch"}),
+    "vit-tiny": frozenset({"width", "patch"}),
+    "decision-tree": frozenset({"depth"}),
+    "random-forest": frozenset({"trees", "depth"}),
+    "gradient-boosting": frozenset({"trees", "depth"}),
+    "logistic-regression": frozenset(),
+}
+
+
 class ModelSettings(Section):
     """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all other networks.
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import RequestError, RunStateError
-from fedmosaic_cli.files import is_temporary, read_json, write, write_json
+from fedmosaic_cli.files import is_temporary, read_json, sha256, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,6 +34,10 @@ LOGS = ("rounds.jsonl", "timings.jsonl")
 
 SPLITS = ("test", "train", "val")
 REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
+
+
+def model_name(client: int) -> str:
+    return f"client-{client:03d}.safetensors"
 
 
 def evaluation_name(split: str) -> str:
@@ -124,25 +128,37 @@ class RunFiles:
         except (OSError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
-    def save_models(self, models: Iterable[tuple[int, Arrays]]) -> None:
-        """The personal models, one after the other. A client that has the one before it, itself, shares its file."""
+    def save_models(self, models: Iterable[tuple[int, Arrays]]) -> dict[str, str]:
+        """Write the personal models, one after the other. The digests of their files, by name.
+
+        A client that has the model of the one before it, the same object, shares its file.
+        """
         folder = self.path / "models"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+        digests: dict[str, str] = {}
         last: tuple[Arrays, Path] | None = None
         for client, arrays in models:
-            path = folder / f"client-{client:03d}.safetensors"
+            path = folder / model_name(client)
             if last and arrays is last[0]:
                 link_or_copy(last[1], path)
+                digests[path.name] = digests[last[1].name]
             else:
-                write(path, save_tensors(arrays))
+                data = save_tensors(arrays)
+                write(path, data)
+                digests[path.name] = sha256(data)
                 last = arrays, path
+        return digests
 
     def load_model(self, client: int) -> Arrays:
-        """The personal model of one client."""
-        path = self.path / "models" / f"client-{client:03d}.safetensors"
+        """The personal model of one client, if it is the one that the run wrote."""
+        path = self.path / "models" / model_name(client)
+        expected = self.summary().get("models", {}).get(path.name)
         try:
-            return load_tensors(path.read_bytes())
+            data = path.read_bytes()
+            if expected not in (None, sha256(data)):
+                raise ValueError("another file")
+            return load_tensors(data)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
             raise RequestError(f"cannot read a model, {reason} ({path}): make the run again") from None

@@ -88,7 +88,7 @@ def to_latex(table: Table) -> str:
             *(f"\\providecommand{{\\{macro(v)}}}[1]{{\\textcolor{{{macro(v)}}}{{#1}}}}" for v in colours),
             "\\begin{table}[t]",
             "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
-            f"  \\caption{{{escape_latex(table.caption)} Colours: {key}.}}",
+            f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {key}.' if key else ''}}}",
             "  \\smallskip",
             "  % Shrunk to the line where it is too wide for it.",
             "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",

@@ -51,7 +51,18 @@ def test_numbers_as_keys_are_clients_too():
     [
         ("clients.6.model=mlp", "numbered from 0 to 5"),
         ("clients.4-9.model=mlp", "numbered from 0 to 5"),
-        ("clients.3-1.model=mlp", "numbered from 0 to 5"),
+        ("clients.3-1.model=mlp", "write 1-3"),
+        ("clients.0-99999999999.model=mlp", "numbered from 0 to 5"),
+        ("clients.\u0663.model=mlp", "cannot read clients"),
+        ("clients.1.model={name: mlp, trees: 5}", "clients.1.model.trees has no effect on a mlp (--set)"),
+        ("clients.1.model={trees: 5}", "clients.1.model.trees has no effect on a mlp"),
+        ("clients.1={model: random-forest, lr: 0.5}", "clients.1.lr has no effect on a random-forest"),
+        (
+            "clients.1.model={name: random-forest, trees: 0}",
+            "clients.1.model.trees is 0 (--set): it must be at least 1",
+        ),
+        ("clients.1.model=null", "a name or a mapping"),
+        ("model.trees=3", "model.trees has no effect on a mlp (--set)"),
         ("clients.-1.model=mlp", "cannot read clients"),
         ("clients.all.model=mlp", "cannot read clients"),
         ("clients.1.model=resnet", "it must be"),
@@ -59,10 +70,10 @@ def test_numbers_as_keys_are_clients_too():
         ("clients.1.model={nme: mlp}", "nme"),
         ("clients.1.modle=mlp", "clients.1.modle"),
         ("clients.1.lr=0", "greater than 0"),
-        ("clients.1.momentum=0.5", "momentum"),
+        ("clients.1.momentum=0.5", "momentum 0.5 has no effect with adam (clients.1): use optimizer sgd"),
         ("clients.1=mlp", "not a mapping"),
         ("clients=mlp", "cannot read"),
-        ("train.clients_per_round=7", "6 clients"),
+        ("train.clients_per_round=7", "(--set): it must be at most 6"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(assignment, words):
@@ -70,6 +81,22 @@ def test_nonsense_is_refused_in_one_line(assignment, words):
         run("fedmosaic", assignment)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_keys_of_a_model_are_laid_over_those_that_are_there():
+    config = run("fedmosaic", "clients.1.model=random-forest", "clients.1.model.trees=7")
+    assert (config.model_of(1).name, config.model_of(1).trees) == ("random-forest", 7)
+    config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model.depth=2")
+    assert (config.model_of(1).trees, config.model_of(1).depth) == (9, 2)
+    # A name alone is all there is to say: what belonged to the other model goes with it.
+    config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model=decision-tree")
+    assert (config.model_of(1).name, config.model_of(1).trees) == ("decision-tree", 100)
+
+
+def test_a_batch_of_one_has_no_statistics():
+    with pytest.raises(RequestError, match="batch normalisation needs at least 2"):
+        run("fedavg", "model.name=cnn-bn", "train.batch_size=1")
+    assert run("fedavg", "train.batch_size=1").train.batch_size == 1
 
 
 def test_nobody_is_named_twice():

@@ -67,7 +67,7 @@ def test_a_method_reads_its_own_section_only():
         ("data.dataset=digit", "did you mean 'digits'"),
         ("data.flip_labels=[0, 99]", "no client 99"),
         ("data.flip_labels=3", "a list"),
-        ("train.momentum=0.5", "use train.optimizer=sgd"),
+        ("train.momentum=0.5", "use optimizer sgd"),
         ("train.lr=1_0", "train.lr is '1_0'"),
         ("data.test_fraction=1", "less than 1"),
         ("model.hidden=[0]", "between 1 and 65536"),

@@ -64,9 +64,9 @@ def test_losses_in_the_log_are_means_over_the_batches():
     draw = Draw([torch.arange(8)], [torch.arange(7)])
     model = params.copy(client.init)
     lesson = Lesson(client.private, client.public, draw, [PseudoLabels(labels, 0.5)])
-    private, [public] = fit(client.learner, model, {}, lesson)
-    assert private == pytest.approx(client.private_loss(model), rel=1e-12)
-    assert public == pytest.approx(
+    losses = fit(client.learner, model, {}, lesson)
+    assert losses.private == pytest.approx(client.private_loss(model), rel=1e-12)
+    assert losses.terms[0] == pytest.approx(
         mean_cross_entropy(client.predict_public(model).log_softmax(dim=1), labels), rel=1e-12
     )
 
@@ -112,6 +112,11 @@ class TestBatchNorm:
         toy = dealt([5, 1, 4]).changed(local_steps=None, local_epochs=1)
         before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
         assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
+        federation = toy.federation(Local())
+        with federation.workers:
+            losses = [row["loss_private"] for row in next(play(federation, 1)).rows]
+        assert losses[1] is None, "a loss over no batches is none, not 0"
+        assert losses[0] > 0
         assert not same(before[:1], after[:1])
 
     def test_the_largest_counter_is_copied_where_weights_are_averaged(self):

@@ -7,7 +7,7 @@ import torch
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.settings import ESTIMATORS, READS, ModelSettings
 
 SHAPES = {
     "mlp": (1, 8, 8),
@@ -45,6 +45,17 @@ def test_logits_come_from_a_body_and_a_head(name):
         model.head.bias.copy_(torch.arange(10.0))
     assert torch.equal(model(inputs), torch.arange(10.0).expand(3, 10)), "nothing but the head makes logits"
     assert features > 10
+
+
+def test_every_model_says_which_keys_it_reads():
+    fields = set(ModelSettings.model_fields) - {"name"}
+    assert READS.keys() == {*ARCHITECTURES, *ESTIMATORS}
+    assert frozenset().union(*READS.values()) == fields
+    changes = {"hidden": (9,), "width": 0.5, "patch": 2}
+    for name, shape in SHAPES.items():
+        plain = weights(name, shape)
+        for key, value in changes.items():
+            assert (weights(name, shape, **{key: value}) != plain) == (key in READS[name]), (name, key)
 
 
 @pytest.mark.parametrize("name", SHAPES)
