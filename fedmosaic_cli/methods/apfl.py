@@ -39,7 +39,7 @@ class APFL(FedAvg):
     name = "apfl"
     title = "APFL"
     family = "PFL"
-    citation = "Deng et al. 2020"
+    citation = "Deng et al., 2020"
     evaluated = "the mixture of the client's private model and its copy of the global one, after its last local pass"
     models_held, models_trained = 3, 2
 

@@ -28,7 +28,7 @@ class Ditto(FedAvg):
     name = "ditto"
     title = "Ditto"
     family = "PFL"
-    citation = "Li et al. 2021"
+    citation = "Li et al., ICML 2021"
     evaluated = "the client's personal model, which never leaves it"
     personal_entry = "personal"
     models_held, models_trained = 2, 2

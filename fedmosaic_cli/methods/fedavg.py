@@ -30,7 +30,7 @@ class FedAvg(Method):
     title = "FedAvg"
     family: ClassVar[Family] = "FL"
     travels = "model parameters, both ways"
-    citation = "McMahan et al. 2017"
+    citation = "McMahan et al., AISTATS 2017"
     evaluated = "the global model after aggregation"
     personal_entry: ClassVar[str | None] = None
     """Where a client remembers a personal model of its own; it starts as the global one does."""

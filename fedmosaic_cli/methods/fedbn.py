@@ -26,7 +26,7 @@ class FedBN(FedAvg):
     title = "FedBN"
     family = "PFL"
     travels = "model parameters but batch normalisation, both ways"
-    citation = "Li et al. 2021"
+    citation = "Li et al., ICLR 2021"
     evaluated = "the global model with the client's own batch normalisation"
 
     def kept(self, world: World) -> frozenset[str]:

@@ -41,7 +41,7 @@ class FedCT(Method):
     travels = "hard labels on the public set, both ways"
     needs_public = True
     learners: ClassVar[Learners] = "anything"
-    citation = "Abourayya et al. 2025"
+    citation = "Abourayya et al., AAAI 2025"
 
     def broadcast(self, server: State, client_id: int, world: World) -> Message:
         return {"labels": Labels(server["labels"], world.num_classes)} if server else {}

@@ -45,7 +45,7 @@ class FedMosaic(FedCT):
     title = "FedMosaic"
     family = "co-training"
     travels = "hard labels and expertise up, consensus labels down"
-    citation = "Abourayya et al. 2026"
+    citation = "Abourayya et al., 2026"
 
     @property
     def variant(self) -> str:

@@ -35,7 +35,7 @@ class FedPHP(FedAvg):
     name = "fedphp"
     title = "FedPHP"
     family = "PFL"
-    citation = "Li et al. 2021"
+    citation = "Li et al., ECML PKDD 2021"
     evaluated = "the client's history model, which never leaves it"
     personal_entry = "history"
     models_held = 2

@@ -28,7 +28,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     title = "FedProx"
-    citation = "Li et al. 2020"
+    citation = "Li et al., MLSys 2020"
 
     def train(self, client: Client, received: Parameters) -> None:
         # What was received is trained in place: the anchor has to be a copy.

@@ -38,7 +38,7 @@ class PerFedAvg(FedAvg):
     name = "perfedavg"
     title = "Per-FedAvg"
     family = "PFL"
-    citation = "Fallah et al. 2020"
+    citation = "Fallah et al., NeurIPS 2020"
     evaluated = "the global model after one step on the client's training data"
 
     def train(self, client: Client, received: Parameters) -> None:

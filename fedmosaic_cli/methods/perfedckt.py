@@ -39,7 +39,7 @@ class PerFedCKT(Method):
     travels = "logits on the public set up, the cluster's mean down"
     needs_public = True
     learners: ClassVar[Learners] = "any network"
-    citation = "Cho et al. 2021"
+    citation = "Cho et al., 2021"
 
     def broadcast(self, server: State, client_id: int, world: World) -> Message:
         # Who was not heard in the last round gets what it was given when it was.

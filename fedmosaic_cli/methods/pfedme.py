@@ -38,7 +38,7 @@ class PFedMe(FedAvg):
     name = "pfedme"
     title = "pFedMe"
     family = "PFL"
-    citation = "Dinh et al. 2020"
+    citation = "Dinh et al., NeurIPS 2020"
     evaluated = "the client's personal model theta, which never leaves it"
     personal_entry = "personal"
     models_held, models_trained = 2, 0
