@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     import torch
@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Outputs
 
 
+class OnDevice:
+    """A dataclass whose tensors can follow the model."""
+
+    def on(self, device: torch.device) -> Self:
+        """The same with its tensors on `device`."""
+        from torch import Tensor
+
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class PseudoLabels:
+class PseudoLabels(OnDevice):
     """`weight` times the mean cross-entropy on a public batch, under the labels of the consensus.
 
     The weight is a number, so no gradient flows into it.
@@ -24,9 +35,6 @@ class PseudoLabels:
     log_as: str = "loss_public"
     uses_public: ClassVar[bool] = True
 
-    def on(self, device: torch.device) -> PseudoLabels:
-        return replace(self, labels=self.labels.to(device))
-
     def loss(self, outputs: Outputs) -> Tensor:
         from torch.nn.functional import cross_entropy
 
@@ -34,16 +42,13 @@ class PseudoLabels:
 
 
 @dataclass(frozen=True)
-class TargetLogits:
+class TargetLogits(OnDevice):
     """`weight` times the mean squared distance between a model's logits on a public batch and given ones."""
 
     targets: Tensor
     weight: float
     log_as: str = "loss_public"
     uses_public: ClassVar[bool] = True
-
-    def on(self, device: torch.device) -> TargetLogits:
-        return replace(self, targets=self.targets.to(device))
 
     def loss(self, outputs: Outputs) -> Tensor:
         from torch.nn.functional import mse_loss
@@ -52,7 +57,7 @@ class TargetLogits:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(OnDevice):
     """`weight` times the cross-entropy between a teacher's softened predictions on a private batch and the model's own.
 
     Only the teacher is softened, and no factor T^2 makes up for it.
@@ -64,9 +69,6 @@ class Distillation:
     log_as: str = "loss_transfer"
     uses_public: ClassVar[bool] = False
 
-    def on(self, device: torch.device) -> Distillation:
-        return replace(self, teacher_logits=self.teacher_logits.to(device))
-
     def loss(self, outputs: Outputs) -> Tensor:
         from torch.nn.functional import cross_entropy
 
@@ -75,16 +77,13 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class FeatureMatching:
+class FeatureMatching(OnDevice):
     """`weight` times the maximum mean discrepancy between a teacher's features on a private batch and the model's."""
 
     teacher_features: Tensor
     weight: float
     log_as: str = "loss_transfer"
     uses_public: ClassVar[bool] = False
-
-    def on(self, device: torch.device) -> FeatureMatching:
-        return replace(self, teacher_features=self.teacher_features.to(device))
 
     def loss(self, outputs: Outputs) -> Tensor:
         return discrepancy(outputs.private_features, self.teacher_features[outputs.private_index])

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batches, evaluation, params, workspace
 from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
+from fedmosaic_cli.engine.objective import Distillation, FeatureMatching, PseudoLabels, TargetLogits, mean_cross_entropy
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedct import FedCT
@@ -123,6 +123,21 @@ class TestBatchNorm:
         states = [{"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}]
         mean = params.weighted_mean(states, [1, 3])
         assert (mean["w"].item(), mean["n"].item()) == (2.5, 5)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        PseudoLabels(torch.zeros(2), 0.5),
+        TargetLogits(torch.zeros(2, 3), 0.5),
+        Distillation(torch.zeros(2, 3), 4.0, 0.5),
+        FeatureMatching(torch.zeros(2, 3), 0.5),
+    ],
+)
+def test_the_tensors_of_a_term_follow_the_model(term):
+    moved = term.on(torch.device("meta"))
+    assert (moved.weight, moved.log_as) == (0.5, term.log_as)
+    assert [v.device.type for v in vars(moved).values() if isinstance(v, torch.Tensor)] == ["meta"]
 
 
 def test_an_optimizer_that_forgets_leaves_nothing_behind():
