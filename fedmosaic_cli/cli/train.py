@@ -23,7 +23,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart
     fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
-    fedmosaic train --preset quickstart --set clients.0-4.model=cnn --set clients.9.model=random-forest
+    fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(["fedmosaic"], request)
@@ -43,7 +43,8 @@ def baseline(
     [bold]Examples[/bold]
     fedmosaic baseline --list
     fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
-    fedmosaic baseline fedprox ditto --preset quickstart --set methods.ditto.mu=0.1 --set train.clients_per_round=5
+    fedmosaic baseline ditto --preset quickstart --set methods.ditto.mu=0.1
+    fedmosaic baseline fedavg --preset quickstart --set train.clients_per_round=5
     fedmosaic baseline all --preset quickstart --resume
     """
     if list_methods:
