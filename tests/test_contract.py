@@ -12,14 +12,14 @@ import torch
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.method import Method
-from fedmosaic_cli.engine.rounds import examine, personal_models, play
+from fedmosaic_cli.engine.rounds import examine, play
 from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from tests.toys import CPU, TOYS, close, dealt, models, played, relabelled, repainted, same
+from tests.toys import CPU, TOYS, close, dealt, models, personal_models, played, relabelled, repainted, same
 
 VARIANTS: dict[str, Method] = {
     **{name: method() for name, method in METHODS.items()},

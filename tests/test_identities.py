@@ -14,14 +14,14 @@ from fedmosaic_cli.data.partition import Partition, Shard
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import PseudoLabels
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from tests.methods.problems import uploads
-from tests.toys import TOYS, Toy, close, dealt, models, played, same
+from tests.toys import TOYS, Toy, close, dealt, models, personal_models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 

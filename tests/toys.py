@@ -14,7 +14,7 @@ from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partition import Partition, Shard
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.method import Method, Parameters
-from fedmosaic_cli.engine.rounds import Federation, personal_models, play
+from fedmosaic_cli.engine.rounds import Federation, play
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.experiment.assemble import assemble
 from fedmosaic_cli.models.classifier import Classifier
@@ -128,6 +128,12 @@ def played(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federati
         for _ in play(federation, rounds):
             pass
     return federation
+
+
+def personal_models(federation: Federation) -> dict[int, Parameters]:
+    """Every client's personal model as it stands, by client."""
+    standing = federation.standing
+    return {client.id: federation.method.personal(standing.server, client) for client in standing.clients}
 
 
 def models(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> list[Parameters]:

@@ -84,7 +84,6 @@ def resolve_run(
     data = resolve(layers.section("data", DataSettings), place)
     model, train = layers.section("model", ModelSettings), layers.section("train", TrainSettings)
     clients = {text: layers.section(f"clients.{text}", ClientSettings) for text in layers.named("clients")}
-    spread(clients, data.clients or 1)
     models = {t: own_section(model, section.model, f"clients.{t}.model", layers) for t, section in clients.items()}
     trainings = {t: own_section(train, section.training(), f"clients.{t}", layers) for t, section in clients.items()}
     check_effects(model, models, clients, layers)

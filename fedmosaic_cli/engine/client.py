@@ -114,15 +114,17 @@ class SimulatedClient:
         return self._network.statistics(parameters, self.private)
 
     def private_loss(self, parameters: Parameters) -> float:
-        _, logits = self.predict_private(parameters)
-        return mean_cross_entropy(logits.log_softmax(dim=1), self.private.targets)
+        return mean_cross_entropy(self.predict_private(parameters).log_softmax(dim=1), self.private.targets)
 
-    def predict_private(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    def predict_private(self, parameters: Parameters) -> Tensor:
         return self.learner.predict(parameters, self.private)
+
+    def private_features(self, parameters: Parameters) -> Tensor:
+        return self._network.features(parameters, self.private)
 
     def predict_public(self, parameters: Parameters) -> Tensor:
         # What a client says of the public set leaves the device anyway, and needs float64, which not every GPU has.
-        return self.learner.predict(parameters, self.public)[1].cpu()
+        return self.learner.predict(parameters, self.public).cpu()
 
     def note(self, **values: float | None) -> None:
         self.notes.update(values)

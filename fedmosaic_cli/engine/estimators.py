@@ -54,17 +54,16 @@ class EstimatorLearner:
                 raise FedMosaicError(f"{self.model.name} cannot learn from {type(term).__name__} (model.name)")
             parameters["labels"] = term.labels.cpu().clone()
             parameters["weight"] = torch.tensor(term.weight)
-        log_probs = self.predict(parameters, self._private)[1]
-        public = [self.predict(parameters, self._public)[1].cpu() for _ in lesson.terms]
+        log_probs = self.predict(parameters, self._private)
+        public = [self.predict(parameters, self._public).cpu() for _ in lesson.terms]
         return Losses(
             mean_cross_entropy(log_probs, self._private.targets),
             [mean_cross_entropy(each, parameters["labels"]) for each in public],
         )
 
-    def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
+    def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         if not parameters["fitted"]:
-            uniform = torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.index.device)
-            return uniform, uniform
+            return torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.index.device)
         compute_alone()
         fitted = self._estimator(parameters)
         probabilities = np.full((len(examples), self._num_classes), LEAST_PROBABILITY)
@@ -72,8 +71,7 @@ class EstimatorLearner:
             seen = fitted.predict_proba(pixels(examples))
             probabilities[:, fitted.classes_] = np.maximum(seen, LEAST_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
-        log_probs = torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.index.device)
-        return log_probs, log_probs
+        return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.index.device)
 
     def _estimator(self, parameters: Parameters) -> Any:
         """The classifier that the recipe stands for; fitted only if the last one was another."""

@@ -25,8 +25,7 @@ class Score:
 
 def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
-    _, logits = learner.predict(parameters, examples)
-    labels = examples.targets
+    logits, labels = learner.predict(parameters, examples), examples.targets
     correct = (logits.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 

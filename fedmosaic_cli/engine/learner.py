@@ -51,5 +51,5 @@ class Learner(Protocol):
     def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
         """Train `parameters` in place, carrying the optimizer's `memory` on."""
 
-    def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
-        """Features [examples, width] and logits [examples, classes], in evaluation mode. Nothing is changed."""
+    def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
+        """Logits [examples, classes], in evaluation mode. Nothing is changed."""

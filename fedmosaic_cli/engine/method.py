@@ -175,8 +175,11 @@ class Client(Protocol):
     def private_loss(self, parameters: Parameters) -> float:
         """The mean cross-entropy on all of its training data, in evaluation mode."""
 
-    def predict_private(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        """Features and logits on all of its training data, in evaluation mode."""
+    def predict_private(self, parameters: Parameters) -> Tensor:
+        """Logits [examples, classes] on all of its training data, in evaluation mode."""
+
+    def private_features(self, parameters: Parameters) -> Tensor:
+        """What the model's body makes of all of its training data, in evaluation mode."""
 
     def predict_public(self, parameters: Parameters) -> Tensor:
         """Logits [examples, classes] on the public set, in evaluation mode, on the CPU."""

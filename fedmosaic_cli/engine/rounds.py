@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.method import Method, Parameters, Received, State, World
+    from fedmosaic_cli.engine.method import Method, Received, State, World
     from fedmosaic_cli.engine.workers import Workers
 
 
@@ -112,12 +112,6 @@ def participants(federation: Federation) -> list[SimulatedClient]:
     ids = sorted(client.id for client in clients)
     drawn = {ids[position] for position in torch.randperm(len(ids), generator=stream)[:wanted].tolist()}
     return [client for client in clients if client.id in drawn]
-
-
-def personal_models(federation: Federation) -> dict[int, Parameters]:
-    """Every client's personal model as it stands, by client."""
-    standing = federation.standing
-    return {client.id: federation.method.personal(standing.server, client) for client in standing.clients}
 
 
 def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from fedmosaic_cli.engine import params, training
 from fedmosaic_cli.models.architectures import build
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from fedmosaic_cli.engine.examples import Examples
@@ -59,17 +61,20 @@ class Workspace:
     def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
         return training.fit(self, parameters, memory, lesson)
 
-    def predict(self, parameters: Parameters, examples: Examples) -> tuple[Tensor, Tensor]:
-        module = self.module(parameters).eval()
-        features, logits = [], []
+    def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
+        return self._in_batches(self.module(parameters).eval(), examples)
+
+    def features(self, parameters: Parameters, examples: Examples) -> Tensor:
+        """What the head sees [examples, width], in evaluation mode. Nothing is changed."""
+        return self._in_batches(self.module(parameters).eval().features, examples)
+
+    def _in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples) -> Tensor:
+        starts = range(0, len(examples), EVALUATION_BATCH)
         with torch.inference_mode():
-            for start in range(0, len(examples), EVALUATION_BATCH):
-                features.append(module.features(examples.inputs(slice(start, start + EVALUATION_BATCH))))
-                logits.append(module.head(features[-1]))
-        if not logits:
-            nothing = torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)
-            return nothing[:, :0], nothing
-        return torch.cat(features), torch.cat(logits)
+            outputs = [function(examples.inputs(slice(start, start + EVALUATION_BATCH))) for start in starts]
+        if not outputs:
+            return torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)
+        return torch.cat(outputs)
 
     def statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
         """Running statistics for `parameters`: the mean over the batches of one pass in training mode."""

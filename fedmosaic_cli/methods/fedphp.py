@@ -53,10 +53,10 @@ class FedPHP(FedAvg):
 
     def lesson(self, client: Client) -> Term:
         """What the history model teaches in this round: asked once, as it does not change during the pass."""
-        features, logits = client.predict_private(client.state["history"])
+        history = client.state["history"]
         if self.transfer == "mmd":
-            return FeatureMatching(features, self.strength)
-        return Distillation(logits, self.temperature, self.strength)
+            return FeatureMatching(client.private_features(history), self.strength)
+        return Distillation(client.predict_private(history), self.temperature, self.strength)
 
     def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
         inherited = self.inherited(client.state["times"], world)

@@ -10,7 +10,7 @@ from sklearn.tree import DecisionTreeClassifier
 from fedmosaic_cli.engine.estimators import EstimatorLearner, pixels
 from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import PseudoLabels, TargetLogits
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods.fedct import FedCT
@@ -18,7 +18,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.models.settings import ESTIMATORS, ModelSettings
-from tests.toys import CPU, TOYS, dealt, mixed, models, played, relabelled, same
+from tests.toys import CPU, TOYS, dealt, mixed, models, personal_models, played, relabelled, same
 
 MIXED = mixed(TOYS["even"])
 METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="stabilised", expertise="entropy")])
@@ -82,7 +82,7 @@ def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
         tree = DecisionTreeClassifier(max_depth=2, random_state=5)
         return tree.fit(inputs, targets, sample_weight=np.repeat([1.0, weight], [11, 7])).predict_proba(inputs)
 
-    ours = np.concatenate([learner.predict(parameters, part)[1].exp() for part in (client.private, client.public)])
+    ours = np.concatenate([learner.predict(parameters, part).exp() for part in (client.private, client.public)])
     assert np.allclose(ours, by_hand(0.25 * 11 / 7), atol=1e-6)
     assert not np.allclose(by_hand(0.25 * 11 / 7), by_hand(0.25), atol=1e-6), (
         "trust itself as a weight is another thing"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import server_model
-from tests.toys import TOYS, close, models, played, same
+from tests.toys import TOYS, close, models, personal_models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 

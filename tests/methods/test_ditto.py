@@ -7,12 +7,11 @@ import torch
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.method import Leash
-from fedmosaic_cli.engine.rounds import personal_models
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import WEIGHT, distance, pulled_optimum, quadratic_toy, server_model
-from tests.toys import TOYS, models, played, same
+from tests.toys import TOYS, models, personal_models, played, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedbn import FedBN
 from fedmosaic_cli.models.architectures import ARCHITECTURES
-from tests.toys import TOYS, Normalised, models, played, same
+from tests.toys import TOYS, Normalised, models, personal_models, played, same
 
 POLICIES = ("average", "local", "drop")
 NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

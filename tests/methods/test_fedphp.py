@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.engine.objective import Distillation, discrepancy
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedphp import FedPHP
 from tests.methods.problems import server_model, uploads
-from tests.toys import TOYS, close, models, played, same
+from tests.toys import TOYS, close, models, personal_models, played, same
 
 TRANSFERS = pytest.mark.parametrize("transfer", ["distillation", "mmd"])
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.rounds import personal_models, play
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from tests.methods.problems import WEIGHT, normal_equations, quadratic_toy, server_model, uploads
-from tests.toys import TOYS, close, models, played, repainted, same
+from tests.toys import TOYS, close, models, personal_models, played, repainted, same
 
 VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
 

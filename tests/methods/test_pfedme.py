@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.rounds import personal_models
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
 from tests.methods.problems import WEIGHT, pulled_optimum, quadratic_toy, server_model, uploads
-from tests.toys import TOYS, close, models, played, same
+from tests.toys import TOYS, close, models, personal_models, played, same
 
 
 class Alias(PFedMe):
