@@ -1,10 +1,31 @@
-"""What this process may use of the machine."""
+"""What this process may use of the machine, and how it holds on to memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+
+# From malloc.h: the largest block at the end of the heap that is kept, what is fetched beyond need, and how many
+# blocks may be fetched one by one.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+LARGEST = 2**31 - 1
+TOP_PAD = 64 * 2**20
 
 
 def available_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> bool:
+    """Have the allocator keep what is freed; whether it could be told to, which is so with glibc alone.
+
+    A training step frees its activations and the next one wants the same again. By itself glibc hands large blocks back
+    to the system in between, and every page that returns costs a fault.
+    """
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    options = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: LARGEST, M_TOP_PAD: TOP_PAD}
+    accepted = [libc.mallopt(option, value) for option, value in options.items()]  # type: ignore[union-attr]
+    return all(accepted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -134,8 +134,8 @@ def one_turn(method, federation, client):
     """What a client uploads in the first round."""
     player = federation.standing.clients[client]
     player.begin_round(1)
-    received, _ = channel.send(method.broadcast(federation.standing.server, client, federation.world))
-    return channel.send(method.local_round(player, received, federation.world))[0]
+    received, _ = channel.send(method.broadcast(federation.standing.server, client, federation.world), CPU)
+    return channel.send(method.local_round(player, received, federation.world), CPU)[0]
 
 
 def flat(value):
@@ -189,7 +189,7 @@ def test_nothing_that_travels_is_shared_with_its_sender(name):
     method = VARIANTS[name]
     federation = played(method, TOYS["even"], rounds=2)
     upload = one_turn(method, federation, client=0)
-    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world))
+    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world), CPU)
     before = deepcopy(capture(federation.standing))
     for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
         tensor.zero_()
@@ -239,7 +239,7 @@ def test_going_on_with_batch_statistics_changes_nothing(method, policy):
 def check_that_going_on_changes_nothing(method, toy, stop):
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
-    restore(again.standing, *deepcopy(capture(halfway.standing)), stop, CPU)
+    restore(again, *deepcopy(capture(halfway.standing)), stop)
     assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
     with again.workers, whole.workers:
         rounds, expected = list(play(again, 4)), list(play(whole, 4))
@@ -251,8 +251,9 @@ def test_what_is_said_of_the_public_set_stays_on_the_cpu():
     """Also after a checkpoint was read on another device; `meta` stands for one here."""
     for name in ("fedmosaic", "fedct", "perfedckt"):
         federation = played(VARIANTS[name], TOYS["even"], rounds=2)
-        restore(federation.standing, *capture(federation.standing), 2, torch.device("meta"))
         client = federation.standing.clients[0]
+        client.private = replace(client.private, device=torch.device("meta"))
+        restore(federation, *capture(federation.standing), 2)
         loose = [*federation.standing.server.values(), *(v for v in client.state.values() if not isinstance(v, dict))]
         assert loose
         assert all(tensor.device == CPU for tensor in loose)

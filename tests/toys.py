@@ -49,7 +49,15 @@ class Toy:
         self.dataset = dataset
         self.partition = partition
         self.models = models or {}
-        self.train: dict[str, Any] = {"rounds": 3, "local_steps": 3, "batch_size": 4, "lr": 0.05, "workers": 1, **train}
+        self.train: dict[str, Any] = {
+            "rounds": 3,
+            "local_steps": 3,
+            "batch_size": 4,
+            "lr": 0.05,
+            "workers": 1,
+            "execution": "threads",
+            **train,
+        }
 
     def changed(self, **changes: Any) -> Toy:
         """The same with other examples, shards or training settings."""
@@ -69,7 +77,7 @@ class Toy:
             partition_seed=0,
             models=self.models,
         )
-        return assemble(config, self.dataset, self.partition, CPU, torch.float64)
+        return assemble(config, self.dataset, self.partition, [CPU], torch.float64)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:

@@ -120,9 +120,9 @@ def caution(run: Planned) -> str:
 
 def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
     """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
-    from fedmosaic_cli.experiment.assemble import check_network, find_device
+    from fedmosaic_cli.experiment.assemble import check_network, find_devices
 
-    find_device(device)
+    find_devices(device)
     for run in runs:
         found = shards[run.config.partition_seed]
         manifest = (found.shards if isinstance(found, Deal) else found).manifest
@@ -140,7 +140,9 @@ def follow(
     try:
         device = request.device.value
         for event in experiment.run(run.config, shards, run.files, device, place, sys.argv[1:], asked_to_stop):
-            if isinstance(event, experiment.Resumed):
+            if isinstance(event, experiment.Begun):
+                progress.tell(event)
+            elif isinstance(event, experiment.Resumed):
                 for warning in event.warnings:
                     remark(f"warning: {warning}; using the one before")
                 progress.skip_to(event.round)

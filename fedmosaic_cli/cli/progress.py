@@ -12,10 +12,11 @@ from fedmosaic_cli.cli.console import err, remark
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from fedmosaic_cli.experiment.run import RoundDone
+    from fedmosaic_cli.experiment.run import Begun, RoundDone
 
 
 ROOM_FOR_A_BAR = 100
+PHRASES = {"threads": "one by one", "stacked": "stacked"}
 
 
 class View(Protocol):
@@ -28,6 +29,8 @@ class View(Protocol):
     ) -> None: ...
 
     def begin(self, label: str, rounds: int) -> None: ...
+
+    def tell(self, begun: Begun) -> None: ...
 
     def skip_to(self, number: int) -> None: ...
 
@@ -55,6 +58,9 @@ class Silent:
     def begin(self, label: str, rounds: int) -> None:
         return None
 
+    def tell(self, begun: Begun) -> None:
+        return None
+
     def skip_to(self, number: int) -> None:
         return None
 
@@ -75,6 +81,9 @@ class Lines(Silent):
         self._number += 1
         self._rounds = rounds
         self._label = f"[{self._number}/{self._runs}] {label}" if self._runs > 1 else label
+
+    def tell(self, begun: Begun) -> None:
+        remark(f"{self._label}  {how(begun)}")
 
     def skip_to(self, number: int) -> None:
         remark(f"{self._label}  resumed after round {number}")
@@ -117,11 +126,22 @@ class Bars(Silent):
         self._begun += 1
         self._progress.reset(self._rounds, description=label, total=rounds, values="preparing")
 
+    def tell(self, begun: Begun) -> None:
+        self._progress.update(self._rounds, values=how(begun))
+
     def skip_to(self, number: int) -> None:
         self._progress.update(self._rounds, completed=number)
 
     def update(self, done: RoundDone) -> None:
         self._progress.update(self._rounds, completed=done.round, values=values(done, "acc"))
+
+
+def how(begun: Begun) -> str:
+    """Where and in which way clients are run."""
+    workers = f"{begun.workers} worker{'' if begun.workers == 1 else 's'}"
+    return (
+        f"on {', '.join(map(str, begun.devices))}: clients {PHRASES.get(begun.execution, begun.execution)}, {workers}"
+    )
 
 
 def values(done: RoundDone, accuracy: str = "accuracy") -> str:

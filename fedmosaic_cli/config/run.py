@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", ModelSettings, TrainSettings)
 
 # What may differ between a run and its continuation: none of it changes what was played before.
-FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.checkpoint_every"}
+FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.images", "train.checkpoint_every"}
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+
+    from fedmosaic_cli.engine.examples import Examples
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step looks at: `positions` among a set's examples, and their `places` in everybody's array of images."""
+
+    positions: Tensor
+    places: Tensor
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
 
 def epochs(count: int, batch_size: int, passes: int, generator: Generator) -> list[Tensor]:
@@ -23,9 +37,12 @@ def steps(count: int, batch_size: int, number: int, generator: Generator) -> lis
     return list(order[: number * batch_size].split(batch_size))
 
 
-def on_device(batches: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The same batches on `device`, moved in one piece."""
-    if device.type == "cpu":
-        return batches
-    moved = torch.cat(batches).to(device, non_blocking=True)
-    return list(moved.split([len(batch) for batch in batches]))
+def located(examples: Examples, drawn: list[Tensor]) -> list[Batch]:
+    """A round's batches, each part moved in one piece to where it is needed."""
+    if not drawn:
+        return []
+    sizes = [len(positions) for positions in drawn]
+    joined = torch.cat(drawn)
+    places = examples.index[joined.to(examples.index.device, non_blocking=True)].split(sizes)
+    positions = joined.to(examples.device, non_blocking=True).split(sizes)
+    return [Batch(*parts) for parts in zip(positions, places, strict=True)]

@@ -103,12 +103,12 @@ class SimulatedClient:
         training.descend(self._network, self.state[model], gradient, self._memory(model), lr)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        positions = self._private_batches(stream)[0]
-        if self._network.batch_norm and len(positions) == 1:
+        batch = batches.located(self.private, self._private_batches(stream)[:1])[0]
+        if self._network.batch_norm and len(batch) == 1:
             # Batch statistics of a single example do not exist, so neither does a gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffers}
-        inputs, labels = self.private.inputs(positions), self.private.targets[positions]
-        return training.gradient_at(self._network, parameters, inputs, labels, keep_statistics=False)[1]
+        inputs, labels = self.private.shown(batch.places), self.private.targets[batch.positions]
+        return self._network.gradient(parameters, inputs, labels, keep_statistics=False)[1]
 
     def statistics(self, parameters: Parameters) -> Parameters:
         return self._network.statistics(parameters, self.private)
@@ -146,18 +146,15 @@ class SimulatedClient:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
         private, public = self._private_batches("private"), []
         if with_public:
-            drawn = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
-            public = batches.on_device(drawn, self.private.index.device)
+            public = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
         return Draw(private, public)
 
     def _private_batches(self, stream: str) -> list[Tensor]:
         train, generator = self._train, self._stream(stream)
         if train.local_steps is None:
             drawn = batches.epochs(len(self.private), train.batch_size, train.local_epochs, generator)
-            drawn = drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
-        else:
-            drawn = batches.steps(len(self.private), train.batch_size, train.local_steps * self._stands_for, generator)
-        return batches.on_device(drawn, self.private.index.device)
+            return drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
+        return batches.steps(len(self.private), train.batch_size, train.local_steps * self._stands_for, generator)
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))

@@ -17,6 +17,8 @@ from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.models.estimators import build_estimator, compute_alone
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -39,6 +41,10 @@ class EstimatorLearner:
         self._recipe: tuple[bytes, ...] = ()
         self._fitted: Any = None
 
+    @property
+    def team(self) -> Hashable:
+        return None
+
     def initial_parameters(self, seed: int) -> Parameters:
         return {
             "seed": torch.tensor(seed),
@@ -52,7 +58,7 @@ class EstimatorLearner:
         for term in lesson.terms:
             if not isinstance(term, PseudoLabels):
                 raise FedMosaicError(f"{self.model.name} cannot learn from {type(term).__name__} (model.name)")
-            parameters["labels"] = term.labels.cpu().clone()
+            parameters["labels"] = term.targets.cpu().clone()
             parameters["weight"] = torch.tensor(term.weight)
         log_probs = self.predict(parameters, self._private)
         public = [self.predict(parameters, self._public).cpu() for _ in lesson.terms]
@@ -63,7 +69,7 @@ class EstimatorLearner:
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         if not parameters["fitted"]:
-            return torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.index.device)
+            return torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.device)
         compute_alone()
         fitted = self._estimator(parameters)
         probabilities = np.full((len(examples), self._num_classes), LEAST_PROBABILITY)
@@ -71,7 +77,7 @@ class EstimatorLearner:
             seen = fitted.predict_proba(pixels(examples))
             probabilities[:, fitted.classes_] = np.maximum(seen, LEAST_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
-        return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.index.device)
+        return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.device)
 
     def _estimator(self, parameters: Parameters) -> Any:
         """The classifier that the recipe stands for; fitted only if the last one was another."""

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 class Examples:
     """`images` is everybody's uint8 [all, height, width, channels]; `index` says which of them these are.
 
-    `labels` go with `index`; the public set has none.
+    `labels` go with `index`; the public set has none. Networks see the images on `device`. The images, and `index` with
+    them, may lie elsewhere: in the memory of the host, where the device's is too small.
     """
 
     images: Tensor
     index: Tensor
     labels: Tensor | None
     dtype: torch.dtype
+    device: torch.device
 
     def __len__(self) -> int:
         return len(self.index)
@@ -34,5 +36,15 @@ class Examples:
 
     def inputs(self, positions: Tensor | slice) -> Tensor:
         """[batch, channels, height, width], scaled to [-1, 1] as in the paper."""
-        pixels = self.images[self.index[positions]].permute(0, 3, 1, 2)
-        return pixels.to(self.dtype).div_(127.5).sub_(1.0)
+        return self.shown(self.index[positions])
+
+    def shown(self, places: Tensor) -> Tensor:
+        """The images at `places` of the shared array, as networks see them: [..., channels, height, width].
+
+        In memory the channels of a pixel stay together, which is how convolutions and pools are fastest.
+        """
+        pixels = self.images[places]
+        if pixels.device != self.device:
+            # From pinned memory the copy runs beside the computation; torch keeps the memory until it has arrived.
+            pixels = pixels.pin_memory().to(self.device, non_blocking=True)
+        return pixels.movedim(-1, -3).to(self.dtype).div_(127.5).sub_(1.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
@@ -44,6 +44,10 @@ class Losses:
 
 class Learner(Protocol):
     """Clients own parameters; a learner knows what to do with them."""
+
+    @property
+    def team(self) -> Hashable:
+        """Clients of one team can be trained together; None stands for nobody but oneself."""
 
     def initial_parameters(self, seed: int) -> Parameters:
         """The starting point that `seed` names."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from fedmosaic_cli.cotraining import codecs
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -19,8 +18,11 @@ if TYPE_CHECKING:
 class Part(Protocol):
     """One part of a message."""
 
-    def travel(self) -> tuple[Tensor | Parameters, int]:
-        """The part as the receiver sees it, and the bits of its serialised form. Nothing is shared with the sender."""
+    def travel(self, device: torch.device) -> tuple[Tensor | Parameters, int]:
+        """The part as the receiver sees it, and the bits of its serialised form. Nothing is shared with the sender.
+
+        Models arrive on the receiver's `device`; what is said of the public set is worked on by CPUs.
+        """
 
 
 Message = dict[str, Part]
@@ -33,9 +35,9 @@ class Labels:
     values: Tensor
     num_classes: int
 
-    def travel(self) -> tuple[Tensor, int]:
+    def travel(self, device: torch.device) -> tuple[Tensor, int]:
         bits = codecs.label_bits(self.num_classes)
-        data = codecs.pack(self.values.cpu().numpy(), bits)
+        data = codecs.pack(self.values.numpy(), bits)
         return like(self.values, codecs.unpack(data, bits, len(self.values))), 8 * len(data)
 
 
@@ -48,8 +50,8 @@ class Scores:
     high: float
     bits: int
 
-    def travel(self) -> tuple[Tensor, int]:
-        levels = codecs.quantise(self.values.double().cpu().numpy(), self.low, self.high, self.bits)
+    def travel(self, device: torch.device) -> tuple[Tensor, int]:
+        levels = codecs.quantise(self.values.double().numpy(), self.low, self.high, self.bits)
         data = codecs.pack(levels, self.bits)
         seen = codecs.unpack(data, self.bits, len(self.values))
         return like(self.values, codecs.dequantise(seen, self.low, self.high, self.bits)), 8 * len(data)
@@ -61,13 +63,9 @@ class Weights:
 
     values: Parameters
 
-    def travel(self) -> tuple[Parameters, int]:
-        seen: Parameters = {}
-        bits = 0
-        for name, tensor in self.values.items():
-            seen[name], tensor_bits = carried(tensor)
-            bits += tensor_bits
-        return seen, bits
+    def travel(self, device: torch.device) -> tuple[Parameters, int]:
+        seen = {name: carried(tensor, device) for name, tensor in self.values.items()}
+        return seen, sum(bits_of(tensor) for tensor in seen.values())
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,22 @@ class Logits:
 
     values: Tensor
 
-    def travel(self) -> tuple[Tensor, int]:
-        return carried(self.values)
+    def travel(self, device: torch.device) -> tuple[Tensor, int]:
+        return carried(self.values, self.values.device), bits_of(self.values)
 
 
-def carried(tensor: Tensor) -> tuple[Tensor, int]:
-    """A tensor written out and read back, and the bits between."""
-    array = tensor.detach().cpu().numpy()
-    data = array.tobytes()
-    return like(tensor, np.frombuffer(bytearray(data), array.dtype).reshape(array.shape)), 8 * len(data)
+def carried(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the receiver's own. Numbers sent as they are need not be written out to know what arrives."""
+    return tensor.detach().to(device, copy=True)
+
+
+def bits_of(tensor: Tensor) -> int:
+    """The size of a tensor's numbers, written out as they are."""
+    return 8 * tensor.numel() * tensor.element_size()
 
 
 def like(sent: Tensor, array: NDArray[Any]) -> Tensor:
-    """What arrived, as a tensor of its own on the device it came from."""
+    """What arrived, as a tensor."""
     import torch
 
-    return torch.as_tensor(array, dtype=sent.dtype, device=sent.device)
+    return torch.as_tensor(array, dtype=sent.dtype)

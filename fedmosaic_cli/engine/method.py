@@ -85,9 +85,8 @@ class Term(Protocol):
     @property
     def weight(self) -> float: ...
 
-    @property
-    def log_as(self) -> str:
-        """The name of its mean over a round in the log."""
+    log_as: ClassVar[str]
+    """The name of its mean over a round in the log."""
 
     def on(self, device: torch.device) -> Term:
         """The term with its tensors where the model is; asked for once a round."""

@@ -24,56 +24,67 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class PseudoLabels(OnDevice):
-    """`weight` times the mean cross-entropy on a public batch, under the labels of the consensus.
+class Targets(OnDevice):
+    """`weight` times the mean over a batch of how far logits are from what each example should have."""
+
+    targets: Tensor
+    weight: float
+    log_as: ClassVar[str]
+    uses_public: ClassVar[bool]
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        if self.uses_public:
+            return self.values(outputs.public_logits, self.targets[outputs.public_index]).mean()
+        return self.values(outputs.private_logits, self.targets[outputs.private_index]).mean()
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PseudoLabels(Targets):
+    """The cross-entropy on a public batch, under the labels of the consensus.
 
     The weight is a number, so no gradient flows into it.
     """
 
-    labels: Tensor
-    weight: float
-    log_as: str = "loss_public"
-    uses_public: ClassVar[bool] = True
+    log_as = "loss_public"
+    uses_public = True
 
-    def loss(self, outputs: Outputs) -> Tensor:
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs.public_logits, self.labels[outputs.public_index])
+        return cross_entropy(logits, targets, reduction="none")
 
 
 @dataclass(frozen=True)
-class TargetLogits(OnDevice):
-    """`weight` times the mean squared distance between a model's logits on a public batch and given ones."""
+class TargetLogits(Targets):
+    """The squared distance between a model's logits on a public batch and given ones, averaged over classes."""
 
-    targets: Tensor
-    weight: float
-    log_as: str = "loss_public"
-    uses_public: ClassVar[bool] = True
+    log_as = "loss_public"
+    uses_public = True
 
-    def loss(self, outputs: Outputs) -> Tensor:
-        from torch.nn.functional import mse_loss
-
-        return mse_loss(outputs.public_logits, self.targets[outputs.public_index])
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits - targets).square().mean(dim=1)
 
 
 @dataclass(frozen=True)
-class Distillation(OnDevice):
-    """`weight` times the cross-entropy between a teacher's softened predictions on a private batch and the model's own.
+class Distillation(Targets):
+    """The cross-entropy between a teacher's softened predictions on a private batch and the model's own.
 
     Only the teacher is softened, and no factor T^2 makes up for it.
     """
 
-    teacher_logits: Tensor
     temperature: float
-    weight: float
-    log_as: str = "loss_transfer"
-    uses_public: ClassVar[bool] = False
 
-    def loss(self, outputs: Outputs) -> Tensor:
+    log_as = "loss_transfer"
+    uses_public = False
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        softened = (self.teacher_logits[outputs.private_index] / self.temperature).softmax(dim=1)
-        return cross_entropy(outputs.private_logits, softened)
+        return cross_entropy(logits, (targets / self.temperature).softmax(dim=1), reduction="none")
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class FeatureMatching(OnDevice):
 
     teacher_features: Tensor
     weight: float
-    log_as: str = "loss_transfer"
+    log_as: ClassVar[str] = "loss_transfer"
     uses_public: ClassVar[bool] = False
 
     def loss(self, outputs: Outputs) -> Tensor:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Parameters
+    from fedmosaic_cli.engine.method import Parameters, State
 
 
 def copy(parameters: Parameters) -> Parameters:
@@ -17,9 +18,20 @@ def copy(parameters: Parameters) -> Parameters:
     return {name: tensor.detach().clone() for name, tensor in parameters.items()}
 
 
+def on(state: State, device: torch.device) -> State:
+    """The same with all tensors on `device`; those that are there already are shared."""
+    return {
+        name: on(value, device) if isinstance(value, dict) else value.to(device) if hasattr(value, "to") else value
+        for name, value in state.items()
+    }
+
+
 def finite(parameters: Parameters) -> bool:
     """Whether every number of the model is one."""
-    return all(tensor.isfinite().all().item() for tensor in parameters.values())
+    import torch
+
+    # One answer for the whole model: each would be a wait for the device.
+    return bool(torch.stack([tensor.isfinite().all() for tensor in parameters.values()]).all())
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.engine import channel
+from fedmosaic_cli.engine import channel, params
 from fedmosaic_cli.engine.client import diverged
 from fedmosaic_cli.engine.evaluation import Score, score
 from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.engine.workers import Job
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
@@ -64,12 +65,17 @@ class Federation:
     standing: Standing
     seed: int
     clients_per_round: int
+    device: torch.device
+    """Where the server computes."""
+    execution: str
+    """How clients are run; see `engine.execution`."""
 
 
 def begin(method: Method, clients: list[SimulatedClient], world: World) -> Standing:
     """The state of a run before its first round."""
     for client in clients:
         method.enter(client, world)
+        client.state = params.on(client.state, client.private.device)
     return Standing(clients, method.open(world))
 
 
@@ -87,8 +93,8 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     method, world, standing = federation.method, federation.world, federation.standing
 
     def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
-        received, bits_down = channel.send(method.broadcast(standing.server, client.id, world))
-        upload, bits_up = channel.send(method.local_round(client, received, world))
+        received, bits_down = channel.send(method.broadcast(standing.server, client.id, world), client.private.device)
+        upload, bits_up = channel.send(method.local_round(client, received, world), federation.device)
         client.end_turn()
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
         return upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down)
@@ -96,7 +102,8 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     for client in standing.clients:
         client.begin_round(standing.finished + 1)
     clients = participants(federation)
-    turns = dict(zip((client.id for client in clients), federation.workers.map(take_part, clients), strict=True))
+    jobs = [Job(client, len(client.private), client.learner.team, client.private.device) for client in clients]
+    turns = dict(zip((client.id for client in clients), federation.workers.map(take_part, jobs), strict=True))
     uploads = {client: upload for client, (upload, _) in turns.items() if upload}
     if uploads:
         standing.server = method.aggregate(standing.server, uploads, world)
@@ -131,7 +138,9 @@ def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[st
             extra["val_accuracy"] = score(client.learner, personal, exam.validation).accuracy
         return row(exam, client, mark, traffic.get(client.id, Traffic()), extra)
 
-    return federation.workers.map(sit, federation.exams)
+    learners = [client_of[exam.owner].learner for exam in federation.exams]
+    pairs = zip(federation.exams, learners, strict=True)
+    return federation.workers.map(sit, [Job(exam, len(exam.test), each.team, exam.test.device) for exam, each in pairs])
 
 
 def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extra: dict[str, float]) -> dict[str, Any]:

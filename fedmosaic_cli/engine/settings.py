@@ -37,6 +37,9 @@ class TrainSettings(Section):
     bn_buffers: Statistics = "average"
     checkpoint_every: Positive = 10
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    execution: Literal["auto", "threads", "stacked"] = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    images: Literal["auto", "device", "host"] = "auto"
 
     @model_validator(mode="after")
     def momentum_goes_with_sgd(self) -> TrainSettings:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.engine import batches, params
 from fedmosaic_cli.engine.learner import Losses
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from fedmosaic_cli.engine.batches import Batch
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Lesson
     from fedmosaic_cli.engine.method import Leash, Parameters, State
@@ -44,21 +46,23 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
     with_public = any(term.uses_public for term in terms)
     private_total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
     term_totals = [private_total.clone() for _ in terms]
+    private = batches.located(lesson.private, lesson.draw.private)
+    public = batches.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
     seen = 0
-    for number, positions in enumerate(lesson.draw.private):
-        others = lesson.draw.public[number] if with_public else positions[:0]
-        if workspace.batch_norm and 1 in (len(positions), len(others)):
+    for batch, others in zip(private, public, strict=True):
+        if workspace.batch_norm and 1 in (len(batch), len(others or "")):
             continue  # batch statistics of a single example do not exist
-        labels = lesson.private.targets[positions]
+        labels = lesson.private.targets[batch.positions]
         optimizer.zero_grad(set_to_none=True)
-        outputs = look(workspace, module, lesson, positions, others)
-        loss = cross_entropy(outputs.private_logits, labels)
-        private_total += loss.detach() * len(labels)
-        loss = lesson.private_weight * loss
-        for position, term in enumerate(terms):
-            value = term.loss(outputs)
-            term_totals[position] += value.detach() * len(labels)
-            loss = loss + term.weight * value
+        with workspace.precision():
+            outputs = look(workspace, module, lesson, batch, others)
+            loss = cross_entropy(outputs.private_logits, labels)
+            private_total += loss.detach() * len(labels)
+            loss = lesson.private_weight * loss
+            for position, term in enumerate(terms):
+                value = term.loss(outputs)
+                term_totals[position] += value.detach() * len(labels)
+                loss = loss + term.weight * value
         loss.backward()
         if leash:
             pull(trained, leash)
@@ -78,22 +82,21 @@ def pull(trained: dict[str, nn.Parameter], leash: Leash) -> None:
         torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=leash.strength)
 
 
-def look(workspace: Workspace, module: Classifier, lesson: Lesson, positions: Tensor, others: Tensor) -> BatchOutputs:
+def look(workspace: Workspace, module: Classifier, lesson: Lesson, batch: Batch, others: Batch | None) -> BatchOutputs:
     """The outputs on a private and on a public batch: in one pass, unless batch statistics would mix the two."""
-    inputs = lesson.private.inputs(positions)
-    if not len(others):
-        features = module.features(inputs)
+    if others is None:
+        features = module.features(lesson.private.shown(batch.places))
         logits = module.head(features)
-        return BatchOutputs(positions, features, logits, others, logits[:0])
+        return BatchOutputs(batch.positions, features, logits, batch.positions[:0], logits[:0])
     if workspace.batch_norm:
-        features = module.features(inputs)
-        private_logits, public_logits = module.head(features), module(lesson.public.inputs(others))
+        features = module.features(lesson.private.shown(batch.places))
+        private_logits, public_logits = module.head(features), module(lesson.public.shown(others.places))
     else:
-        sizes = [len(positions), len(others)]
-        features = module.features(torch.cat([inputs, lesson.public.inputs(others)]))
-        private_logits, public_logits = module.head(features).split(sizes)
-        features = features[: len(positions)]
-    return BatchOutputs(positions, features, private_logits, others, public_logits)
+        # Both sets lie in the one array of images.
+        features = module.features(lesson.private.shown(torch.cat([batch.places, others.places])))
+        private_logits, public_logits = module.head(features).split([len(batch), len(others)])
+        features = features[: len(batch)]
+    return BatchOutputs(batch.positions, features, private_logits, others.positions, public_logits)
 
 
 class OwnStep:
@@ -108,7 +111,7 @@ class OwnStep:
         if stream not in self._batches:
             self._batches[stream] = self._owner.batch(stream, self.number - 1)
         inputs, labels = self._batches[stream]
-        loss, gradient = gradient_at(self._owner.workspace, parameters, inputs, labels, keep_statistics)
+        loss, gradient = self._owner.workspace.gradient(parameters, inputs, labels, keep_statistics)
         self._owner.note(loss, len(labels))
         return gradient
 
@@ -119,18 +122,18 @@ class OwnSteps:
     def __init__(self, workspace: Workspace, private: Examples, draws: dict[str, list[Tensor]]) -> None:
         self.workspace = workspace
         self._private = private
-        self._draws = draws
+        self._draws = {stream: batches.located(private, drawn) for stream, drawn in draws.items()}
         self._total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
         self._seen = 0
 
     def __iter__(self) -> Iterator[OwnStep]:
         for number, drawn in enumerate(zip(*self._draws.values(), strict=True), start=1):
-            if not (self.workspace.batch_norm and any(len(positions) == 1 for positions in drawn)):
+            if not (self.workspace.batch_norm and any(len(batch) == 1 for batch in drawn)):
                 yield OwnStep(self, number)
 
     def batch(self, stream: str, number: int) -> tuple[Tensor, Tensor]:
-        positions = self._draws[stream][number]
-        return self._private.inputs(positions), self._private.targets[positions]
+        batch = self._draws[stream][number]
+        return self._private.shown(batch.places), self._private.targets[batch.positions]
 
     def note(self, loss: Tensor, count: int) -> None:
         self._total += loss * count
@@ -146,10 +149,11 @@ def gradient_at(
 ) -> tuple[Tensor, Parameters]:
     """The mean cross-entropy on a batch and its gradient."""
     if not keep_statistics:
-        parameters = {n: tensor.clone() if n in workspace.buffers else tensor for n, tensor in parameters.items()}
+        parameters = {**parameters, **params.copy(params.only(parameters, workspace.buffers))}
     module = workspace.module(parameters).train()
     module.zero_grad(set_to_none=True)
-    loss = cross_entropy(module(inputs), labels)
+    with workspace.precision():
+        loss = cross_entropy(module(inputs), labels)
     loss.backward()
     gradient = {name: parameter.grad for name, parameter in module.named_parameters()}
     module.zero_grad(set_to_none=True)

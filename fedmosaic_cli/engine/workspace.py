@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmosaic_cli.engine import params, training
+from fedmosaic_cli.engine.gang import my_desk
 from fedmosaic_cli.models.architectures import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterable
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
@@ -29,11 +33,21 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.settings import ModelSettings
 
 GLOBAL_STREAM = threading.Lock()
-EVALUATION_BATCH = 256
+# The fastest on CPUs, by a little, and far from the largest: more activations at a time leave the caches.
+EVALUATION_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A worker's own module, the tensors that it runs on, and its optimizer."""
+
+    module: Classifier
+    tensors: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer
 
 
 class Workspace:
-    """A module and an optimizer for each worker thread. Implements `engine.learner.Learner` for networks."""
+    """A module and an optimizer for each worker. Implements `engine.learner.Learner` for networks."""
 
     def __init__(
         self,
@@ -50,10 +64,21 @@ class Workspace:
         self.num_classes = num_classes
         self.device = device
         self.dtype = dtype
-        self._template = self._new_module(seed=0)
-        self._mine = threading.local()
-        self.buffers = buffer_names(self._template)
-        self.batch_norm = batch_norm_names(self._template)
+        self.template = self._new_module(seed=0)
+        self._desks: dict[int, Desk] = {}
+        self.buffers = buffer_names(self.template)
+        self.batch_norm = batch_norm_names(self.template)
+
+    @property
+    def team(self) -> Hashable:
+        """Who can be trained together; None where everybody is alone."""
+        return None
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """In which numbers passes through the network are computed; weights are kept in full."""
+        if self.train.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def initial_parameters(self, seed: int) -> Parameters:
         return {name: tensor.detach() for name, tensor in self._new_module(seed).state_dict().items()}
@@ -62,22 +87,33 @@ class Workspace:
         return training.fit(self, parameters, memory, lesson)
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
-        return self._in_batches(self.module(parameters).eval(), examples)
+        return self._in_batches(self._asked(parameters), examples)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         """What the head sees [examples, width], in evaluation mode. Nothing is changed."""
-        return self._in_batches(self.module(parameters).eval().features, examples)
+        return self._in_batches(self._asked(parameters).features, examples)
+
+    def _asked(self, parameters: Parameters) -> Classifier:
+        """In evaluation mode. A server's model may lie on another device than the client that looks at it."""
+        return self.module(params.on(parameters, self.device)).eval()
 
     def _in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples) -> Tensor:
         starts = range(0, len(examples), EVALUATION_BATCH)
-        with torch.inference_mode():
+        with torch.inference_mode(), self.precision():
             outputs = [function(examples.inputs(slice(start, start + EVALUATION_BATCH))) for start in starts]
         if not outputs:
             return torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)
-        return torch.cat(outputs)
+        return torch.cat(outputs).to(self.dtype)
+
+    def gradient(
+        self, parameters: Parameters, inputs: Tensor, labels: Tensor, keep_statistics: bool
+    ) -> tuple[Tensor, Parameters]:
+        """The mean cross-entropy on a batch and its gradient."""
+        return training.gradient_at(self, parameters, inputs, labels, keep_statistics)
 
     def statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
         """Running statistics for `parameters`: the mean over the batches of one pass in training mode."""
+        parameters = params.on(parameters, self.device)
         fresh = {name: torch.zeros_like(parameters[name]) for name in self.buffers}
         module = self.module({**parameters, **fresh}).train()
         norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
@@ -94,26 +130,26 @@ class Workspace:
         return fresh if len(examples) > 1 else params.only(parameters, self.buffers)
 
     def module(self, parameters: Parameters) -> Classifier:
-        """This thread's module, running on `parameters` until the next call."""
-        self._prepare_thread()
-        for name, tensor in self._mine.tensors.items():
+        """This worker's module, running on `parameters` until the next call."""
+        desk = self._desk()
+        for name, tensor in desk.tensors.items():
             tensor.data = parameters[name]
-        module: Classifier = self._mine.module
-        return module
+        return desk.module
 
     def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
-        """This thread's optimizer of this thread's module, with no state."""
-        self._prepare_thread()
-        optimizer: torch.optim.Optimizer = self._mine.optimizer
+        """This worker's optimizer of this worker's module, with no state."""
+        optimizer = self._desk().optimizer
         optimizer.state.clear()
         optimizer.param_groups[0]["lr"] = self.train.lr if lr is None else lr
         return optimizer
 
-    def _prepare_thread(self) -> None:
-        if not hasattr(self._mine, "module"):
-            self._mine.module = copy.deepcopy(self._template)
-            self._mine.tensors = self._mine.module.state_dict(keep_vars=True)
-            self._mine.optimizer = new_optimizer(self._mine.module, self.train)
+    def _desk(self) -> Desk:
+        worker = my_desk()
+        if worker not in self._desks:
+            module = copy.deepcopy(self.template)
+            optimizer = new_optimizer(module.parameters(), self.train)
+            self._desks[worker] = Desk(module, module.state_dict(keep_vars=True), optimizer)
+        return self._desks[worker]
 
     def _new_module(self, seed: int) -> Classifier:
         # Layers initialise themselves from torch's global stream: lend them a seeded one and put the old one back.
@@ -138,7 +174,7 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
     )
 
 
-def new_optimizer(module: nn.Module, train: TrainSettings) -> torch.optim.Optimizer:
+def new_optimizer(parameters: Iterable[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
     if train.optimizer == "adam":
-        return torch.optim.Adam(module.parameters(), lr=train.lr, betas=(0.9, 0.999), fused=True)
-    return torch.optim.SGD(module.parameters(), lr=train.lr, momentum=train.momentum, fused=True)
+        return torch.optim.Adam(parameters, lr=train.lr, betas=(0.9, 0.999), fused=True)
+    return torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum, fused=True)

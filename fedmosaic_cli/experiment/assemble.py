@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.estimators import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
+from fedmosaic_cli.engine.execution import WORKSPACES, choose, worker_count
 from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.engine.rounds import Exam, Federation, begin
 from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.machine import available_cores
 from fedmosaic_cli.models.architectures import build
 from fedmosaic_cli.seeds import derive
 
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.settings import ModelSettings
 
 
-def find_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is the first of cuda, mps and cpu that is there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+def find_devices(name: str) -> list[torch.device]:
+    """The devices called `name`, all that can be seen; `auto` is the first of cuda, mps and cpu that is there."""
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind, usable in there.items() if usable))
+        name = next(kind for kind, count in there.items() if count)
     if not there[name]:
         raise RequestError(f"no {name} device on this machine (--device): use --device auto")
-    return torch.device(name)
+    return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(there[name])]
 
 
 def check_network(model: ModelSettings, image_shape: Sequence[int], num_classes: int) -> None:
@@ -51,78 +52,113 @@ def check_network(model: ModelSettings, image_shape: Sequence[int], num_classes:
         build(model, (channels, height, width), num_classes)
 
 
-def worker_count(asked: int, clients: int, device: torch.device) -> int:
-    """As many as asked for, or one a core; a GPU is kept busy by one."""
-    if asked:
-        return asked
-    return 1 if device.type != "cpu" else min(available_cores(), clients)
-
-
 class Table:
-    """The data set on the device: one array of images for everybody."""
+    """The data set on a device: one array of images for all clients that compute there.
 
-    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
+    Where the images would take more than half of a GPU's free memory, or are asked to (`train.images`), they stay with
+    the host.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype, place: str = "auto") -> None:
         # One layout for all: networks compute differently, in the last bits, on planes that lie otherwise in memory.
-        self.images = torch.as_tensor(np.ascontiguousarray(dataset.images), device=device)
+        images = torch.as_tensor(np.ascontiguousarray(dataset.images))
+        self.images = images if stays_with_host(place, images.nbytes, device) else images.to(device)
         self.dataset = dataset
         self.dtype = dtype
+        self.device = device
 
     def examples(self, shard: Shard, part: str) -> Examples:
         """A part of a client's examples (train, test, val) with the labels that it has for them."""
-        labels = shard.labels(part, self.dataset)
-        return Examples(self.images, self._put(shard.parts()[part]), self._put(labels), self.dtype)
+        labels = torch.tensor(shard.labels(part, self.dataset), device=self.device)
+        return self._examples(shard.parts()[part], labels)
 
     def unlabelled(self, index: NDArray[np.int64]) -> Examples:
-        return Examples(self.images, self._put(index), None, self.dtype)
+        return self._examples(index, None)
 
-    def _put(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.tensor(array, device=self.images.device)
+    def _examples(self, index: NDArray[np.int64], labels: torch.Tensor | None) -> Examples:
+        places = torch.tensor(index, device=self.images.device)
+        return Examples(self.images, places, labels, self.dtype, self.device)
+
+
+def stays_with_host(place: str, size: int, device: torch.device) -> bool:
+    """Whether `size` bytes of images are better not copied to the device."""
+    if device.type != "cuda" or place != "auto":
+        return place == "host"
+    free, _ = torch.cuda.mem_get_info(device)
+    return size > free / 2
 
 
 class Classroom:
-    """What learns behind each client. Clients with the same network and optimizer share it."""
+    """What learns behind each client. Clients with the same network, optimizer and device share it."""
 
-    def __init__(self, config: RunConfig, table: Table, public: Examples) -> None:
-        self.public = public
+    def __init__(self, config: RunConfig, tables: list[Table], public: NDArray[np.int64]) -> None:
+        self.public = [table.unlabelled(public) for table in tables]
         self._config = config
-        self._table = table
-        self._shared: dict[tuple[ModelSettings, TrainSettings], Workspace] = {}
+        self._tables = tables
+        self._shared: dict[tuple[ModelSettings, TrainSettings, torch.device], Workspace] = {}
 
-    def learner(self, client: int, private: Examples) -> Learner:
+    def learner(self, client: int, private: Examples, public: Examples) -> Learner:
         model, train = self._config.model_of(client), self._config.train_of(client)
-        dataset, images = self._table.dataset, self._table.images
+        dataset, dtype = self._tables[0].dataset, self._tables[0].dtype
         if not model.is_network:
-            return EstimatorLearner(model, private, self.public, dataset.num_classes)
-        if (model, train) not in self._shared:
-            self._shared[model, train] = Workspace(
-                model, train, dataset.input_shape, dataset.num_classes, images.device, self._table.dtype
+            return EstimatorLearner(model, private, public, dataset.num_classes)
+        key = (model, train, private.device)
+        if key not in self._shared:
+            how = choose(train, model, dataset.input_shape, self._how_many(model, train), private.device)
+            self._shared[key] = WORKSPACES[how](
+                model, train, dataset.input_shape, dataset.num_classes, private.device, dtype
             )
-        return self._shared[model, train]
+        return self._shared[key]
+
+    @property
+    def execution(self) -> str:
+        """How networks are trained here; a client that is none is fitted alone in any case."""
+        kinds = {how for how, kind in WORKSPACES.items() for each in self._shared.values() if type(each) is kind}
+        return " and ".join(sorted(kinds)) or "threads"
+
+    def _how_many(self, model: ModelSettings, train: TrainSettings) -> int:
+        """Clients that learn in this very way, on all devices together."""
+        config = self._config
+        clients = range(1 if config.method.pooled else config.data.clients or 1)
+        return sum(config.model_of(client) == model and config.train_of(client) == train for client in clients)
 
 
 def assemble(
-    config: RunConfig, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype = torch.float32
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype = torch.float32,
 ) -> Federation:
-    """The federation at its start. Close its workers when done."""
-    table = Table(dataset, device, dtype)
-    classroom = Classroom(config, table, table.unlabelled(partition.public))
+    """The federation at its start, its clients dealt over the devices. Close its workers when done."""
+    tables = [Table(dataset, device, dtype, config.train.images) for device in devices]
+    classroom = Classroom(config, tables, partition.public)
     pooled, everybody = config.method.pooled, len(partition.shards)
     in_a_round = min(config.train.clients_per_round or everybody, everybody)
-    holdings = [pool(table, partition)] if pooled else [table.examples(s, "train") for s in partition.shards]
-    clients = [
-        SimulatedClient(
-            number,
-            config.seed,
-            private,
-            classroom.public,
-            classroom.learner(number, private),
-            config.train_of(number),
-            dataset.num_classes,
-            stands_for=in_a_round if pooled else 1,
-            of_clients=everybody if pooled else 1,
+
+    def table_of(client: int) -> Table:
+        return tables[client % len(tables)]
+
+    holdings = (
+        [pool(tables[0], partition)] if pooled else [table_of(s.client).examples(s, "train") for s in partition.shards]
+    )
+    clients = []
+    for number, private in enumerate(holdings):
+        public = classroom.public[number % len(tables)]
+        learner, train = classroom.learner(number, private, public), config.train_of(number)
+        clients.append(
+            SimulatedClient(
+                number,
+                config.seed,
+                private,
+                public,
+                learner,
+                train,
+                dataset.num_classes,
+                stands_for=in_a_round if pooled else 1,
+                of_clients=everybody if pooled else 1,
+            )
         )
-        for number, private in enumerate(holdings)
-    ]
     network = clients[0].learner if isinstance(clients[0].learner, Workspace) else None
     world = World(
         num_classes=dataset.num_classes,
@@ -136,10 +172,12 @@ def assemble(
         batch_norm=network.batch_norm if network else frozenset(),
         number_bits=8 * dtype.itemsize,
     )
-    exams = [exam_of(table, shard, owner=0 if pooled else shard.client) for shard in partition.shards]
-    workers = Workers(worker_count(config.train.workers, len(clients), device))
+    exams = [exam_of(table_of(0 if pooled else s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
+    workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
     standing = begin(config.method, clients, world)
-    return Federation(config.method, world, exams, workers, standing, config.seed, in_a_round)
+    return Federation(
+        config.method, world, exams, workers, standing, config.seed, in_a_round, devices[0], classroom.execution
+    )
 
 
 def exam_of(table: Table, shard: Shard, owner: int) -> Exam:
@@ -150,5 +188,6 @@ def exam_of(table: Table, shard: Shard, owner: int) -> Exam:
 def pool(table: Table, partition: Partition) -> Examples:
     """Everybody's training data in one place, under the labels that each client gives it."""
     parts = [table.examples(shard, "train") for shard in partition.shards]
-    labels = [part.labels for part in parts if part.labels is not None]
-    return Examples(table.images, torch.cat([part.index for part in parts]), torch.cat(labels), table.dtype)
+    return replace(
+        parts[0], index=torch.cat([part.index for part in parts]), labels=torch.cat([part.targets for part in parts])
+    )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from fedmosaic_cli.engine.rounds import Federation
+
 PACKAGES = (
     "torch",
     "torchvision",
@@ -34,13 +36,16 @@ def versions() -> dict[str, str]:
     return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def environment(device: torch.device, workers: int, shards: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def environment(
+    devices: Sequence[torch.device], federation: Federation, shards: Path, arguments: Sequence[str]
+) -> dict[str, Any]:
     """What is written to env.json."""
     return {
         "versions": versions(),
         "platform": platform.platform(),
-        "device": str(device),
-        "workers": workers,
+        "device": ", ".join(map(str, devices)),
+        "execution": federation.execution,
+        "workers": federation.workers.count,
         "threads_per_worker": 1,
         "shards": str(shards.absolute()),
         "arguments": list(arguments),

@@ -9,9 +9,10 @@ from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.engine.evaluation import averages, score
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.assemble import Classroom, Table, find_device, pool
+from fedmosaic_cli.experiment.assemble import Classroom, Table, find_devices, pool
 from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
+from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import SCHEMA
 
@@ -39,14 +40,16 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
     if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):
         raise RequestError(f"nothing was set aside for validation ({files.path}): partition with --val-fraction")
     one_core()
-    device = find_device(device_name)
-    table = Table(dataset, device, torch.float32)
-    classroom = Classroom(config, table, table.unlabelled(dealt.public))
+    keep_freed_memory()
+    device = find_devices(device_name)[0]
+    table = Table(dataset, device, torch.float32, config.train.images)
+    classroom = Classroom(config, [table], dealt.public)
     marks: list[dict[str, Any]] = []
-    pooled = classroom.learner(0, pool(table, dealt)) if config.method.pooled else None
+    public = classroom.public[0]
+    pooled = classroom.learner(0, pool(table, dealt), public) if config.method.pooled else None
     for shard in dealt.shards:
         examples = table.examples(shard, split)
-        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"))
+        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), public)
         mark = score(learner, load_model(files, shard.client, learner, device), examples)
         marks.append(
             {

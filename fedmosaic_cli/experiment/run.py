@@ -11,10 +11,11 @@ from fedmosaic_cli.config.run import FREE_TO_CHANGE
 from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.experiment.assemble import assemble, find_device
+from fedmosaic_cli.experiment.assemble import assemble, find_devices
 from fedmosaic_cli.experiment.environment import environment
 from fedmosaic_cli.experiment.plan import open_shards
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
+from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import checkpoints
 from fedmosaic_cli.records.runs import SCHEMA, RunFiles
 
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.rounds import Federation
     from fedmosaic_cli.records.runs import Arrays
     from fedmosaic_cli.records.shards import Shards
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The run is about to play: on which devices, how its clients are run, by how many workers on each."""
+
+    devices: list[torch.device]
+    execution: str
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Finished:
     summary: dict[str, Any]
 
 
-Event = Resumed | RoundDone | Stopped | Finished
+Event = Begun | Resumed | RoundDone | Stopped | Finished
 
 
 def run(
@@ -80,11 +90,14 @@ def run(
         yield Finished(files.summary())
         return
     one_core()
-    device = find_device(device_name)
-    federation = assemble(config, *open_shards(shards, place), device)
+    keep_freed_memory()
+    devices = find_devices(device_name)
+    federation = assemble(config, *open_shards(shards, place), devices)
     with files.locked(), federation.workers:
-        yield from go_back(files, federation, device)
-        files.create(config.to_dict(), environment(device, federation.workers.count, shards.path, arguments))
+        resumed = go_back(files, federation)
+        yield Begun(devices, federation.execution, federation.workers.count)
+        yield from resumed
+        files.create(config.to_dict(), environment(devices, federation, shards.path, arguments))
         for event in record_rounds(config, files, federation, asked_to_stop):
             yield event
             if isinstance(event, Stopped):
@@ -116,18 +129,17 @@ def record_rounds(
         started = time.perf_counter()
 
 
-def go_back(files: RunFiles, federation: Federation, device: torch.device) -> Iterator[Event]:
+def go_back(files: RunFiles, federation: Federation) -> list[Event]:
     """Bring the federation to the newest checkpoint, and the logs with it."""
     if not files.exists():
-        return
+        return []
     checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
     if checkpoint is None:
         files.reopen()
-        yield Resumed(0, [])
-        return
-    restore(federation.standing, checkpoint.arrays, checkpoint.values, checkpoint.round, device)
+        return [Resumed(0, [])]
+    restore(federation, checkpoint.arrays, checkpoint.values, checkpoint.round)
     files.reopen(checkpoint.logs)
-    yield Resumed(checkpoint.round, warnings)
+    return [Resumed(checkpoint.round, warnings)]
 
 
 def save_checkpoint(files: RunFiles, federation: Federation) -> None:

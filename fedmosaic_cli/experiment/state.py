@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedmosaic_cli.engine import params
+
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters, State
-    from fedmosaic_cli.engine.rounds import Standing
+    from fedmosaic_cli.engine.rounds import Federation, Standing
     from fedmosaic_cli.records.runs import Arrays
 
 SEPARATOR = "/"
@@ -33,20 +35,23 @@ def capture(standing: Standing) -> tuple[Arrays, dict[str, Any]]:
     return to_arrays(tensors), values
 
 
-def restore(standing: Standing, arrays: Arrays, values: dict[str, Any], finished: int, device: torch.device) -> None:
-    """Put a run back where `capture` found it.
-
-    Models and what optimizers remember go to `device`. A tensor that stands alone was said about the public set, which
-    is done on the CPU (see `Client.predict_public`).
-    """
-    alone = {name: array for name, array in arrays.items() if name.count(SEPARATOR) == 1}
-    parts = {name: array for name, array in arrays.items() if name not in alone}
-    tree = unflatten({**to_tensors(parts, device), **to_tensors(alone, torch.device("cpu")), **values})
-    standing.server = tree.get("server", {})
+def restore(federation: Federation, arrays: Arrays, values: dict[str, Any], finished: int) -> None:
+    """Put a run back where `capture` found it."""
+    standing = federation.standing
+    tree = unflatten({**to_tensors(arrays, torch.device("cpu")), **values})
+    standing.server = at_home(tree.get("server", {}), federation.device)
     for client in standing.clients:
-        client.state = tree.get(f"client-{client.id}", {})
+        client.state = at_home(tree.get(f"client-{client.id}", {}), client.private.device)
         client.round = finished
     standing.finished = finished
+
+
+def at_home(state: State, device: torch.device) -> State:
+    """Models and what optimizers remember go to `device`.
+
+    A tensor that stands alone was said about the public set, which is done on the CPU (see `Client.predict_public`).
+    """
+    return {name: params.on(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
 def flatten(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ class FedPHP(FedAvg):
         history = client.state["history"]
         if self.transfer == "mmd":
             return FeatureMatching(client.private_features(history), self.strength)
-        return Distillation(client.predict_private(history), self.temperature, self.strength)
+        return Distillation(client.predict_private(history), self.strength, self.temperature)
 
     def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
         inherited = self.inherited(client.state["times"], world)

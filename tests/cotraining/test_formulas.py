@@ -160,7 +160,7 @@ def test_rounding_expertise_changes_a_label_only_where_the_vote_was_close(seed, 
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (voters, 40), generator=generator)
     expertise = torch.rand(voters, 40, generator=generator, dtype=torch.float64)
-    arrived = Scores(expertise.flatten(), 0.0, 1.0, bits).travel()[0].reshape(expertise.shape)
+    arrived = Scores(expertise.flatten(), 0.0, 1.0, bits).travel(torch.device("cpu"))[0].reshape(expertise.shape)
     exact, rounded = weighted_vote(labels, expertise, 3), weighted_vote(labels, arrived, 3)
     scores = torch.zeros(40, 3, dtype=torch.float64).scatter_add_(1, labels.T, expertise.T)
     best, second = scores.sort(dim=1, descending=True).values[:, :2].T

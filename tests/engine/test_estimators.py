@@ -18,7 +18,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.models.settings import ESTIMATORS, ModelSettings
-from tests.toys import CPU, TOYS, dealt, mixed, models, personal_models, played, relabelled, same
+from tests.toys import TOYS, dealt, mixed, models, personal_models, played, relabelled, same
 
 MIXED = mixed(TOYS["even"])
 METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="stabilised", expertise="entropy")])
@@ -49,7 +49,7 @@ def test_a_mixed_run_can_be_repeated_with_any_number_of_workers(method):
 def test_a_mixed_run_goes_on_from_a_checkpoint(method):
     halfway = played(method, MIXED, rounds=2)
     again, whole = MIXED.federation(method), MIXED.federation(method)
-    restore(again.standing, *capture(halfway.standing), 2, CPU)
+    restore(again, *capture(halfway.standing), 2)
     with again.workers, whole.workers:
         assert list(play(again, 4)) == list(play(whole, 4))[2:]
 

@@ -130,7 +130,7 @@ class TestBatchNorm:
     [
         PseudoLabels(torch.zeros(2), 0.5),
         TargetLogits(torch.zeros(2, 3), 0.5),
-        Distillation(torch.zeros(2, 3), 4.0, 0.5),
+        Distillation(torch.zeros(2, 3), 0.5, 4.0),
         FeatureMatching(torch.zeros(2, 3), 0.5),
     ],
 )

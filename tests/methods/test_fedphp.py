@@ -194,7 +194,7 @@ def test_the_student_is_not_softened():
 
     p = torch.tensor([1.0, 0.0], dtype=torch.float64).softmax(dim=0)
     q = Outputs.private_logits[0].log_softmax(dim=0)
-    assert Distillation(teacher, 4.0, 1.0).loss(Outputs()).item() == pytest.approx(-(p * q).sum().item(), rel=1e-12)
+    assert Distillation(teacher, 1.0, 4.0).loss(Outputs()).item() == pytest.approx(-(p * q).sum().item(), rel=1e-12)
 
 
 clouds = st.integers(0, 10**6).map(

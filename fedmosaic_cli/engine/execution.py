@@ -1,0 +1,52 @@
+"""How clients are run: one by one in threads, or stacked. The one place that chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fedmosaic_cli.engine.stacked.layers import can_stack, multiplications
+from fedmosaic_cli.engine.stacked.workspace import StackedWorkspace
+from fedmosaic_cli.engine.workspace import Workspace
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.machine import available_cores
+from fedmosaic_cli.models.architectures import build
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.settings import TrainSettings
+    from fedmosaic_cli.models.settings import ModelSettings
+
+Execution = Literal["threads", "stacked"]
+
+# Below so many multiplications in a step's forward pass, on a CPU, calling the kernels takes longer than running them
+# (benchmarks/speed.py, part `tiny`).
+SMALL_STEP = 5_000_000
+
+
+def choose(
+    train: TrainSettings, model: ModelSettings, input_shape: tuple[int, int, int], clients: int, device: torch.device
+) -> Execution:
+    """What was asked for; or, for `auto`, what should be fastest for so many clients with one network."""
+    if train.execution == "threads":
+        return "threads"
+    with torch.device("meta"):
+        template = build(model, input_shape, 1)
+    if not can_stack(template):
+        if train.execution == "stacked":
+            raise RequestError(f"the layers of {model.name} cannot be stacked (train.execution): use auto or threads")
+        return "threads"
+    if train.execution == "auto":
+        small = train.batch_size * multiplications(template, max(input_shape[1:])) < SMALL_STEP
+        return "stacked" if clients > 1 and (small or device.type != "cpu") else "threads"
+    return "stacked"
+
+
+WORKSPACES: dict[Execution, type[Workspace]] = {"threads": Workspace, "stacked": StackedWorkspace}
+
+
+def worker_count(asked: int, clients: int, device: torch.device) -> int:
+    """As many as asked for, or one a core; a GPU is kept busy by one."""
+    if asked:
+        return asked
+    return 1 if device.type != "cpu" else min(available_cores(), clients)

@@ -1,0 +1,1 @@
+"""Clients of one architecture trained together, on stacked weights."""

@@ -1,0 +1,184 @@
+"""One network with the weights of several clients: every layer computes for all of them in one call.
+
+Weights are stacked, [clients, ...]. Images lie folded, [batch, clients * channels, height, width], so that a grouped
+convolution gives each client its own filters, and batch normalisation each client its own statistics; vectors lie as
+[clients, batch, features].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fedmosaic_cli.engine.method import Parameters
+    from fedmosaic_cli.models.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way through the network: for so many clients, in training mode or not.
+
+    Where batches differ in length, `present` [clients, batch] says which examples there are; the others' outputs are
+    nobody's business, but no statistics may hear of them.
+    """
+
+    clients: int
+    training: bool = False
+    present: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the architecture with the weights of all clients."""
+
+    module: Any
+    weights: dict[str, Tensor]
+
+
+class StackedNetwork:
+    """A classifier's layers, to be run on stacked weights."""
+
+    def __init__(self, template: Classifier) -> None:
+        self._body = [(f"body.{name}.", layer) for name, layer in template.body.named_children()]
+        self._head = template.head
+
+    def features(self, weights: Parameters, images: Tensor, way: Pass) -> Tensor:
+        """What the heads see [clients, batch, width], for images [batch, clients, channels, height, width]."""
+        outputs = images.flatten(1, 2)
+        if way.clients > 1:
+            outputs = outputs.contiguous()
+        for prefix, layer in self._body:
+            outputs = LAYERS[type(layer)](Layer(layer, entries(weights, prefix)), outputs, way)
+        return outputs
+
+    def head(self, weights: Parameters, features: Tensor, way: Pass) -> Tensor:
+        """Logits [clients, batch, classes]."""
+        return linear(Layer(self._head, entries(weights, "head.")), features, way)
+
+
+def can_stack(template: Classifier) -> bool:
+    """Whether all layers of a network are known here."""
+    if not isinstance(template.body, nn.Sequential) or type(template.head) is not nn.Linear:
+        return False
+    return all(type(layer) in LAYERS for layer in template.body)
+
+
+def multiplications(template: Classifier, side: int) -> int:
+    """What one image of `side` x `side` costs on its way through a network that can be stacked."""
+    total = template.head.weight.numel()
+    for layer in template.body.modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            kernel, stride, padding = (pair(value)[0] for value in (layer.kernel_size, layer.stride, layer.padding))
+            side = (side + 2 * padding - kernel) // stride + 1
+        if isinstance(layer, nn.AdaptiveAvgPool2d):
+            side = pair(layer.output_size)[0]
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            total += layer.weight.numel() * (side * side if isinstance(layer, nn.Conv2d) else 1)
+    return total
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """Layers take one number for both sides, or two."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def entries(weights: Parameters, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def by_client(folded: Tensor, clients: int) -> Tensor:
+    """[batch, clients * channels, ...] as [batch, clients, channels, ...]."""
+    return folded.view(len(folded), clients, -1, *folded.shape[2:])
+
+
+def linear(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    transposed, bias = layer.weights["weight"].transpose(1, 2), layer.weights.get("bias")
+    return inputs.bmm(transposed) if bias is None else torch.baddbmm(bias[:, None], inputs, transposed)
+
+
+def convolution(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    module, bias = layer.module, layer.weights.get("bias")
+    return functional.conv2d(
+        inputs,
+        layer.weights["weight"].flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        module.stride,
+        module.padding,
+        module.dilation,
+        module.groups * way.clients,
+    )
+
+
+def elementwise(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    """Layers without weights treat every channel alike, whosever it is."""
+    outputs: Tensor = layer.module(inputs)
+    return outputs
+
+
+def flatten(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    """From images to vectors."""
+    return by_client(inputs, way.clients).flatten(2).transpose(0, 1)
+
+
+def batch_norm_2d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    if way.training:
+        layer.weights["num_batches_tracked"].add_(1)
+    if way.training and way.present is not None:
+        return partly_normalised(layer, inputs, way.present)
+    weights = {name: tensor.flatten() for name, tensor in layer.weights.items()}
+    return functional.batch_norm(
+        inputs,
+        weights["running_mean"],
+        weights["running_var"],
+        weights["weight"],
+        weights["bias"],
+        way.training,
+        layer.module.momentum,
+        layer.module.eps,
+    )
+
+
+def batch_norm_1d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+    folded = inputs.transpose(0, 1).flatten(1)[:, :, None, None]
+    outputs = batch_norm_2d(layer, folded, way)
+    return by_client(outputs[:, :, 0, 0], way.clients).transpose(0, 1)
+
+
+def partly_normalised(layer: Layer, inputs: Tensor, present: Tensor) -> Tensor:
+    """Batch normalisation by the statistics of those examples that there are."""
+    clients = len(layer.weights["weight"])
+    images = by_client(inputs, clients)
+    counted = present.T[:, :, None, None, None].to(inputs.dtype)
+    pixels = images.shape[-2] * images.shape[-1]
+    count = (present.sum(dim=1, keepdim=True) * pixels).to(inputs.dtype)
+    mean = (images * counted).sum(dim=(0, 3, 4)) / count
+    centred = images - mean[..., None, None]
+    variance = (centred.square() * counted).sum(dim=(0, 3, 4)) / count
+    with torch.no_grad():
+        momentum = layer.module.momentum
+        layer.weights["running_mean"].lerp_(mean, momentum)
+        layer.weights["running_var"].lerp_(variance * (count / (count - 1)), momentum)
+    scale = layer.weights["weight"] * (variance + layer.module.eps).rsqrt()
+    normalised: Tensor = centred * scale[..., None, None] + layer.weights["bias"][..., None, None]
+    return normalised.flatten(1, 2)
+
+
+LAYERS: dict[type[nn.Module], Callable[[Layer, Tensor, Pass], Tensor]] = {
+    nn.Linear: linear,
+    nn.Conv2d: convolution,
+    nn.BatchNorm1d: batch_norm_1d,
+    nn.BatchNorm2d: batch_norm_2d,
+    nn.ReLU: elementwise,
+    nn.MaxPool2d: elementwise,
+    nn.AdaptiveAvgPool2d: elementwise,
+    nn.Flatten: flatten,
+}
