@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedmosaic_cli.engine import batches, params, training
+from fedmosaic_cli.engine import batches, optimizers, params, training
 from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 from fedmosaic_cli.engine.workspace import Workspace
@@ -100,7 +100,7 @@ class SimulatedClient:
         self.notes.setdefault("loss_private", loss)
 
     def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
-        training.descend(self._network, self.state[model], gradient, self._memory(model), lr)
+        optimizers.descend(self._network.train, self.state[model], gradient, self._memory(model), lr)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
         batch = batches.located(self.private, self._private_batches(stream)[:1])[0]

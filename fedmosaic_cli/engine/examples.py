@@ -43,7 +43,8 @@ class Examples:
 
         In memory the channels of a pixel stay together, which is how convolutions and pools are fastest.
         """
-        pixels = self.images[places]
+        # Several times as fast as indexing, which looks at every index twice.
+        pixels = self.images.index_select(0, places.flatten()).view(*places.shape, *self.images.shape[1:])
         if pixels.device != self.device:
             # From pinned memory the copy runs beside the computation; torch keeps the memory until it has arrived.
             pixels = pixels.pin_memory().to(self.device, non_blocking=True)

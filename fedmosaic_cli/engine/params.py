@@ -31,7 +31,8 @@ def finite(parameters: Parameters) -> bool:
     import torch
 
     # One answer for the whole model: each would be a wait for the device.
-    return bool(torch.stack([tensor.isfinite().all() for tensor in parameters.values()]).all())
+    numbers = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
+    return not numbers or bool(torch.stack(torch._foreach_norm(numbers, torch.inf)).isfinite().all())
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batches, params
 from fedmosaic_cli.engine.learner import Losses
+from fedmosaic_cli.engine.optimizers import descend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +39,6 @@ class BatchOutputs:
 def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
     """Train `parameters` in place, carrying the optimizer's `memory` on."""
     module = workspace.module(parameters).train()
-    optimizer = workspace.optimizer()
-    load_memory(optimizer, module, memory)
     trained = dict(module.named_parameters())
     leash = lesson.leash
     terms = [term.on(workspace.device) for term in lesson.terms]
@@ -53,7 +52,6 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
         if workspace.batch_norm and 1 in (len(batch), len(others or "")):
             continue  # batch statistics of a single example do not exist
         labels = lesson.private.targets[batch.positions]
-        optimizer.zero_grad(set_to_none=True)
         with workspace.precision():
             outputs = look(workspace, module, lesson, batch, others)
             loss = cross_entropy(outputs.private_logits, labels)
@@ -63,23 +61,24 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
                 value = term.loss(outputs)
                 term_totals[position] += value.detach() * len(labels)
                 loss = loss + term.weight * value
+        module.zero_grad(set_to_none=True)
         loss.backward()
+        gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
         if leash:
-            pull(trained, leash)
-        optimizer.step()
+            pull(gradients, trained, leash)
+        descend(workspace.train, trained, gradients, memory)
         seen += len(labels)
-    save_memory(optimizer, module, memory)
+    module.zero_grad(set_to_none=True)
     if not seen:
         return Losses(None, [None for _ in terms])
     return Losses((private_total / seen).item(), [(total / seen).item() for total in term_totals])
 
 
-def pull(trained: dict[str, nn.Parameter], leash: Leash) -> None:
+def pull(gradients: dict[str, Tensor], trained: dict[str, nn.Parameter], leash: Leash) -> None:
     """Add the leash's gradient to the loss's."""
-    pulled = [(p.grad, p, leash.anchor[name]) for name, p in trained.items() if p.grad is not None]
-    gradients, parameters, anchors = map(list, zip(*pulled, strict=True))
     with torch.no_grad():
-        torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=leash.strength)
+        drift = torch._foreach_sub([trained[name] for name in gradients], [leash.anchor[name] for name in gradients])
+        torch._foreach_add_(list(gradients.values()), drift, alpha=leash.strength)
 
 
 def look(workspace: Workspace, module: Classifier, lesson: Lesson, batch: Batch, others: Batch | None) -> BatchOutputs:
@@ -158,28 +157,3 @@ def gradient_at(
     gradient = {name: parameter.grad for name, parameter in module.named_parameters()}
     module.zero_grad(set_to_none=True)
     return loss.detach(), gradient
-
-
-def descend(
-    workspace: Workspace, parameters: Parameters, gradient: Parameters, memory: State, lr: float | None
-) -> None:
-    """One step of the optimizer, in place."""
-    module = workspace.module(parameters)
-    optimizer = workspace.optimizer(lr)
-    load_memory(optimizer, module, memory)
-    for name, parameter in module.named_parameters():
-        parameter.grad = gradient[name]
-    optimizer.step()
-    save_memory(optimizer, module, memory)
-    module.zero_grad(set_to_none=True)
-
-
-def load_memory(optimizer: torch.optim.Optimizer, module: Classifier, memory: State) -> None:
-    for name, parameter in module.named_parameters():
-        if name in memory:
-            optimizer.state[parameter] = dict(memory[name])
-
-
-def save_memory(optimizer: torch.optim.Optimizer, module: Classifier, memory: State) -> None:
-    memory.clear()
-    memory.update({n: dict(optimizer.state[p]) for n, p in module.named_parameters() if p in optimizer.state})

@@ -107,5 +107,10 @@ def teams(jobs: Sequence[Job[T]]) -> list[list[int]]:
 
 
 def one_core() -> None:
-    """Sums in another number of threads round differently: every thread computes alone."""
+    """Sums in another number of threads round differently: every thread computes alone.
+
+    And numbers too small to be written in full count as 0: a client that has learnt its examples by heart has nothing
+    but such gradients, and a CPU takes several times as long for them.
+    """
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)

@@ -20,7 +20,7 @@ from fedmosaic_cli.engine.gang import my_desk
 from fedmosaic_cli.models.architectures import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -39,15 +39,14 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class Desk:
-    """A worker's own module, the tensors that it runs on, and its optimizer."""
+    """A worker's own module, and the tensors that it runs on."""
 
     module: Classifier
     tensors: dict[str, Tensor]
-    optimizer: torch.optim.Optimizer
 
 
 class Workspace:
-    """A module and an optimizer for each worker. Implements `engine.learner.Learner` for networks."""
+    """A module for each worker. Implements `engine.learner.Learner` for networks."""
 
     def __init__(
         self,
@@ -136,19 +135,11 @@ class Workspace:
             tensor.data = parameters[name]
         return desk.module
 
-    def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
-        """This worker's optimizer of this worker's module, with no state."""
-        optimizer = self._desk().optimizer
-        optimizer.state.clear()
-        optimizer.param_groups[0]["lr"] = self.train.lr if lr is None else lr
-        return optimizer
-
     def _desk(self) -> Desk:
         worker = my_desk()
         if worker not in self._desks:
             module = copy.deepcopy(self.template)
-            optimizer = new_optimizer(module.parameters(), self.train)
-            self._desks[worker] = Desk(module, module.state_dict(keep_vars=True), optimizer)
+            self._desks[worker] = Desk(module, module.state_dict(keep_vars=True))
         return self._desks[worker]
 
     def _new_module(self, seed: int) -> Classifier:
@@ -172,9 +163,3 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
         if isinstance(layer, _BatchNorm)
         for entry in layer.state_dict()
     )
-
-
-def new_optimizer(parameters: Iterable[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
-    if train.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=train.lr, betas=(0.9, 0.999), fused=True)
-    return torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum, fused=True)

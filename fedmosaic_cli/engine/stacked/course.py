@@ -16,10 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedmosaic_cli.engine.learner import Losses
 from fedmosaic_cli.engine.objective import Targets
+from fedmosaic_cli.engine.optimizers import descend
 from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork
 from fedmosaic_cli.engine.stacked.timetable import Slot, Timetable, means, presence
 from fedmosaic_cli.engine.training import BatchOutputs
-from fedmosaic_cli.engine.workspace import new_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -80,7 +80,7 @@ class Course:
             for block in self._blocks
             for name in self._trained
         }
-        self._optimizer = new_optimizer(self._moved.values(), workspace.train)
+        self._memory: dict[Any, State] = {}
         lessons = [pupil.lesson for pupil in pupils]
         self._terms = [
             JoinedTerm(terms, workspace) for terms in zip(*(lesson.terms for lesson in lessons), strict=True)
@@ -144,14 +144,17 @@ class Course:
                 for name in gradients:
                     pull = weights[name] - anchor[name][:clients]
                     gradients[name] += across(strength[:clients], pull) * pull
-        for (block, name), tensor in self._moved.items():
-            tensor.grad = gradients[name][block.start : block.stop] if block.stop <= clients else None
-        self._optimizer.step()
+        slopes = {
+            (block, name): gradient[block.start : block.stop]
+            for name, gradient in gradients.items()
+            for block in self._blocks
+            if block.stop <= clients
+        }
+        descend(self._workspace.train, self._moved, slopes, self._memory)
 
     def _gradients(self, loss: Tensor, weights: Parameters) -> Parameters:
         found = torch.autograd.grad(loss, [weights[name] for name in self._trained])
-        # Fused optimizers go through memory as it lies, whatever a gradient's strides say.
-        return {name: gradient.contiguous() for name, gradient in zip(self._trained, found, strict=True)}
+        return dict(zip(self._trained, found, strict=True))
 
     def _look(self, weights: Parameters, batch: Slot, others: Slot | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Features and logits on the private batches, logits on the public ones; see `training.look`."""
@@ -173,20 +176,16 @@ class Course:
         return features[:, : len(batch.places)], logits, public_logits
 
     def _load_memory(self) -> None:
-        for (block, name), tensor in self._moved.items():
+        for block, name in self._moved:
             members = [self._pupils[place].memory for place in block]
             if name in members[0]:
                 entries = [memory[name] for memory in members]
-                self._optimizer.state[tensor] = {key: together([each[key] for each in entries]) for key in entries[0]}
+                self._memory[block, name] = {key: together([each[key] for each in entries]) for key in entries[0]}
 
     def _save_memory(self) -> None:
-        for pupil in self._pupils:
-            pupil.memory.clear()
-        for (block, name), tensor in self._moved.items():
-            if tensor in self._optimizer.state:
-                for row, place in enumerate(block):
-                    entry = {key: apart(value, row) for key, value in self._optimizer.state[tensor].items()}
-                    self._pupils[place].memory[name] = entry
+        for (block, name), remembered in self._memory.items():
+            for row, place in enumerate(block):
+                self._pupils[place].memory[name] = {key: apart(value, row) for key, value in remembered.items()}
 
     def _joined_leash(self, lessons: list[Lesson]) -> tuple[Parameters, Tensor] | None:
         leashes = [lesson.leash for lesson in lessons if lesson.leash]
@@ -254,7 +253,7 @@ def gradients_together(
     if keep_statistics:
         for name in workspace.buffers:
             torch._foreach_copy_([model[name] for model in models], list(stack[name].unbind()))
-    gradients = zip(*(gradient.contiguous().unbind() for gradient in found), strict=True)
+    gradients = zip(*(gradient.unbind() for gradient in found), strict=True)
     rows = [dict(zip(trained, mine, strict=True)) for mine in gradients]
     return list(zip(values.detach().unbind(), rows, strict=True))
 
@@ -269,18 +268,14 @@ def blocks_of(pupils: list[Pupil]) -> list[range]:
     return blocks
 
 
-def together(values: list[Any]) -> Any:
-    """What an optimizer remembers of several clients: their tensors stacked, or what they have in common."""
-    if isinstance(values[0], torch.Tensor):
-        return torch.stack(values) if values[0].dim() else values[0].clone()
-    return values[0]
+def together(values: list[Tensor]) -> Tensor:
+    """What an optimizer remembers of clients of one rank: their tensors stacked; the step, which is the same, once."""
+    return torch.stack(values) if values[0].dim() else values[0].clone()
 
 
-def apart(value: Any, row: int) -> Any:
+def apart(value: Tensor, row: int) -> Tensor:
     """The reverse, for one of them."""
-    if isinstance(value, torch.Tensor):
-        return value[row].clone() if value.dim() else value.clone()
-    return value
+    return value[row].clone() if value.dim() else value.clone()
 
 
 def across(vector: Tensor, tensor: Tensor) -> Tensor:

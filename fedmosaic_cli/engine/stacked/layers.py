@@ -48,7 +48,9 @@ class StackedNetwork:
     """A classifier's layers, to be run on stacked weights."""
 
     def __init__(self, template: Classifier) -> None:
-        self._body = [(f"body.{name}.", layer) for name, layer in template.body.named_children()]
+        self._body = [
+            (f"body.{name}", layer, list(layer.state_dict())) for name, layer in template.body.named_children()
+        ]
         self._head = template.head
 
     def features(self, weights: Parameters, images: Tensor, way: Pass) -> Tensor:
@@ -56,13 +58,15 @@ class StackedNetwork:
         outputs = images.flatten(1, 2)
         if way.clients > 1:
             outputs = outputs.contiguous()
-        for prefix, layer in self._body:
-            outputs = LAYERS[type(layer)](Layer(layer, entries(weights, prefix)), outputs, way)
+        for path, layer, names in self._body:
+            own = {name: weights[f"{path}.{name}"] for name in names}
+            outputs = LAYERS[type(layer)](Layer(layer, own), outputs, way)
         return outputs
 
     def head(self, weights: Parameters, features: Tensor, way: Pass) -> Tensor:
         """Logits [clients, batch, classes]."""
-        return linear(Layer(self._head, entries(weights, "head.")), features, way)
+        own = {name: weights[f"head.{name}"] for name in self._head.state_dict()}
+        return linear(Layer(self._head, own), features, way)
 
 
 def can_stack(template: Classifier) -> bool:
@@ -89,10 +93,6 @@ def multiplications(template: Classifier, side: int) -> int:
 def pair(value: Any) -> tuple[int, int]:
     """Layers take one number for both sides, or two."""
     return value if isinstance(value, tuple) else (value, value)
-
-
-def entries(weights: Parameters, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def by_client(folded: Tensor, clients: int) -> Tensor:
