@@ -146,3 +146,38 @@ def test_a_report_of_real_runs_does_not_import_torch(tmp_path, finished_runs):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself():
+    """It is written down twice, so that listing the commands loads none of them."""
+    from fedmosaic_cli.cli.app import COMMANDS, load_command
+
+    for name, entry in COMMANDS.items():
+        assert load_command(name).help.splitlines()[0] == entry.line, name
+
+
+def test_the_list_of_commands_loads_none_of_them(tmp_path):
+    script = (
+        "import sys\n"
+        "from fedmosaic_cli.cli.app import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "loaded = {'numpy', 'pydantic', 'yaml', 'fedmosaic_cli.methods'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_run_on_digits_loads_neither_scikit_learn_nor_torch_s_compiler(tmp_path):
+    script = (
+        "import sys\n"
+        "from fedmosaic_cli.cli.app import app\n"
+        "try:\n"
+        "    app(['train', '--preset', 'quickstart', '--rounds', '2', '--quiet'])\n"
+        "except SystemExit as leaving:\n"
+        "    assert leaving.code == 0\n"
+        "loaded = {'sklearn', 'scipy', 'torch._dynamo', 'torchvision'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -157,7 +157,7 @@ def test_the_same_run_twice_gives_the_same_bytes_with_any_number_of_workers(tmp_
 
 @pytest.mark.parametrize("command", [["train"], ["baseline", "fedavg"]])
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
-    arguments = [*command, "--preset", "quickstart", "--rounds", "12", "--set", "train.checkpoint_every=2"]
+    arguments = [*command, "--preset", "quickstart", "--rounds", "80", "--set", "train.checkpoint_every=3"]
     done = fedmosaic(*arguments, "--runs-dir", "whole", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [whole] = (tmp_path / "whole").glob("*/*/seed-0")
@@ -182,7 +182,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_after_the_round_and_the_run_goes_on_to_the_same_bytes(tmp_path, number, code):
-    arguments = ["train", "--preset", "quickstart", "--rounds", "25"]
+    arguments = ["train", "--preset", "quickstart", "--rounds", "150"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
@@ -642,3 +642,33 @@ def test_closed_outputs_do_no_harm(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "said"), [("auto", "stacked", "clients stacked"), ("threads", "threads", "clients one by one")]
+)
+def test_how_clients_are_run_is_chosen_said_and_recorded(tmp_path, asked, chosen, said):
+    done = fedmosaic("train", *SHORT, "--set", f"train.execution={asked}", "--workers", "1", cwd=tmp_path)
+    assert f"on cpu: {said}, 1 worker" in done.stderr
+    for name in ("env.json", "summary.json"):
+        assert json.loads((tmp_path / RUN / name).read_text())["execution"] == chosen
+    assert f"execution: {asked}" in (tmp_path / RUN / "config.yaml").read_text()
+
+
+def test_a_network_that_cannot_be_stacked_is_refused_before_anything_is_written(invoke, tmp_path):
+    result = invoke(
+        "train", "--preset", "quickstart", "--set", "model.name=vit-tiny", "--set", "train.execution=stacked"
+    )
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "vit-tiny cannot be stacked (train.execution): use auto or threads" in result.stderr
+
+
+def test_a_plan_foretells_memory(invoke):
+    plans = {
+        how: json.loads(
+            invoke("train", "--preset", "quickstart", "--set", f"train.execution={how}", "--dry-run", "--json").stdout
+        )["runs"][0]
+        for how in ("threads", "stacked")
+    }
+    assert all(plan["execution"] == how and plan["device"] == "cpu" for how, plan in plans.items())
+    assert 0 < plans["threads"]["step_mb"] < plans["stacked"]["step_mb"] < 10

@@ -49,6 +49,7 @@ class Toy:
         self.dataset = dataset
         self.partition = partition
         self.models = models or {}
+        self.dtype = torch.float64
         self.train: dict[str, Any] = {
             "rounds": 3,
             "local_steps": 3,
@@ -64,7 +65,9 @@ class Toy:
         dataset = changes.pop("dataset", self.dataset)
         partition = changes.pop("partition", self.partition)
         models = changes.pop("models", self.models)
-        return Toy(dataset, partition, models, **{**self.train, **changes})
+        toy = Toy(dataset, partition, models, **{**self.train, **changes})
+        toy.dtype = self.dtype
+        return toy
 
     def federation(self, method: Method, seed: int = 0) -> Federation:
         config = RunConfig(
@@ -77,7 +80,7 @@ class Toy:
             partition_seed=0,
             models=self.models,
         )
-        return assemble(config, self.dataset, self.partition, [CPU], torch.float64)
+        return assemble(config, self.dataset, self.partition, [CPU], self.dtype)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:

@@ -6,13 +6,13 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedmosaic_cli import __version__
-from fedmosaic_cli.cli import doctor, evaluate, fetch, partition, presets, report, train
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
 
 if TYPE_CHECKING:
@@ -25,8 +25,48 @@ WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFou
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
-class OneLineErrors(TyperGroup):
-    """Ends every failure in one line on stderr and the exit code that the documentation promises."""
+class Entry(NamedTuple):
+    """Where a command is, and the line that stands for it in the list of all."""
+
+    module: str
+    function: str
+    line: str
+
+
+# In the order of their use. The line is the first of the command's own help: to read it there would be to load it.
+COMMANDS = {
+    "partition": Entry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
+    "train": Entry("train", "train", "Train FedMosaic."),
+    "baseline": Entry("train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."),
+    "evaluate": Entry("evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."),
+    "report": Entry(
+        "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
+    ),
+    "presets": Entry("presets", "app", "Ready-made experiments: list them, read them, copy them to change them."),
+    "fetch": Entry(
+        "fetch", "fetch", "Download data sets, checked by size and SHA-256; a broken download goes on where it stopped."
+    ),
+    "doctor": Entry(
+        "doctor",
+        "doctor",
+        "Versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
+    ),
+}
+
+
+class Commands(TyperGroup):
+    """Loads a command when it is called, and no other: a list of all is there at once.
+
+    Ends every failure in one line on stderr and the exit code that the documentation promises.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, help=entry.line) for name, entry in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_command(name) if command is not None and name else command, rest
 
     def main(self, args: Sequence[str] | None = None, **more: Any) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
@@ -74,11 +114,18 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
             ResourceError.exit_code
         )
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
-        return "not enough memory (model and data): see --dry-run, use a smaller model", ResourceError.exit_code
+        return f"not enough memory ({describe_shortage(error)}", ResourceError.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (fedmosaic): what a checkpoint held is kept", 130
     advice = "please report it" if "--debug" in given else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
+
+
+def describe_shortage(error: BaseException) -> str:
+    """Whose memory it was, and what to do."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return "of the GPU): see --dry-run; use --set train.images=host, train.execution=threads or a smaller batch"
+    return "model and data): see --dry-run, use a smaller model"
 
 
 def refused_value(error: BaseException, given: list[str]) -> str:
@@ -91,9 +138,22 @@ def refused_value(error: BaseException, given: list[str]) -> str:
     return ""
 
 
+def load_command(name: str) -> Any:
+    """The command itself."""
+    entry = COMMANDS[name]
+    target = getattr(import_module(f"fedmosaic_cli.cli.{entry.module}"), entry.function)
+    if not isinstance(target, typer.Typer):
+        alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
+        alone.command(name)(target)
+        target = alone
+    command = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
 app = typer.Typer(
     name="fedmosaic",
-    cls=OneLineErrors,
+    cls=Commands,
     no_args_is_help=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -121,13 +181,3 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-app.command()(partition.partition)
-app.command()(train.train)
-app.command()(train.baseline)
-app.command()(evaluate.evaluate)
-app.command()(report.report)
-app.add_typer(presets.app, name="presets")
-app.command()(fetch.fetch)
-app.command()(doctor.doctor)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say, say_json
+from fedmosaic_cli.cli.progress import WAYS
 from fedmosaic_cli.config.run import flat
 
 if TYPE_CHECKING:
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 
 
 def show_plan(
-    configs: list[RunConfig], layers: Layers, files: list[RunFiles], given: Shards | None, place: Place, as_json: bool
+    configs: list[RunConfig],
+    layers: Layers,
+    files: list[RunFiles],
+    given: Shards | None,
+    place: Place,
+    device_name: str,
+    as_json: bool,
 ) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
+    from fedmosaic_cli.experiment.assemble import find_devices
     from fedmosaic_cli.experiment.costs import costs, facts_of_data, facts_of_shards
 
+    device = find_devices(device_name)[0]
     values: dict[str, object] = {}
     for config in configs:
         values |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
@@ -33,7 +42,7 @@ def show_plan(
         seed: facts_of_shards(given) if given else facts_of_data(data, seed, place) for seed, data in one_a_seed.items()
     }
     runs = [
-        {"path": str(spot.path), "exists": spot.exists(), **costs(config, facts[config.partition_seed])}
+        {"path": str(spot.path), "exists": spot.exists(), **costs(config, facts[config.partition_seed], device)}
         for config, spot in zip(configs, files, strict=True)
     ]
     if as_json:
@@ -46,14 +55,17 @@ def show_plan(
         )
     out().print(view)
     say("")
-    work = Table("run", "rounds", "steps", "data MB", "models MB", "bits up", "bits down", box=None, pad_edge=False)
+    headings = ("run", "rounds", "steps", "data MB", "models MB", "step MB", "bits up", "bits down")
+    work = Table(*headings, box=None, pad_edge=False)
     for run in runs:
         bits = ["raw data" if run[way] is None else f"{run[way]:,}" for way in ("bits_up", "bits_down")]
-        memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb")]
+        memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb", "step_mb")]
         steps = "?" if run["steps"] is None else f"{run['steps']:,}"
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     out().print(work)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
         say(f"missing: {missing}")
+    ways = ", ".join(dict.fromkeys(f"clients {WAYS[run['execution']]}" for run in runs))
+    say(f"on {device}: {ways}; memory is about the sum of data, models and step, beside torch's own")
     say("bits are per client and round of exchange; models include optimizer state; nothing was written")

@@ -65,7 +65,7 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
             remark(f"warning: {warning}")
         if request.dry_run:
             configs, files = [run.config for run in runs], [run.files for run in runs]
-            show_plan(configs, layers, files, given, place, request.as_json)
+            show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
             return
         shards = shards_by_seed(runs, given, request, place)
         notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
@@ -122,12 +122,12 @@ def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]
     """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
     from fedmosaic_cli.experiment.assemble import check_network, find_devices
 
-    find_devices(device)
+    first = find_devices(device)[0]
     for run in runs:
         found = shards[run.config.partition_seed]
         manifest = (found.shards if isinstance(found, Deal) else found).manifest
         for model in {run.config.model_of(client) for client in range(len(manifest["clients"]))}:
-            check_network(model, manifest["image_shape"], len(manifest["class_names"]))
+            check_network(model, run.config.train, manifest["image_shape"], first)
 
 
 def follow(

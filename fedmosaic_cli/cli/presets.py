@@ -14,7 +14,7 @@ from fedmosaic_cli.cli.options import DebugOption
 from fedmosaic_cli.config.presets import load_preset, preset_names, preset_path
 from fedmosaic_cli.errors import RequestError
 
-app = typer.Typer(help="Ready-made experiments: list them, read them, copy them to change them.", no_args_is_help=False)
+app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 ROOM_FOR_A_BAR = 100
-PHRASES = {"threads": "one by one", "stacked": "stacked"}
+WAYS = {"threads": "one by one", "stacked": "stacked", "stacked and threads": "stacked where they are alike"}
 
 
 class View(Protocol):
@@ -139,9 +139,7 @@ class Bars(Silent):
 def how(begun: Begun) -> str:
     """Where and in which way clients are run."""
     workers = f"{begun.workers} worker{'' if begun.workers == 1 else 's'}"
-    return (
-        f"on {', '.join(map(str, begun.devices))}: clients {PHRASES.get(begun.execution, begun.execution)}, {workers}"
-    )
+    return f"on {', '.join(map(str, begun.devices))}: clients {WAYS[begun.execution]}, {workers}"
 
 
 def values(done: RoundDone, accuracy: str = "accuracy") -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
+
+    from fedmosaic_cli.data.dataset import Dataset
 
     # (what is being done, how much of it, out of how much)
     Watch = Callable[[str, int, int], None]
@@ -31,8 +33,12 @@ def unseen(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work."""
+    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work.
+
+    `loaded` keeps the data set that was asked for last: one command may make many runs on it.
+    """
 
     data_dir: Path = DATA_DIR
     cache_dir: Path = field(default_factory=default_cache)
     watch: Watch = unseen
+    loaded: dict[Hashable, Dataset] = field(default_factory=dict, compare=False, repr=False)

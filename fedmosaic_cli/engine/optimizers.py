@@ -33,13 +33,14 @@ def descend(
 ) -> None:
     """Move the parameters that have a gradient one step, in place, and remember what the next step needs."""
     lr = train.lr if lr is None else lr
+    step = step_of_adam if train.optimizer == "adam" else step_of_sgd
     # A first step is another function than the next ones.
-    for known in (False, True):
-        keys = [key for key in gradients if (key in memory) == known]
+    known = [key for key in gradients if key in memory]
+    for keys in (known, [key for key in gradients if key not in memory]):
         if keys:
             tensors = [parameters[key] for key in keys]
             slopes = [in_the_way_of(gradients[key], parameters[key]) for key in keys]
-            (step_of_adam if train.optimizer == "adam" else step_of_sgd)(train, keys, tensors, slopes, memory, lr)
+            step(train, keys, tensors, slopes, memory, lr)
 
 
 def step_of_adam(

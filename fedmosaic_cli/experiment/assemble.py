@@ -43,13 +43,14 @@ def find_devices(name: str) -> list[torch.device]:
     return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(there[name])]
 
 
-def check_network(model: ModelSettings, image_shape: Sequence[int], num_classes: int) -> None:
-    """Refuse a network that does not fit images of [height, width, channels]; nothing is allocated."""
+def check_network(model: ModelSettings, train: TrainSettings, image_shape: Sequence[int], device: torch.device) -> None:
+    """Refuse a network that does not fit images of [height, width, channels] or `train`; nothing is allocated."""
     if not model.is_network:
         return
     height, width, channels = image_shape
     with torch.device("meta"):
-        build(model, (channels, height, width), num_classes)
+        build(model, (channels, height, width), 1)
+    choose(train, model, (channels, height, width), 1, device)
 
 
 class Table:

@@ -9,7 +9,9 @@ import torch
 
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.sources import count_dataset, find_source
+from fedmosaic_cli.engine.execution import choose, worker_count
 from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.workers import STACK
 from fedmosaic_cli.engine.workspace import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import build
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.data.settings import DataSettings
+    from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.settings import ModelSettings
     from fedmosaic_cli.records.shards import Shards
@@ -34,16 +37,20 @@ class DataFacts:
     missing: str | None = None
 
 
-def costs(config: RunConfig, data: DataFacts) -> dict[str, Any]:
+def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
     clients = range(1 if config.method.pooled else config.data.clients or 1)
     sizes = {model: model_size(model, data) for model in {config.model_of(client) for client in clients}}
     bits = config.method.traffic(world_of(config, data), config.data.public_size or 0)
+    execution = execution_of(config, data, len(clients), device)
     return {
         "rounds": config.train.rounds,
         "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
+        "device": str(device),
+        "execution": execution,
         "data_mb": data.megabytes,
         "models_mb": sum(copies(config, client) * sizes[config.model_of(client)].bytes for client in clients) / 1e6,
+        "step_mb": step_bytes(config, data, len(clients), execution, device) / 1e6,
         "parameters": sizes[config.model_of(0)].parameters,
         "bits_up": bits.up,
         "bits_down": bits.down,
@@ -57,6 +64,42 @@ class ModelSize:
 
     bytes: int = 0
     parameters: int = 0
+
+
+def execution_of(config: RunConfig, data: DataFacts, clients: int, device: torch.device) -> str:
+    """How the first client's network will be trained."""
+    model = config.model_of(0)
+    return choose(config.train_of(0), model, data.input_shape, clients, device) if model.is_network else "threads"
+
+
+def step_bytes(config: RunConfig, data: DataFacts, clients: int, execution: str, device: torch.device) -> int:
+    """What a step needs beside data and models, for all who take one at a time.
+
+    Activations and their gradients, and those of the weights; where clients are stacked, their models and what
+    optimizers remember are there once more.
+    """
+    model, train = config.model_of(0), config.train_of(0)
+    if not model.is_network:
+        return 0
+    batch = train.batch_size * (2 if config.method.needs_public else 1)
+    weights = model_size(model, data).bytes
+    one = 2 * activation_bytes(on_paper(model, data), data.input_shape, batch) + weights
+    if execution == "stacked":
+        return min(STACK, clients) * (one + weights * (1 + remembered(train)))
+    return worker_count(train.workers, clients, device) * one
+
+
+def activation_bytes(module: Classifier, input_shape: tuple[int, int, int], batch: int) -> int:
+    """What the forward pass of a batch keeps for the backward pass."""
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(torch.empty(batch, *input_shape, device="meta"))
+    return sum(kept)
 
 
 def model_size(model: ModelSettings, data: DataFacts) -> ModelSize:
@@ -130,5 +173,10 @@ def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
 def copies(config: RunConfig, client: int) -> int:
     """How many tensors of a model's size a client keeps: its models, and what their optimizers remember."""
     train, method = config.train_of(client), config.method
-    remembered = 2 if train.optimizer == "adam" else int(train.momentum > 0)
-    return method.models_held + (0 if train.optimizer_state == "reset" else method.models_trained * remembered)
+    kept = 0 if train.optimizer_state == "reset" else method.models_trained * remembered(train)
+    return method.models_held + kept
+
+
+def remembered(train: TrainSettings) -> int:
+    """How many tensors of a model's size an optimizer remembers."""
+    return 2 if train.optimizer == "adam" else int(train.momentum > 0)

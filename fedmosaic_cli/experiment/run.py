@@ -103,7 +103,7 @@ def run(
             if isinstance(event, Stopped):
                 return
         digests = save_models(files, federation)
-        summary = {**summarise(config, shards, files.rounds()), "models": digests}
+        summary = {**summarise(config, shards, files.rounds()), "execution": federation.execution, "models": digests}
         files.save_summary(summary)
         yield Finished(summary)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ def place(tmp_path, monkeypatch):
 
 
 def load(place, name, **asked):
+    """As a new command would, which has loaded nothing yet."""
+    place = replace(place, loaded={})
     return load_dataset(resolve(DataSettings(dataset=name, **asked), place), place)
 
 
@@ -397,3 +400,26 @@ def test_resolving_twice_changes_nothing(place):
         once = resolve(asked, place)
         assert resolve(once, place) == once
         assert None not in (once.clients, once.public_size)
+
+
+def test_the_digits_are_scikit_learn_s():
+    from sklearn.datasets import load_digits as theirs
+
+    bundled, ours = theirs(), load_dataset(DataSettings(dataset="digits"), Place())
+    assert np.array_equal(ours.images[..., 0], np.rint(bundled.images * (255 / 16)))
+    assert np.array_equal(ours.labels, bundled.target)
+
+
+def test_a_data_set_is_loaded_once_for_a_whole_command_and_no_second_one_is_kept(tmp_path):
+    place = Place(tmp_path)
+    first = load_dataset(DataSettings(dataset="digits"), place)
+    assert load_dataset(DataSettings(dataset="digits", clients=7), place) is first
+    load_dataset(DataSettings(dataset="digits-domains"), place)
+    assert len(place.loaded) == 1
+    assert load_dataset(DataSettings(dataset="digits"), place) is not first
+
+
+def test_images_of_batches_lie_as_they_are_used(place):
+    """Laid out otherwise, they would be copied before the first round, and be there twice."""
+    write_cifar(place.data_dir / "cifar-10-batches-py")
+    assert load(place, "cifar10").images.flags.c_contiguous

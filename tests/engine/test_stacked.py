@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.stacked import workspace as stacked
+from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork, can_stack, multiplications
+from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.models.architectures import ARCHITECTURES, build
+from fedmosaic_cli.models.settings import ModelSettings
 from tests.test_contract import VARIANTS
-from tests.toys import TOYS, close, dealt, personal_models
+from tests.toys import TOYS, close, dealt, mixed, models, personal_models, same
+
+NETWORKS = {
+    "mlp": (ModelSettings(hidden=(6, 5)), (1, 4, 4)),
+    "cnn": (ModelSettings(name="cnn", width=1 / 16), (2, 16, 16)),
+    "cnn-bn": (ModelSettings(name="cnn-bn", width=1 / 16), (3, 8, 8)),
+    "alexnet-bn": (ModelSettings(name="alexnet-bn", width=1 / 16), (3, 64, 64)),
+}
 
 
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
@@ -24,16 +43,107 @@ def test_batch_statistics_are_each_client_s_own(method, policy):
         check(method, toy.changed(bn_buffers=policy, optimizer="sgd", momentum=0.5))
 
 
+def test_clients_that_differ_are_stacked_with_those_who_do_not():
+    toy = mixed(dealt([8, 5, 6, 7, 6]))
+    check(FedMosaic(expertise="entropy", trust="stabilised"), toy)
+
+
+def test_who_takes_part_for_the_first_time_has_nothing_to_remember():
+    for optimizer in ({"optimizer": "sgd", "momentum": 0.5}, {"optimizer": "adam"}):
+        check(Local(), TOYS["uneven"].changed(clients_per_round=2, local_steps=None, **optimizer))
+
+
 def check(method, toy):
     one_by_one, together = toy.federation(method), toy.changed(execution="stacked").federation(method)
+    assert (one_by_one.execution, together.execution) == ("threads", "stacked")
     with one_by_one.workers, together.workers:
         for expected, seen in zip(play(one_by_one, 3), play(together, 3), strict=True):
-            assert [alike(*rows) for rows in zip(expected.rows, seen.rows, strict=True)]
+            for left, right in zip(expected.rows, seen.rows, strict=True):
+                assert_alike(left, right)
     assert close(list(personal_models(one_by_one).values()), list(personal_models(together).values()), 1e-9)
+    left, right = capture(one_by_one.standing), capture(together.standing)
+    assert {k: a.shape for k, a in left[0].items()} == {k: a.shape for k, a in right[0].items()}, "same checkpoints"
 
 
-def alike(left, right):
+def assert_alike(left, right):
     assert left.keys() == right.keys()
     for key, value in left.items():
         assert right[key] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), key
-    return True
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedmosaic-entropy"])
+def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(name):
+    toy, method = TOYS["uneven"].changed(execution="stacked", clients_per_round=2), VARIANTS[name]
+    assert same(models(method, toy), models(method, toy.changed(workers=3)))
+    halfway, again, whole = (toy.federation(method) for _ in range(3))
+    with halfway.workers, again.workers, whole.workers:
+        list(play(halfway, 2))
+        restore(again, *deepcopy(capture(halfway.standing)), 2)
+        assert list(play(again, 4)) == list(play(whole, 4))[2:]
+    assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
+
+
+def test_clients_really_train_together(monkeypatch):
+    """Or all of the above would hold for nothing."""
+    together = []
+    original = stacked.StackedWorkspace._fit_together
+    monkeypatch.setattr(
+        stacked.StackedWorkspace,
+        "_fit_together",
+        lambda self, pupils: together.append(len(pupils)) or original(self, pupils),
+    )
+    models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
+    assert together == [3, 3]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 2, 4)], ids=["even", "ragged"])
+def test_a_stacked_network_is_each_client_s_network(name, lengths):
+    settings, shape = NETWORKS[name]
+    networks = [build(settings, shape, 4).double() for _ in lengths]
+    inputs = [torch.randn(length, *shape, dtype=torch.float64) for length in lengths]
+    labels = [torch.randint(4, (length,)) for length in lengths]
+    weights = {key: torch.stack([net.state_dict()[key] for net in networks]) for key in networks[0].state_dict()}
+    trained = [key for key, _ in networks[0].named_parameters()]
+    for key in trained:
+        weights[key].requires_grad_()
+    images = torch.zeros(5, 3, *shape, dtype=torch.float64)
+    for place, each in enumerate(inputs):
+        images[: len(each), place] = each
+    present = torch.arange(5) < torch.tensor(lengths)[:, None]
+    way = Pass(3, training=True, present=None if len(set(lengths)) == 1 else present)
+    stack = StackedNetwork(networks[0])
+    logits = stack.head(weights, stack.features(weights, images, way), way)
+    losses = [cross_entropy(logits[place, :length], labels[place]) for place, length in enumerate(lengths)]
+    gradients = dict(zip(trained, torch.autograd.grad(sum(losses), [weights[key] for key in trained]), strict=True))
+    for place, net in enumerate(networks):
+        alone = net.train()(inputs[place])
+        cross_entropy(alone, labels[place]).backward()
+        assert torch.allclose(logits[place, : lengths[place]], alone, atol=1e-9)
+        assert all(torch.allclose(gradients[k][place], p.grad, atol=1e-9) for k, p in net.named_parameters())
+        assert all(torch.allclose(weights[k][place], b) for k, b in net.named_buffers()), "running statistics"
+        net.eval()
+        whole = Pass(3)
+        evaluated = stack.head(weights, stack.features(weights, images, whole), whole)
+        assert torch.allclose(evaluated[place, : lengths[place]], net(inputs[place]), atol=1e-9)
+
+
+def test_every_architecture_can_be_stacked_or_is_known_not_to():
+    sizes = {"vit": 32, "vit-tiny": 8, "alexnet-bn": 64}
+    can = {
+        name: can_stack(build(ModelSettings(name=name, width=1 / 16), (3, sizes.get(name, 8), sizes.get(name, 8)), 3))
+        for name in ARCHITECTURES
+    }
+    assert {name for name, stackable in can.items() if not stackable} == {"vit", "vit-tiny"}
+    assert {name for name, stackable in can.items() if stackable} == NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_multiplications_are_counted_as_torch_counts_them(name):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    settings, shape = NETWORKS[name]
+    network = build(settings, shape, 4).eval()
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, *shape))
+    assert 2 * multiplications(network, shape[1]) == counter.get_total_flops()

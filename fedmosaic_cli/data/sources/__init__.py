@@ -61,6 +61,14 @@ def locate(name: str, place: Place) -> Path:
 
 def load_dataset(settings: DataSettings, place: Place) -> Dataset:
     """The data set of resolved `settings`. A small one that is published is fetched where it is missing."""
+    key = (settings.dataset, place.data_dir.absolute(), settings.domains, settings.image_size)
+    if key not in place.loaded:
+        place.loaded.clear()  # before the next one comes: two would not always fit
+        place.loaded[key] = load_or_fetch(settings, place)
+    return place.loaded[key]
+
+
+def load_or_fetch(settings: DataSettings, place: Place) -> Dataset:
     source = find_source(settings.dataset)
     if source.find(place.data_dir) is None and 0 < sum(file.size for file in source.downloads) <= SMALL_BYTES:
         fetch(source.downloads, place)

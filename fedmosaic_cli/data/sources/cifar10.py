@@ -46,14 +46,21 @@ def load(path: Path, wanted: Wanted) -> Dataset:
         if strange:
             raise RequestError(f"'{min(strange)}' is no class of CIFAR-10 ({path}): use --dataset folder")
         return to_dataset("cifar10", path, files, replace(wanted, image_size=SIDE), CLASSES)
-    batches = [read_batch(path / name) for name in (*TRAIN_FILES, TEST_FILE)]
-    sizes = [len(labels) for _, labels in batches]
+    paths = [path / name for name in (*TRAIN_FILES, TEST_FILE)]
+    # Room for all that the files can hold, filled file by file: the images are never there twice.
+    images = np.empty((sum(each.stat().st_size for each in paths) // (3 * SIDE * SIDE), SIDE, SIDE, 3), dtype=np.uint8)
+    labels: list[Any] = []
+    for each in paths:
+        pixels, classes = read_batch(each)
+        filled = sum(map(len, labels))
+        images[filled : filled + len(classes)] = pixels
+        labels.append(classes)
     return Dataset(
         name="cifar10",
-        images=np.concatenate([images for images, _ in batches]),
-        labels=np.concatenate([labels for _, labels in batches]),
+        images=images[: sum(map(len, labels))],
+        labels=np.concatenate(labels),
         class_names=CLASSES,
-        test=np.repeat([False] * len(TRAIN_FILES) + [True], sizes),
+        test=np.repeat([False] * len(TRAIN_FILES) + [True], [len(classes) for classes in labels]),
     )
 
 

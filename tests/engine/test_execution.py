@@ -1,0 +1,374 @@
+"""How clients are run: who chooses, who waits for whom, and what a step must not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmosaic_cli.engine import channel, optimizers, params
+from fedmosaic_cli.engine.execution import choose, worker_count
+from fedmosaic_cli.engine.gang import Gang, my_gang
+from fedmosaic_cli.engine.messages import Labels, Logits, Weights
+from fedmosaic_cli.engine.method import Leash
+from fedmosaic_cli.engine.objective import OnDevice, PseudoLabels
+from fedmosaic_cli.engine.rounds import begin, play
+from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.engine.workers import STACK, Job, Workers, teams
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.machine import keep_freed_memory
+from fedmosaic_cli.methods.ditto import Ditto
+from fedmosaic_cli.methods.fedavg import FedAvg
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.models.settings import ModelSettings
+from tests.toys import CPU, TOYS, dealt, personal_models, played
+
+CUDA = torch.device("cuda", 0)
+META = torch.device("meta")
+DIGITS, CIFAR = (1, 8, 8), (3, 32, 32)
+MLP, CNN, VIT = ModelSettings(), ModelSettings(name="cnn"), ModelSettings(name="vit-tiny")
+
+
+class TestChoice:
+    @pytest.mark.parametrize(
+        ("model", "shape", "clients", "device", "expected"),
+        [
+            (MLP, DIGITS, 15, CPU, "stacked"),
+            (MLP, DIGITS, 1, CPU, "threads"),
+            (CNN, CIFAR, 15, CPU, "threads"),
+            (CNN, CIFAR, 15, CUDA, "stacked"),
+            (VIT, CIFAR, 15, CUDA, "threads"),
+        ],
+    )
+    def test_the_choice_follows_from_device_and_model(self, model, shape, clients, device, expected):
+        assert choose(TrainSettings(), model, shape, clients, device) == expected
+
+    @pytest.mark.parametrize("execution", ["threads", "stacked"])
+    def test_it_can_be_forced(self, execution):
+        for model, shape in ((MLP, DIGITS), (CNN, CIFAR)):
+            assert choose(TrainSettings(execution=execution), model, shape, 15, CPU) == execution
+
+    def test_what_cannot_be_stacked_is_refused_by_name(self):
+        with pytest.raises(RequestError, match=r"vit-tiny cannot be stacked \(train.execution\): use auto or threads"):
+            choose(TrainSettings(execution="stacked"), VIT, CIFAR, 15, CPU)
+
+    def test_a_gpu_is_kept_busy_by_one_worker(self):
+        assert (worker_count(0, 15, CUDA), worker_count(3, 15, CUDA)) == (1, 3)
+        assert 1 <= worker_count(0, 2, CPU) <= 2
+
+
+class TestGang:
+    def run(self, parts):
+        """Let every member do its part, as `Workers` does."""
+        gang, results, failures = Gang(len(parts), desk=0), {}, {}
+
+        def member(place):
+            try:
+                results[place] = gang.take_part(place, lambda: parts[place](gang))
+            except ValueError as error:
+                failures[place] = error
+
+        threads = [threading.Thread(target=member, args=(place,)) for place in reversed(range(len(parts)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+        return results, failures
+
+    def test_what_is_asked_together_is_answered_together_in_the_members_order(self):
+        calls = []
+
+        def double(contents):
+            calls.append(contents)
+            return [2 * content for content in contents]
+
+        def part(number):
+            return lambda gang: gang.ask("double", double, number) + gang.ask("double", double, 10 * number)
+
+        results, _ = self.run([part(1), part(2), part(3)])
+        assert results == {0: 22, 1: 44, 2: 66}
+        assert calls == [[1, 2, 3], [10, 20, 30]]
+
+    def test_other_kinds_are_answered_apart_and_who_asks_nothing_is_not_waited_for(self):
+        calls = []
+
+        def note(contents):
+            calls.append(contents)
+            return contents
+
+        parts = [
+            lambda gang: gang.ask("a", note, 1),
+            lambda gang: gang.ask("b", note, 2),
+            lambda gang: None,
+            lambda gang: gang.ask("a", note, 3) + gang.ask("a", note, 4),
+        ]
+        results, _ = self.run(parts)
+        assert results == {0: 1, 1: 2, 2: None, 3: 7}
+        assert calls == [[1, 3], [2], [4]]
+
+    def test_a_failure_stops_nobody_else(self):
+        def fail(contents):
+            raise ValueError("no answer")
+
+        def give_up(gang):
+            raise ValueError("gave up")
+
+        echo = lambda contents: contents  # noqa: E731
+        results, failures = self.run(
+            [give_up, lambda gang: gang.ask("x", fail, 1), lambda gang: gang.ask("y", echo, 5)]
+        )
+        assert results == {2: 5}
+        assert {place: str(error) for place, error in failures.items()} == {0: "gave up", 1: "no answer"}
+
+    def test_one_member_runs_at_a_time(self):
+        running, most = [], []
+
+        def part(gang):
+            running.append(1)
+            most.append(len(running))
+            time.sleep(0.01)
+            running.pop()
+
+        self.run([part] * 4)
+        assert most == [1, 1, 1, 1]
+
+    def test_outside_there_is_no_gang(self):
+        assert my_gang() is None
+
+
+class TestWorkers:
+    def test_the_longest_begins_first_and_results_keep_their_order(self):
+        begun = []
+
+        def work(item):
+            begun.append(item)
+            return item.upper()
+
+        jobs = [Job("short", 1, None, CPU), Job("long", 9, None, CPU), Job("middle", 5, None, CPU)]
+        with Workers(1) as workers:
+            assert workers.map(work, jobs) == ["SHORT", "LONG", "MIDDLE"]
+        assert begun == ["long", "middle", "short"]
+
+    def test_the_first_failure_in_the_order_of_the_jobs_is_raised(self):
+        def work(item):
+            if item:
+                raise ValueError(f"item {item}")
+
+        for count in (1, 3):
+            with Workers(count) as workers, pytest.raises(ValueError, match="item 1"):
+                workers.map(work, [Job(item, item, None, CPU) for item in (0, 1, 2)])
+
+    def test_teams_are_no_larger_than_a_stack_and_the_rest_is_alone(self):
+        jobs = [Job(n, 1, None if n == 3 else "mine", CPU) for n in range(STACK + 5)]
+        found = teams(jobs)
+        assert found[0] == [3]
+        assert [len(team) for team in found[1:]] == [STACK, 4]
+
+    def test_devices_do_not_wait_for_each_other(self):
+        barrier = threading.Barrier(2, timeout=20)
+        jobs = [Job(0, 1, None, CPU), Job(1, 1, None, META)]
+        with Workers(1) as workers:
+            workers.map(lambda item: barrier.wait(), jobs)  # with one queue for both, the first would never end
+
+
+class ScalarReads(TorchDispatchMode):
+    """Counts what makes the host wait for a GPU: reading a number, or a size that depends on numbers."""
+
+    WAITS: ClassVar = {
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten.equal.default,
+        torch.ops.aten.is_nonzero.default,
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in self.WAITS
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Impatient(OnDevice):
+    """The usual wrong version: a term that looks at its value in every step."""
+
+    weight: float = 0.5
+    log_as: ClassVar[str] = "loss_public"
+    uses_public: ClassVar[bool] = True
+
+    def loss(self, outputs):
+        value = outputs.public_logits.square().mean()
+        return value * 2 if value.item() > 1 else value
+
+
+class TestNoWaiting:
+    def reads(self, execution, steps, *terms, leash=False, batch_norm=False):
+        """Scalar reads in a round of so many steps of three uneven clients."""
+        toy = dealt([6, 9, 7]).changed(execution=execution, local_steps=steps)
+        federation = toy.federation(Local())
+        clients = federation.standing.clients
+        for client in clients:
+            client.begin_round(1)
+
+        counted = []
+
+        def train(client):
+            with ScalarReads() as mode:
+                client.train("model", terms, Leash(params.copy(client.state["model"]), 0.1) if leash else None)
+            counted.append(mode.count)
+
+        with federation.workers as workers:
+            workers.map(train, [Job(client, 1, client.learner.team, CPU) for client in clients])
+        return sum(counted)
+
+    @pytest.mark.parametrize("execution", ["threads", "stacked"])
+    def test_no_step_waits_for_the_device(self, execution):
+        terms = (PseudoLabels(torch.zeros(7, dtype=torch.int64), 0.5),)
+        for more in ((), terms):
+            few, many = (self.reads(execution, steps, *more, leash=True) for steps in (2, 12))
+            assert few == many
+
+    @pytest.mark.usefixtures("with_batch_norm")
+    @pytest.mark.parametrize("execution", ["threads", "stacked"])
+    def test_nor_with_batch_statistics(self, execution):
+        assert self.reads(execution, 2) == self.reads(execution, 12)
+
+    @pytest.mark.parametrize("execution", ["threads", "stacked"])
+    def test_a_step_that_does_is_noticed(self, execution):
+        assert self.reads(execution, 12, Impatient()) > self.reads(execution, 2, Impatient())
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("execution", ["threads", "stacked"])
+    def test_half_precision_computes_in_half_and_keeps_in_full(self, execution):
+        toy = TOYS["even"].changed(execution=execution, local_steps=8)
+        toy.dtype = torch.float32
+        full = personal_models(played(FedMosaic(trust=0.5), toy))
+        federation = played(FedMosaic(trust=0.5), toy.changed(precision="bfloat16"))
+        half = personal_models(federation)
+        client = federation.standing.clients[0]
+        assert client.predict_private(half[0]).dtype == torch.float32
+        for key, tensor in half[0].items():
+            assert tensor.dtype == torch.float32
+            assert torch.allclose(tensor, full[0][key], atol=0.1)
+        assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it has no effect"
+
+
+class TestDevices:
+    """`meta`, a device without numbers, stands for the GPU that is not there."""
+
+    def test_models_arrive_where_the_receiver_computes_and_opinions_on_the_cpu(self):
+        message = {
+            "model": Weights({"w": torch.ones(2)}),
+            "labels": Labels(torch.tensor([0, 1]), 2),
+            "logits": Logits(torch.ones(2, 2)),
+        }
+        received, bits = channel.send(message, META)
+        assert received["model"]["w"].device == META
+        assert (received["labels"].device, received["logits"].device) == (CPU, CPU)
+        assert bits == 64 + 8 + 128
+
+    @pytest.mark.parametrize("method", [FedAvg(), Ditto(), Local()])
+    def test_what_a_client_starts_with_lies_on_its_device(self, method):
+        federation = TOYS["even"].federation(method)
+        for client in federation.standing.clients:
+            client.private = replace(client.private, device=META)
+        standing = begin(method, federation.standing.clients, federation.world)
+        states = [client.state for client in standing.clients]
+        tensors = [t for state in states for part in state.values() if isinstance(part, dict) for t in part.values()]
+        assert all(tensor.device == META for tensor in tensors)
+        assert tensors or isinstance(method, FedAvg)
+
+    def test_images_of_the_host_are_shown_on_the_device(self):
+        private = TOYS["even"].federation(Local()).standing.clients[0].private
+        shown = replace(private, device=META).inputs(slice(3))
+        assert (shown.device, shown.shape) == (META, (3, 1, 2, 2))
+        assert torch.equal(private.inputs(slice(3)), private.shown(private.index[:3]))
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        "train",
+        [
+            TrainSettings(lr=0.01),
+            TrainSettings(optimizer="sgd", lr=0.1),
+            TrainSettings(optimizer="sgd", lr=0.1, momentum=0.9),
+        ],
+        ids=["adam", "sgd", "momentum"],
+    )
+    def test_steps_are_those_of_torch_s_optimizers_bit_for_bit(self, train):
+        torch.manual_seed(0)
+        theirs = [torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
+        ours, memory = {place: tensor.detach().clone() for place, tensor in enumerate(theirs)}, {}
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        more = {"momentum": train.momentum} if train.momentum else {}
+        optimizer = kinds[train.optimizer](theirs, lr=train.lr, fused=True, **more)
+        for number in range(5):
+            gradients = [torch.randn_like(tensor) for tensor in theirs]
+            # The layout that a gradient happens to have must not matter.
+            optimizers.descend(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
+            for tensor, gradient in zip(theirs, gradients, strict=True):
+                tensor.grad = gradient.clone()
+            optimizer.step()
+            assert all(torch.equal(ours[place], tensor) for place, tensor in enumerate(theirs)), number
+
+    def test_they_do_not_load_torch_s_compiler(self):
+        script = (
+            "import sys, torch\n"
+            "from fedmosaic_cli.engine import optimizers\n"
+            "from fedmosaic_cli.engine.settings import TrainSettings\n"
+            "for train in (TrainSettings(), TrainSettings(optimizer='sgd', momentum=0.5)):\n"
+            "    optimizers.descend(train, {'w': torch.ones(2)}, {'w': torch.ones(2)}, {})\n"
+            "assert 'torch._dynamo' not in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.skipif(not keep_freed_memory(), reason="not glibc")
+def test_a_step_fetches_no_memory_from_the_system():
+    """Counted in page faults, which do not depend on how busy the machine is."""
+    script = """
+import resource, sys, torch
+from torch.nn.functional import cross_entropy
+from fedmosaic_cli.machine import keep_freed_memory
+from fedmosaic_cli.models.architectures import build
+from fedmosaic_cli.models.settings import ModelSettings
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+network = build(ModelSettings(name="cnn"), (3, 32, 32), 10)
+images, labels = torch.rand(64, 3, 32, 32), torch.zeros(64).long()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for number in range(12):
+    if number == 6:
+        before = faults()
+    network.zero_grad()
+    cross_entropy(network(images), labels).backward()
+print((faults() - before) / 6)
+"""
+
+    def faults_a_step(how):
+        command = [sys.executable, "-c", script, how]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert faults_a_step("keep") < 100
+    assert faults_a_step("as it is") > 1000, "or there is nothing to gain"
+
+
+def test_a_diverging_client_is_named_whatever_the_execution():
+    for execution in ("threads", "stacked"):
+        federation = TOYS["even"].changed(execution=execution, optimizer="sgd", lr=1e30).federation(Local())
+        with federation.workers, pytest.raises(Exception, match="client 0 diverged in round"):
+            list(play(federation, 3))
