@@ -21,7 +21,7 @@ Execution = Literal["threads", "stacked"]
 
 # Below so many multiplications in a step's forward pass, on a CPU, calling the kernels takes longer than running them
 # (benchmarks/speed.py, part `tiny`).
-SMALL_STEP = 5_000_000
+SMALL_STEP = 4_000_000
 
 
 def choose(

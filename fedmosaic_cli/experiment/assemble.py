@@ -51,6 +51,9 @@ def check_network(model: ModelSettings, train: TrainSettings, image_shape: Seque
     with torch.device("meta"):
         build(model, (channels, height, width), 1)
     choose(train, model, (channels, height, width), 1, device)
+    if train.precision != "float32" and device.type == "cpu":
+        # Several times slower on most CPUs; and on some that claim to know it, the end of the process.
+        raise RequestError(f"{train.precision} is for GPUs (train.precision): use float32 on a CPU")
 
 
 class Table:

@@ -1,0 +1,105 @@
+"""fedmosaic as the benchmarks see it: the one module here that knows how the package is put together."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from workload import CLASSES, LR
+
+from fedmosaic_cli.config.run import RunConfig
+from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.data.partition import Partition, Shard
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.evaluation import Score, score
+from fedmosaic_cli.engine.rounds import Federation, play
+from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.engine.workers import one_core
+from fedmosaic_cli.experiment.assemble import assemble
+from fedmosaic_cli.machine import keep_freed_memory
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from workload import Task
+
+CNN: dict[str, Any] = {"name": "cnn"}
+SMALL_CNN: dict[str, Any] = {"name": "cnn", "width": 0.25}
+TINY_MLP: dict[str, Any] = {"name": "mlp", "hidden": (64,)}
+
+# One epoch of plain SGD, one client after the other.
+ONE_EPOCH: dict[str, Any] = {"optimizer": "sgd", "lr": LR, "local_epochs": 1, "rounds": 1_000_000, "workers": 1}
+# The settings of the preset `quickstart`.
+QUICKSTART: dict[str, Any] = {
+    "optimizer": "adam",
+    "lr": 3e-3,
+    "local_steps": 10,
+    "batch_size": 32,
+    "rounds": 1_000_000,
+    "workers": 1,
+}
+# With this rule lambda stays above 0, so that no round gets around the public half of its work.
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {"fedmosaic": {"trust": "stabilised"}}
+
+
+def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: Any) -> Federation:
+    """A federation at its start. `train` adds to the settings of one epoch."""
+    partition = Partition(
+        DataSettings(dataset="synthetic", clients=len(task.shares), public_size=len(task.public)),
+        seed=0,
+        shards=tuple(Shard(number, share.train, share.test) for number, share in enumerate(task.shares)),
+        public=task.public,
+    )
+    config = RunConfig(
+        setting="benchmark",
+        seed=0,
+        data=partition.settings,
+        model=ModelSettings(**model),
+        train=TrainSettings(**{**ONE_EPOCH, **train}),
+        method=METHODS[method](**METHOD_SETTINGS.get(method, {})),
+        partition_seed=0,
+    )
+    dataset = Dataset("synthetic", task.images, task.labels, tuple(map(str, range(CLASSES))))
+    return assemble(config, dataset, partition, [torch.device("cpu")])
+
+
+@cache
+def prepare_process() -> None:
+    """What a run does to its process before it begins. Never done to a process in which somebody else is measured."""
+    one_core()
+    keep_freed_memory()
+
+
+def play_rounds(federation: Federation, number: int = 1) -> list[dict[str, Any]]:
+    """Play so many rounds more, exams included. The log of the last one, a line a client."""
+    prepare_process()
+    rounds = list(play(federation, federation.standing.finished + number))
+    return rounds[-1].rows
+
+
+def play_checked(federation: Federation) -> None:
+    """A round; without trust a client would leave the public set alone, which is cheaper than what is claimed."""
+    if any(row["round"] != 1 and row["lambda"] == 0.0 for row in play_rounds(federation)):
+        raise ValueError("lambda is 0: the round had no public half")
+
+
+def train_client(federation: Federation, number: int = 0) -> None:
+    """One client's local training, in this thread, on the batches of a new round."""
+    prepare_process()
+    client = federation.standing.clients[number]
+    client.begin_round(client.round + 1)
+    client.train("model")
+    client.end_turn()
+
+
+def examine_client(federation: Federation, number: int = 0) -> Score:
+    """One client's model on its test part, in this thread."""
+    prepare_process()
+    client = federation.standing.clients[number]
+    return score(client.learner, client.state["model"], federation.exams[number].test)
+
+
+def weight_count(federation: Federation) -> int:
+    """The numbers in one model."""
+    return sum(tensor.numel() for tensor in federation.world.init.values())

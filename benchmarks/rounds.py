@@ -1,0 +1,106 @@
+"""Whole rounds: against the naive simulator, with two workers, and of models too small to be worth a turn each."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import naive
+import ours
+from measuring import interleaved
+from results import Result, at_least, at_most
+from workload import cifar_task, deal, make_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workload import Plan
+
+GOALS_FEDAVG = {10: at_least(1.7), 64: at_least(1.9)}
+TINY_METHODS = ("fedavg", "ditto", "fedmosaic")
+
+
+def rounds(plan: Plan) -> Result:
+    """FedAvg and FedMosaic against the naive simulator; Ditto for comparison."""
+    sizes = plan.sizes
+    result = Result(
+        "Rounds: one worker, per client",
+        [
+            f"Clients with {sizes.train} training and {sizes.test} test images, |U| = {sizes.public}; {plan.few} of "
+            f"{sizes.clients} clients for FedAvg, 1 for the others, and all figures per client; 1 thread, "
+            f"{plan.repetitions} interleaved repetitions. Both sides report test accuracy, test loss and training "
+            "loss every round. Ours takes FedAvg's training loss from the training itself, the naive simulator "
+            "evaluates the training set once more: less work, not only faster work."
+        ],
+    )
+    for batch in plan.batches:
+        measure_rounds(result, batch, plan)
+    return result
+
+
+def measure_rounds(result: Result, batch: int, plan: Plan) -> None:
+    few, one = cifar_task(plan.sizes, clients=plan.few), cifar_task(plan.sizes, clients=1)
+    federations = {
+        "FedAvg": ours.federation("fedavg", few, batch_size=batch),
+        "Ditto": ours.federation("ditto", one, batch_size=batch),
+        "FedMosaic": ours.federation("fedmosaic", one, batch_size=batch),
+    }
+    contestants: dict[str, Callable[[], object]] = {
+        f"{title} ours, batch {batch}": partial(ours.play_checked, federation)
+        for title, federation in federations.items()
+    }
+    contestants[f"FedAvg naive, batch {batch}"] = naive.FedAvg(few, batch).play_round
+    contestants[f"FedMosaic naive, batch {batch}"] = naive.FedMosaic(one, batch).play_round
+    per = {name: plan.few if name.startswith("FedAvg") else 1 for name in contestants}
+    # The first turn, which is not counted, is also the one in which FedMosaic has no consensus to learn from yet.
+    result.add(interleaved(contestants, plan.repetitions, per=per), "s per client")
+    result.compare(f"FedAvg naive, batch {batch}", f"FedAvg ours, batch {batch}", GOALS_FEDAVG.get(batch))
+    result.compare(f"Ditto ours, batch {batch}", f"FedAvg ours, batch {batch}")
+    result.compare(f"FedMosaic ours, batch {batch}", f"FedMosaic naive, batch {batch}", at_most(0.70))
+
+
+def workers(plan: Plan) -> Result:
+    """A full FedAvg round with one and with two workers."""
+    sizes, batch = plan.sizes, plan.batches[-1]
+    result = Result(
+        "Workers: a full FedAvg round",
+        [
+            f"{sizes.clients} clients, batch {batch}, 1 thread a worker, {plan.repetitions} interleaved repetitions; "
+            "wall time, so other programs on the machine count. Two workers cannot share an odd number of clients "
+            f"evenly: {sizes.clients / -(-sizes.clients // 2):.2f} is the most there is to gain."
+        ],
+    )
+    task = cifar_task(sizes, public=0)
+    federations = {count: ours.federation("fedavg", task, batch_size=batch, workers=count) for count in (1, 2)}
+    names = {1: "1 worker", 2: "2 workers"}
+    contestants = {names[count]: partial(ours.play_rounds, federation) for count, federation in federations.items()}
+    result.add(interleaved(contestants, plan.repetitions, warm_up=False), "s per round", clocks=("wall", "cpu"))
+    result.compare(names[1], names[2], at_least(1.8), clock="wall")
+    return result
+
+
+def tiny(plan: Plan) -> Result:
+    """The sizes of the preset `quickstart`: clients one by one, and stacked into one."""
+    result = Result(
+        "Tiny models: clients one by one, and stacked",
+        [
+            f"Sizes of the preset quickstart for 15 clients: images of 8x8, an mlp with 64 hidden units, 10 steps of "
+            f"Adam at batch 32; {plan.tiny_rounds} rounds a sample, 1 worker, {plan.repetitions} interleaved "
+            "repetitions."
+        ],
+    )
+    task = deal(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
+    for method in TINY_METHODS:
+        one_by_one, stacked = f"{method}, one by one", f"{method}, stacked"
+        federations = {
+            one_by_one: ours.federation(method, task, ours.TINY_MLP, **ours.QUICKSTART, execution="threads"),
+            stacked: ours.federation(method, task, ours.TINY_MLP, **ours.QUICKSTART, execution="stacked"),
+        }
+        contestants = {
+            name: partial(ours.play_rounds, federation, plan.tiny_rounds) for name, federation in federations.items()
+        }
+        samples = interleaved(contestants, plan.repetitions, per=plan.tiny_rounds)
+        result.add(samples, "ms per round", 1e3, clocks=("wall", "cpu"))
+        result.compare(one_by_one, stacked, at_least(3), clock="wall")
+        result.compare(one_by_one, stacked, clock="cpu")
+    return result

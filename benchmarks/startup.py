@@ -1,0 +1,66 @@
+"""How long commands take to get going, each in a new process.
+
+`python benchmarks/startup.py ARGUMENTS` runs fedmosaic with these arguments and stops where its first round begins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from measuring import in_turns, timed_process
+from results import Result, at_most
+
+if TYPE_CHECKING:
+    from workload import Plan
+
+TRAIN = ("train", "--preset", "quickstart", "--rounds", "1")
+
+
+def startup(plan: Plan) -> Result:
+    """`--help` and a first run against the imports that they cannot do without."""
+    repetitions = 1 if plan.quick else plan.repetitions
+    result = Result(
+        "Start-up: new processes",
+        [
+            f"{repetitions} interleaved repetitions; goals are about wall time. Training runs in an empty directory, "
+            "so it deals the data first; 'to its first round' stops where the first round begins."
+        ],
+    )
+    python, fedmosaic = sys.executable, (sys.executable, "-m", "fedmosaic_cli")
+    commands: dict[str, tuple[str, ...]] = {
+        "import typer, rich": (python, "-c", "import typer, rich"),
+        "fedmosaic --help": (*fedmosaic, "--help"),
+        "import torch, torchvision": (python, "-c", "import torch, torchvision"),
+        "train, to its first round": (python, str(Path(__file__)), *TRAIN),
+        "train, 1 round, to its end": (*fedmosaic, *TRAIN),
+    }
+
+    contestants = {name: partial(timed_process, command) for name, command in commands.items()}
+    samples = in_turns(contestants, repetitions, warm_up=not plan.quick)
+    result.add(samples, "s", clocks=("wall", "cpu"))
+    result.compare("fedmosaic --help", "import typer, rich", at_most(2), clock="wall")
+    result.compare("train, to its first round", "import torch, torchvision", at_most(1.3), clock="wall")
+    result.compare("train, 1 round, to its end", "import torch, torchvision", clock="wall")
+    return result
+
+
+def stop(*_: object) -> NoReturn:
+    os._exit(0)
+
+
+def run_to_first_round() -> None:
+    """fedmosaic, with an end in place of its first round."""
+    from fedmosaic_cli.cli import main
+    from fedmosaic_cli.engine import rounds
+
+    rounds.play_round = stop  # type: ignore[assignment]
+    main()
+    raise SystemExit("the first round was never reached")
+
+
+if __name__ == "__main__":
+    run_to_first_round()

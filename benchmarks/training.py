@@ -1,0 +1,113 @@
+"""One client's epoch against a bare loop, and the evaluation of a model against a data loader's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import naive
+import ours
+import torch
+from measuring import interleaved
+from results import Result, at_most
+from torch import nn
+from torch.nn.functional import cross_entropy
+from workload import LR, cifar_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from workload import Plan, Task
+
+MICROSECONDS = 1e6
+
+
+class BareLoop:
+    """Nothing but tensors, a model and torch's SGD."""
+
+    def __init__(self, task: Task, batch: int, memory_format: torch.memory_format) -> None:
+        share = task.shares[0]
+        self.images: Tensor = naive.to_tensor(task, share.train).to(memory_format=memory_format)
+        self.labels = torch.tensor(task.labels[share.train])
+        self.model: nn.Module = naive.network().to(memory_format=memory_format)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        self.batch = batch
+
+    def epoch(self) -> None:
+        order = torch.randperm(len(self.labels))
+        for start in range(0, len(order), self.batch):
+            positions = order[start : start + self.batch]
+            loss = cross_entropy(self.model(self.images[positions]), self.labels[positions])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+def training(plan: Plan) -> Result:
+    """A client's epoch, one thread."""
+    result = Result(
+        "Training: one client's epoch",
+        [
+            f"{plan.sizes.train} images, 1 thread, {plan.repetitions} interleaved repetitions. The bare loop indexes a "
+            "float32 tensor and calls torch.optim.SGD; its duplicate shows what a difference has to exceed to mean "
+            "anything. 'Channels last' is the memory layout that we compute in; 'memory kept' is the same loop with "
+            "the allocator told to keep what is freed, as we tell it."
+        ],
+    )
+    task = cifar_task(plan.sizes, clients=1)
+    for batch in plan.batches:
+        measure_training(result, task, batch, plan)
+    return result
+
+
+def measure_training(result: Result, task: Task, batch: int, plan: Plan) -> None:
+    federation = ours.federation("local", task, batch_size=batch)
+    plain, duplicate = (BareLoop(task, batch, torch.contiguous_format) for _ in range(2))
+    last, kept = (BareLoop(task, batch, torch.channels_last) for _ in range(2))
+    if (count := sum(p.numel() for p in plain.model.parameters())) != ours.weight_count(federation):
+        raise ValueError(f"the bare loop trains {count} weights, we train {ours.weight_count(federation)}")
+    bare, twin = f"bare loop, batch {batch}", f"bare loop again, batch {batch}"
+    bare_last, mine = f"bare loop, channels last, batch {batch}", f"ours, batch {batch}"
+    bare_kept = f"bare loop, channels last, memory kept, batch {batch}"
+
+    def epoch_in_kept_memory() -> None:
+        ours.prepare_process()
+        kept.epoch()
+
+    contestants: dict[str, Callable[[], object]] = {
+        bare: plain.epoch,
+        bare_last: last.epoch,
+        bare_kept: epoch_in_kept_memory,
+        mine: partial(ours.train_client, federation),
+        twin: duplicate.epoch,
+    }
+    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.train)
+    result.add(samples, "us per image", MICROSECONDS)
+    result.compare(mine, bare_last, at_most(1.05))
+    result.compare(mine, bare_kept, at_most(1.05))
+    result.compare(mine, bare, at_most(0.90))
+    result.compare(twin, bare)
+
+
+def evaluation(plan: Plan) -> Result:
+    """A model on a test part, one thread."""
+    result = Result(
+        "Evaluation: a model on a client's test part",
+        [
+            f"{plan.sizes.test} images, 1 thread, {plan.repetitions} interleaved repetitions; accuracy and mean loss. "
+            "The naive simulator evaluates through a DataLoader at the training batch size, we choose our own."
+        ],
+    )
+    task = cifar_task(plan.sizes, clients=1)
+    federation = ours.federation("local", task)
+    mine = "ours"
+    contestants: dict[str, Callable[[], object]] = {mine: partial(ours.examine_client, federation)}
+    for batch in plan.batches:
+        client = naive.FedAvg(task, batch).clients[0]
+        contestants[f"naive, batch {batch}"] = client.test
+    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.test)
+    result.add(samples, "us per image", MICROSECONDS)
+    for batch in plan.batches:
+        result.compare(mine, f"naive, batch {batch}", at_most(0.55))
+    return result
