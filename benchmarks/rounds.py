@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import naive
 import ours
@@ -14,10 +14,17 @@ from workload import cifar_task, deal, make_images
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workload import Plan
+    from workload import Plan, Task
 
 GOALS_FEDAVG = {10: at_least(1.7), 64: at_least(1.9)}
 TINY_METHODS = ("fedavg", "ditto", "fedmosaic")
+# On both sides of where stacking stops to gain on a CPU.
+NETWORKS = {
+    "mlp 512": {"name": "mlp", "hidden": (512,)},
+    "mlp 512-512": {"name": "mlp", "hidden": (512, 512)},
+    "cnn, width 0.25": {"name": "cnn", "width": 0.25},
+    "cnn": {"name": "cnn"},
+}
 
 
 def rounds(plan: Plan) -> Result:
@@ -103,4 +110,16 @@ def tiny(plan: Plan) -> Result:
         result.add(samples, "ms per round", 1e3, clocks=("wall", "cpu"))
         result.compare(one_by_one, stacked, at_least(3), clock="wall")
         result.compare(one_by_one, stacked, clock="cpu")
+    for name, network in NETWORKS.items():
+        measure_network(result, name, network, task, plan)
     return result
+
+
+def measure_network(result: Result, name: str, network: dict[str, Any], task: Task, plan: Plan) -> None:
+    """FedAvg with another network, one by one on two workers, as `auto` would, and stacked."""
+    names = {"threads": f"{name}, one by one, 2 workers", "stacked": f"{name}, stacked"}
+    settings = {**ours.QUICKSTART, "workers": 2}
+    federations = {how: ours.federation("fedavg", task, network, **settings, execution=how) for how in names}
+    contestants = {names[how]: partial(ours.play_rounds, federation, 2) for how, federation in federations.items()}
+    result.add(interleaved(contestants, plan.repetitions, per=2), "ms per round", 1e3, clocks=("wall",))
+    result.compare(names["threads"], names["stacked"], clock="wall")

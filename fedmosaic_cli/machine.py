@@ -9,12 +9,18 @@ import os
 # blocks may be fetched one by one.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 LARGEST = 2**31 - 1
+PAGE = 4096
 TOP_PAD = 64 * 2**20
 
 
 def available_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def physical_memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed_memory() -> bool:

@@ -19,7 +19,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from tests.toys import CPU, TOYS, close, dealt, models, personal_models, played, relabelled, repainted, same
+from tests.toys import CPU, TOYS, close, dealt, from_disk, models, personal_models, played, relabelled, repainted, same
 
 VARIANTS: dict[str, Method] = {
     **{name: method() for name, method in METHODS.items()},
@@ -239,7 +239,7 @@ def test_going_on_with_batch_statistics_changes_nothing(method, policy):
 def check_that_going_on_changes_nothing(method, toy, stop):
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
-    restore(again, *deepcopy(capture(halfway.standing)), stop)
+    restore(again, *from_disk(capture(halfway.standing)), stop)
     assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
     with again.workers, whole.workers:
         rounds, expected = list(play(again, 4)), list(play(whole, 4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +71,7 @@ class Toy:
         toy.dtype = self.dtype
         return toy
 
-    def federation(self, method: Method, seed: int = 0) -> Federation:
+    def federation(self, method: Method, seed: int = 0, devices: Sequence[torch.device] = (CPU,)) -> Federation:
         config = RunConfig(
             setting="toy",
             seed=seed,
@@ -80,7 +82,7 @@ class Toy:
             partition_seed=0,
             models=self.models,
         )
-        return assemble(config, self.dataset, self.partition, [CPU], self.dtype)
+        return assemble(config, self.dataset, self.partition, devices, self.dtype)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
@@ -165,6 +167,12 @@ def close(left: list[Parameters], right: list[Parameters], tolerance: float = 1e
     return all(
         torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for a, b in zip(left, right, strict=True) for name in a
     )
+
+
+def from_disk(captured: tuple[dict[str, Any], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was captured as it comes back from files: copies, in an order that nobody chose."""
+    arrays, values = captured
+    return {name: arrays[name].copy() for name in sorted(arrays, reverse=True)}, deepcopy(values)
 
 
 def relabelled(dataset: Dataset, index: np.ndarray) -> Dataset:

@@ -14,7 +14,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.console import notes, out, remark, say, say_json
 from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
-from fedmosaic_cli.cli.options import whole_numbers
+from fedmosaic_cli.cli.options import Device, whole_numbers
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.progress import view
 from fedmosaic_cli.config.layers import Layers
@@ -179,7 +179,7 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
         layers.add(f"file {request.config}", read(request.config))
     for assignment in request.assignments or []:
         layers.set(assignment)
-    flags = {"rounds": request.rounds, "workers": request.workers}
+    flags = {"rounds": request.rounds, "workers": request.workers, "execution": request.execution}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
     if request.expertise is not None:
         if "fedmosaic" not in methods:
@@ -256,6 +256,8 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seed": request.seed,
         "--seeds": request.seeds,
         "--config": request.config,
+        "--execution": request.execution,
+        "--device": None if request.device is Device.auto else request.device.value,
         "--data-dir": request.data_dir,
         "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,
     }

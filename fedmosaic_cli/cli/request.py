@@ -52,9 +52,12 @@ class Request:
     resume: Annotated[bool, typer.Option("--resume", help="Go on from checkpoints; finished runs are left alone.")] = (
         False
     )
-    workers: Annotated[int | None, typer.Option(help="Threads; results do not depend on it.", show_default="cores")] = (
-        None
-    )
+    execution: Annotated[
+        str | None, typer.Option(help="How clients are run: threads, stacked or auto.", show_default="auto")
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(help="Threads; results do not depend on it.", show_default="cores; 1 a GPU")
+    ] = None
     device: DeviceOption = Device.auto
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False

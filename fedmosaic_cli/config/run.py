@@ -28,6 +28,8 @@ S = TypeVar("S", ModelSettings, TrainSettings)
 
 # What may differ between a run and its continuation: none of it changes what was played before.
 FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.images", "train.checkpoint_every"}
+# What tells no two results apart: beside these, what changes nothing but the last bits.
+BESIDE_THE_RESULT = FREE_TO_CHANGE | {"train.execution"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class RunConfig:
 
     def train_of(self, client: int) -> TrainSettings:
         return self.train if self.method.pooled else self.trainings.get(client, self.train)
+
+    def how_many_like(self, client: int) -> int:
+        """How many clients learn with the same model in the same way."""
+        clients = range(1 if self.method.pooled else self.data.clients or 1)
+        model, train = self.model_of(client), self.train_of(client)
+        return sum(self.model_of(other) == model and self.train_of(other) == train for other in clients)
 
     def misfit(self) -> Misfit | None:
         """Why the method cannot be played here; None where it can."""

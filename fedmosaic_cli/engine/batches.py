@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedmosaic_cli.engine.examples import on_device
+
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from torch import Generator, Tensor
 
     from fedmosaic_cli.engine.examples import Examples
@@ -43,6 +47,11 @@ def located(examples: Examples, drawn: list[Tensor]) -> list[Batch]:
         return []
     sizes = [len(positions) for positions in drawn]
     joined = torch.cat(drawn)
-    places = examples.index[joined.to(examples.index.device, non_blocking=True)].split(sizes)
-    positions = joined.to(examples.device, non_blocking=True).split(sizes)
+    places = examples.index[on_device(joined, examples.index.device)].split(sizes)
+    positions = on_device(joined, examples.device).split(sizes)
     return [Batch(*parts) for parts in zip(positions, places, strict=True)]
+
+
+def too_short(private: Sized, public: Sized | None) -> bool:
+    """Whether a step has a batch of one example, for which there are no batch statistics."""
+    return len(private) == 1 or (public is not None and len(public) == 1)

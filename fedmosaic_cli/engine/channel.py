@@ -1,4 +1,4 @@
-"""The only way between clients and server: everything that travels is serialised, counted and read back."""
+"""The only way between clients and server: everything that travels is counted, and arrives as it would be read."""
 
 from __future__ import annotations
 

@@ -47,5 +47,10 @@ class Examples:
         pixels = self.images.index_select(0, places.flatten()).view(*places.shape, *self.images.shape[1:])
         if pixels.device != self.device:
             # From pinned memory the copy runs beside the computation; torch keeps the memory until it has arrived.
-            pixels = (pixels.pin_memory() if self.device.type == "cuda" else pixels).to(self.device, non_blocking=True)
+            pixels = on_device(pixels.pin_memory() if self.device.type == "cuda" else pixels, self.device)
         return pixels.movedim(-1, -3).to(self.dtype).div_(127.5).sub_(1.0)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. Only CUDA may be left alone with a copy whose source goes away."""
+    return tensor.to(device, non_blocking=device.type == "cuda")

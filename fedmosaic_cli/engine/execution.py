@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 Execution = Literal["threads", "stacked"]
 
-# Below so many multiplications in a step's forward pass, on a CPU, calling the kernels takes longer than running them
-# (benchmarks/speed.py, part `tiny`).
+WORKSPACES: dict[Execution, type[Workspace]] = {"threads": Workspace, "stacked": StackedWorkspace}
+
+# Below so many multiplications in a step's forward pass, on a CPU, stacking gains: calling kernels takes longer than
+# running them. `benchmarks/speed.py --only tiny` has networks on both sides.
 SMALL_STEP = 4_000_000
 
 
@@ -40,9 +42,6 @@ def choose(
         small = train.batch_size * multiplications(template, max(input_shape[1:])) < SMALL_STEP
         return "stacked" if clients > 1 and (small or device.type != "cpu") else "threads"
     return "stacked"
-
-
-WORKSPACES: dict[Execution, type[Workspace]] = {"threads": Workspace, "stacked": StackedWorkspace}
 
 
 def worker_count(asked: int, clients: int, device: torch.device) -> int:

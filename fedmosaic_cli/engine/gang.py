@@ -1,7 +1,7 @@
 """Clients that work in step: what several of them ask for at once is done for all of them at once.
 
 Each member plays its part of a round as if it were alone, in a thread of its own. One of them runs at a time, until it
-asks for something; when all have asked, or are done, the requests are answered together.
+asks for something; when all have asked, or are done, the worker that the gang belongs to answers all requests.
 """
 
 from __future__ import annotations
@@ -30,59 +30,84 @@ class Request:
 
 
 class Gang:
-    """So many members that wait for each other."""
+    """So many members that wait for each other, and the worker (the thread that makes the gang) who serves them.
 
-    def __init__(self, members: int, desk: int) -> None:
-        self.desk = desk
-        self._turn = threading.Condition()
+    All answers are given by that one thread: what a thread once needed of memory, its allocator keeps for it.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.worker = threading.get_ident()
+        one_at_a_time = threading.Lock()
+        self._for_an_answer = threading.Condition(one_at_a_time)
+        self._for_requests = threading.Condition(one_at_a_time)
         self._at_work = members
+        self._unfinished = members
         self._requests: list[Request] = []
+        self._broken: BaseException | None = None
 
     def take_part(self, member: int, work: Callable[[], T]) -> T:
         """Do a member's whole work; the others move on only while it waits."""
-        with self._turn:
+        with self._for_an_answer:
+            self._check()
             MINE.gang, MINE.member = self, member
             try:
                 return work()
             finally:
                 MINE.gang = None
-                self._at_work -= 1
-                self._answer_if_all_wait()
+                self._unfinished -= 1
+                self._rest()
 
     def ask(self, kind: Hashable, answer: Callable[[list[Any]], list[Any]], content: Any) -> Any:
         """The answer to `content`, given together with those to all other requests of its kind."""
         request = Request(MINE.member, kind, answer, content)
         self._requests.append(request)
-        self._at_work -= 1
-        self._answer_if_all_wait()
-        self._turn.wait_for(lambda: request.answered)
+        self._rest()
+        self._for_an_answer.wait_for(lambda: request.answered or self._broken)
+        self._check()
         if request.error is not None:
             raise request.error
         return request.result
 
-    def _answer_if_all_wait(self) -> None:
-        if self._at_work or not self._requests:
-            return
-        waiting, self._requests = sorted(self._requests, key=lambda request: request.member), []
-        kinds: dict[Hashable, list[Request]] = {}
-        for request in waiting:
-            kinds.setdefault(request.kind, []).append(request)
-        for alike in kinds.values():
-            settle(alike)
-        self._at_work = len(waiting)
-        self._turn.notify_all()
+    def serve(self) -> None:
+        """Answer whenever everybody waits, until everybody is done."""
+        with self._for_requests:
+            while self._unfinished:
+                self._for_requests.wait_for(lambda: not self._at_work)
+                waiting, self._requests = sorted(self._requests, key=lambda request: request.member), []
+                settle(waiting)
+                self._at_work = len(waiting)
+                self._for_an_answer.notify_all()
+
+    def break_up(self, error: BaseException) -> None:
+        """Let everybody fail, now and later: somebody that they would wait for will never come."""
+        with self._for_an_answer:
+            self._broken = error
+            self._for_an_answer.notify_all()
+
+    def _rest(self) -> None:
+        self._at_work -= 1
+        if not self._at_work:
+            self._for_requests.notify()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError("not all members of a stack could be started") from self._broken
 
 
-def settle(alike: list[Request]) -> None:
-    """Answer requests of one kind. A failure is everybody's who asked."""
-    try:
-        results = alike[0].answer([request.content for request in alike])
-        for request, result in zip(alike, results, strict=True):
-            request.result = result
-    except BaseException as error:
-        for request in alike:
-            request.error = error
-    for request in alike:
+def settle(requests: list[Request]) -> None:
+    """Answer requests kind by kind. A failure is everybody's who asked."""
+    kinds: dict[Hashable, list[Request]] = {}
+    for request in requests:
+        kinds.setdefault(request.kind, []).append(request)
+    for alike in kinds.values():
+        try:
+            results = alike[0].answer([request.content for request in alike])
+            for request, result in zip(alike, results, strict=True):
+                request.result = result
+        except BaseException as error:
+            for request in alike:
+                request.error = error
+    for request in requests:
         request.answered = True
 
 
@@ -102,5 +127,5 @@ def my_gang() -> Gang | None:
 
 
 def my_desk() -> int:
-    """At whose place this thread computes: its own or, as one member of a gang runs at a time, the gang's."""
-    return MINE.gang.desk if MINE.gang else threading.get_ident()
+    """At whose place this thread computes: its own or, as one member of a gang runs at a time, its worker's."""
+    return MINE.gang.worker if MINE.gang else threading.get_ident()

@@ -26,6 +26,14 @@ def on(state: State, device: torch.device) -> State:
     }
 
 
+def models_on(state: State, device: torch.device) -> State:
+    """The same with all models, and what optimizers remember of them, on `device`.
+
+    A tensor that stands alone was said about the public set, which is done on the CPU (see `Client.predict_public`).
+    """
+    return {name: on(value, device) if isinstance(value, dict) else value for name, value in state.items()}
+
+
 def finite(parameters: Parameters) -> bool:
     """Whether every number of the model is one."""
     import torch

@@ -70,12 +70,17 @@ class Federation:
     execution: str
     """How clients are run; see `engine.execution`."""
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where clients compute."""
+        return list(dict.fromkeys(client.private.device for client in self.standing.clients))
+
 
 def begin(method: Method, clients: list[SimulatedClient], world: World) -> Standing:
     """The state of a run before its first round."""
     for client in clients:
         method.enter(client, world)
-        client.state = params.on(client.state, client.private.device)
+        client.state = params.models_on(client.state, client.private.device)
     return Standing(clients, method.open(world))
 
 
@@ -123,11 +128,12 @@ def participants(federation: Federation) -> list[SimulatedClient]:
 
 def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:
     """Let everybody sit the exam, and lay the marks beside what happened in the round."""
-    method, server = federation.method, federation.standing.server
+    method, seen_from = federation.method, servers_by_device(federation)
     client_of = {client.id: client for client in federation.standing.clients}
 
     def sit(exam: Exam) -> dict[str, Any]:
         client = client_of[exam.owner]
+        server = seen_from[client.private.device]
         personal, shared = method.personal(server, client), method.global_model(server, client)
         mark = score(client.learner, personal, exam.test)
         extra = {}
@@ -141,6 +147,13 @@ def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[st
     learners = [client_of[exam.owner].learner for exam in federation.exams]
     pairs = zip(federation.exams, learners, strict=True)
     return federation.workers.map(sit, [Job(exam, len(exam.test), each.team, exam.test.device) for exam, each in pairs])
+
+
+def servers_by_device(federation: Federation) -> dict[torch.device, State]:
+    """The server's state as clients on each device would see it; where it is already, that is the state itself."""
+    standing, home = federation.standing, federation.device
+    devices = {client.private.device for client in standing.clients} - {home}
+    return {home: standing.server, **{device: params.models_on(standing.server, device) for device in devices}}
 
 
 def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extra: dict[str, float]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class TrainSettings(Section):
     says what a client counts where models are averaged, `bn_buffers` what becomes of batch normalisation's running
     statistics there: averaged with the rest, kept by each client, or forgotten after
     every round, and then taken from a client's own data to examine a model (FedBN keeps its own in any case).
+    The last four say how to compute: see docs/performance.md.
     """
 
     rounds: Positive = 100

@@ -49,8 +49,8 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
     public = batches.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
     seen = 0
     for batch, others in zip(private, public, strict=True):
-        if workspace.batch_norm and 1 in (len(batch), len(others or "")):
-            continue  # batch statistics of a single example do not exist
+        if workspace.batch_norm and batches.too_short(batch, others):
+            continue
         labels = lesson.private.targets[batch.positions]
         with workspace.precision():
             outputs = look(workspace, module, lesson, batch, others)

@@ -71,10 +71,16 @@ class Workers:
         if len(team) == 1:
             done(team[0])
             return
-        gang = Gang(len(team), desk=threading.get_ident())
+        gang = Gang(len(team))
         # A member that found no thread would be waited for until the end of time: there is one for each.
         members = self._pool("member", device, self.count * STACK)
-        for turn in [members.submit(gang.take_part, place, partial(done, place)) for place in team]:
+        try:
+            turns = [members.submit(gang.take_part, place, partial(done, place)) for place in team]
+        except RuntimeError as error:
+            gang.break_up(error)
+            raise
+        gang.serve()
+        for turn in turns:
             turn.result()
 
     def _pool(self, role: str, device: torch.device, size: int) -> ThreadPoolExecutor:
@@ -89,8 +95,15 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pool in self._pools.values():
-            pool.shutdown(wait=True, cancel_futures=True)
+        with self._opening:
+            pools = dict(self._pools)
+        workers = [pool for (role, _), pool in pools.items() if role == "worker"]
+        for pool in workers:  # nobody is waited for while others could still begin
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in workers:
+            pool.shutdown(wait=True)
+        for pool in self._pools.values():  # members last: a worker that is not done yet may still call for some
+            pool.shutdown(wait=True)
 
 
 def teams(jobs: Sequence[Job[T]]) -> list[list[int]]:

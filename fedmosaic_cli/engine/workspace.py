@@ -67,6 +67,7 @@ class Workspace:
         self._desks: dict[int, Desk] = {}
         self.buffers = buffer_names(self.template)
         self.batch_norm = batch_norm_names(self.template)
+        self.trained = [name for name, _ in self.template.named_parameters()]
 
     @property
     def team(self) -> Hashable:
@@ -86,15 +87,11 @@ class Workspace:
         return training.fit(self, parameters, memory, lesson)
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
-        return self._in_batches(self._asked(parameters), examples)
+        return self._in_batches(self.module(parameters).eval(), examples)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         """What the head sees [examples, width], in evaluation mode. Nothing is changed."""
-        return self._in_batches(self._asked(parameters).features, examples)
-
-    def _asked(self, parameters: Parameters) -> Classifier:
-        """In evaluation mode. A server's model may lie on another device than the client that looks at it."""
-        return self.module(params.on(parameters, self.device)).eval()
+        return self._in_batches(self.module(parameters).eval().features, examples)
 
     def _in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples) -> Tensor:
         starts = range(0, len(examples), EVALUATION_BATCH)
@@ -112,7 +109,6 @@ class Workspace:
 
     def statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
         """Running statistics for `parameters`: the mean over the batches of one pass in training mode."""
-        parameters = params.on(parameters, self.device)
         fresh = {name: torch.zeros_like(parameters[name]) for name in self.buffers}
         module = self.module({**parameters, **fresh}).train()
         norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]

@@ -17,6 +17,7 @@ from fedmosaic_cli.engine.rounds import Exam, Federation, begin
 from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.machine import PAGE, physical_memory
 from fedmosaic_cli.models.architectures import build
 from fedmosaic_cli.seeds import derive
 
@@ -63,25 +64,32 @@ class Table:
     the host.
     """
 
-    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype, place: str = "auto") -> None:
+    def __init__(
+        self, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype, place: str
+    ) -> None:
+        read_ahead(dataset.images)
         # One layout for all: networks compute differently, in the last bits, on planes that lie otherwise in memory.
         images = torch.as_tensor(np.ascontiguousarray(dataset.images))
         self.images = images if stays_with_host(place, images.nbytes, device) else images.to(device)
         self.dataset = dataset
         self.dtype = dtype
         self.device = device
+        self.public = self._examples(partition.public, None)
 
     def examples(self, shard: Shard, part: str) -> Examples:
         """A part of a client's examples (train, test, val) with the labels that it has for them."""
         labels = torch.tensor(shard.labels(part, self.dataset), device=self.device)
         return self._examples(shard.parts()[part], labels)
 
-    def unlabelled(self, index: NDArray[np.int64]) -> Examples:
-        return self._examples(index, None)
-
     def _examples(self, index: NDArray[np.int64], labels: torch.Tensor | None) -> Examples:
         places = torch.tensor(index, device=self.images.device)
         return Examples(self.images, places, labels, self.dtype, self.device)
+
+
+def read_ahead(images: NDArray[np.uint8]) -> None:
+    """Bring images that are mapped from a file into memory, if they fit: no round is to wait for a disk."""
+    if isinstance(images, np.memmap) and images.nbytes < physical_memory() / 2:
+        images.reshape(-1)[::PAGE].max(initial=0)
 
 
 def stays_with_host(place: str, size: int, device: torch.device) -> bool:
@@ -95,23 +103,19 @@ def stays_with_host(place: str, size: int, device: torch.device) -> bool:
 class Classroom:
     """What learns behind each client. Clients with the same network, optimizer and device share it."""
 
-    def __init__(self, config: RunConfig, tables: list[Table], public: NDArray[np.int64]) -> None:
-        self.public = [table.unlabelled(public) for table in tables]
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._tables = tables
         self._shared: dict[tuple[ModelSettings, TrainSettings, torch.device], Workspace] = {}
 
-    def learner(self, client: int, private: Examples, public: Examples) -> Learner:
+    def learner(self, client: int, private: Examples, table: Table) -> Learner:
         model, train = self._config.model_of(client), self._config.train_of(client)
-        dataset, dtype = self._tables[0].dataset, self._tables[0].dtype
+        shape, classes = table.dataset.input_shape, table.dataset.num_classes
         if not model.is_network:
-            return EstimatorLearner(model, private, public, dataset.num_classes)
-        key = (model, train, private.device)
+            return EstimatorLearner(model, private, table.public, classes)
+        key = (model, train, table.device)
         if key not in self._shared:
-            how = choose(train, model, dataset.input_shape, self._how_many(model, train), private.device)
-            self._shared[key] = WORKSPACES[how](
-                model, train, dataset.input_shape, dataset.num_classes, private.device, dtype
-            )
+            how = choose(train, model, shape, self._config.how_many_like(client), table.device)
+            self._shared[key] = WORKSPACES[how](model, train, shape, classes, table.device, table.dtype)
         return self._shared[key]
 
     @property
@@ -119,12 +123,6 @@ class Classroom:
         """How networks are trained here; a client that is none is fitted alone in any case."""
         kinds = {how for how, kind in WORKSPACES.items() for each in self._shared.values() if type(each) is kind}
         return " and ".join(sorted(kinds)) or "threads"
-
-    def _how_many(self, model: ModelSettings, train: TrainSettings) -> int:
-        """Clients that learn in this very way, on all devices together."""
-        config = self._config
-        clients = range(1 if config.method.pooled else config.data.clients or 1)
-        return sum(config.model_of(client) == model and config.train_of(client) == train for client in clients)
 
 
 def assemble(
@@ -135,10 +133,11 @@ def assemble(
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """The federation at its start, its clients dealt over the devices. Close its workers when done."""
-    tables = [Table(dataset, device, dtype, config.train.images) for device in devices]
-    classroom = Classroom(config, tables, partition.public)
     pooled, everybody = config.method.pooled, len(partition.shards)
     in_a_round = min(config.train.clients_per_round or everybody, everybody)
+    devices = devices[: 1 if pooled else everybody]
+    tables = [Table(dataset, partition, device, dtype, config.train.images) for device in devices]
+    classroom = Classroom(config)
 
     def table_of(client: int) -> Table:
         return tables[client % len(tables)]
@@ -148,16 +147,15 @@ def assemble(
     )
     clients = []
     for number, private in enumerate(holdings):
-        public = classroom.public[number % len(tables)]
-        learner, train = classroom.learner(number, private, public), config.train_of(number)
+        table = table_of(number)
         clients.append(
             SimulatedClient(
                 number,
                 config.seed,
                 private,
-                public,
-                learner,
-                train,
+                table.public,
+                classroom.learner(number, private, table),
+                config.train_of(number),
                 dataset.num_classes,
                 stands_for=in_a_round if pooled else 1,
                 of_clients=everybody if pooled else 1,
@@ -176,7 +174,7 @@ def assemble(
         batch_norm=network.batch_norm if network else frozenset(),
         number_bits=8 * dtype.itemsize,
     )
-    exams = [exam_of(table_of(0 if pooled else s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
+    exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
     standing = begin(config.method, clients, world)
     return Federation(

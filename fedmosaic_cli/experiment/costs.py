@@ -42,15 +42,15 @@ def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str,
     clients = range(1 if config.method.pooled else config.data.clients or 1)
     sizes = {model: model_size(model, data) for model in {config.model_of(client) for client in clients}}
     bits = config.method.traffic(world_of(config, data), config.data.public_size or 0)
-    execution = execution_of(config, data, len(clients), device)
+    kinds = {(config.model_of(client), config.train_of(client)): client for client in reversed(clients)}
     return {
         "rounds": config.train.rounds,
         "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
         "device": str(device),
-        "execution": execution,
+        "execution": " and ".join(sorted({execution_of(config, client, data, device) for client in kinds.values()})),
         "data_mb": data.megabytes,
         "models_mb": sum(copies(config, client) * sizes[config.model_of(client)].bytes for client in clients) / 1e6,
-        "step_mb": step_bytes(config, data, len(clients), execution, device) / 1e6,
+        "step_mb": max(step_bytes(config, client, data, device) for client in kinds.values()) / 1e6,
         "parameters": sizes[config.model_of(0)].parameters,
         "bits_up": bits.up,
         "bits_down": bits.down,
@@ -66,35 +66,39 @@ class ModelSize:
     parameters: int = 0
 
 
-def execution_of(config: RunConfig, data: DataFacts, clients: int, device: torch.device) -> str:
-    """How the first client's network will be trained."""
-    model = config.model_of(0)
-    return choose(config.train_of(0), model, data.input_shape, clients, device) if model.is_network else "threads"
+def execution_of(config: RunConfig, client: int, data: DataFacts, device: torch.device) -> str:
+    """How a client will be trained."""
+    model, train = config.model_of(client), config.train_of(client)
+    if not model.is_network:
+        return "threads"
+    return choose(train, model, data.input_shape, config.how_many_like(client), device)
 
 
-def step_bytes(config: RunConfig, data: DataFacts, clients: int, execution: str, device: torch.device) -> int:
-    """What a step needs beside data and models, for all who take one at a time.
+def step_bytes(config: RunConfig, client: int, data: DataFacts, device: torch.device) -> int:
+    """What a step of a client, and of those who take theirs at the same time, needs beside data and models.
 
     Activations and their gradients, and those of the weights; where clients are stacked, their models and what
     optimizers remember are there once more.
     """
-    model, train = config.model_of(0), config.train_of(0)
+    model, train, alike = config.model_of(client), config.train_of(client), config.how_many_like(client)
     if not model.is_network:
         return 0
     batch = train.batch_size * (2 if config.method.needs_public else 1)
     weights = model_size(model, data).bytes
     one = 2 * activation_bytes(on_paper(model, data), data.input_shape, batch) + weights
-    if execution == "stacked":
-        return min(STACK, clients) * (one + weights * (1 + remembered(train)))
-    return worker_count(train.workers, clients, device) * one
+    at_once, workers = min(alike, train.clients_per_round or alike), worker_count(train.workers, alike, device)
+    if execution_of(config, client, data, device) == "stacked":
+        return min(at_once, workers * STACK) * (one + weights * (1 + remembered(train)))
+    return min(at_once, workers) * one
 
 
 def activation_bytes(module: Classifier, input_shape: tuple[int, int, int], batch: int) -> int:
-    """What the forward pass of a batch keeps for the backward pass."""
+    """What the forward pass of a batch keeps for the backward pass, beside the weights."""
     kept: list[int] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(0 if isinstance(tensor, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
+        source = tensor if tensor._base is None else tensor._base
+        kept.append(0 if isinstance(source, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

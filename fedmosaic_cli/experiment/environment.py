@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import torch
-
     from fedmosaic_cli.engine.rounds import Federation
 
 PACKAGES = (
@@ -36,14 +34,12 @@ def versions() -> dict[str, str]:
     return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def environment(
-    devices: Sequence[torch.device], federation: Federation, shards: Path, arguments: Sequence[str]
-) -> dict[str, Any]:
+def environment(federation: Federation, shards: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """What is written to env.json."""
     return {
         "versions": versions(),
         "platform": platform.platform(),
-        "device": ", ".join(map(str, devices)),
+        "device": ", ".join(map(str, federation.devices)),
         "execution": federation.execution,
         "workers": federation.workers.count,
         "threads_per_worker": 1,

@@ -42,14 +42,13 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
     one_core()
     keep_freed_memory()
     device = find_devices(device_name)[0]
-    table = Table(dataset, device, torch.float32, config.train.images)
-    classroom = Classroom(config, [table], dealt.public)
+    table = Table(dataset, dealt, device, torch.float32, config.train.images)
+    classroom = Classroom(config)
     marks: list[dict[str, Any]] = []
-    public = classroom.public[0]
-    pooled = classroom.learner(0, pool(table, dealt), public) if config.method.pooled else None
+    pooled = classroom.learner(0, pool(table, dealt), table) if config.method.pooled else None
     for shard in dealt.shards:
         examples = table.examples(shard, split)
-        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), public)
+        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
         mark = score(learner, load_model(files, shard.client, learner, device), examples)
         marks.append(
             {

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.run import FREE_TO_CHANGE
+from fedmosaic_cli.config.run import BESIDE_THE_RESULT
 from fedmosaic_cli.engine.evaluation import averages
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import play, servers_by_device
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.experiment.assemble import assemble, find_devices
 from fedmosaic_cli.experiment.environment import environment
@@ -91,13 +91,12 @@ def run(
         return
     one_core()
     keep_freed_memory()
-    devices = find_devices(device_name)
-    federation = assemble(config, *open_shards(shards, place), devices)
+    federation = assemble(config, *open_shards(shards, place), find_devices(device_name))
     with files.locked(), federation.workers:
         resumed = go_back(files, federation)
-        yield Begun(devices, federation.execution, federation.workers.count)
+        yield Begun(federation.devices, federation.execution, federation.workers.count)
         yield from resumed
-        files.create(config.to_dict(), environment(devices, federation, shards.path, arguments))
+        files.create(config.to_dict(), environment(federation, shards.path, arguments))
         for event in record_rounds(config, files, federation, asked_to_stop):
             yield event
             if isinstance(event, Stopped):
@@ -151,11 +150,13 @@ def save_checkpoint(files: RunFiles, federation: Federation) -> None:
 def save_models(files: RunFiles, federation: Federation) -> dict[str, str]:
     """Write the final personal models, one at a time, as some are made for the occasion. Their digests."""
     client_of = {client.id: client for client in federation.standing.clients}
+    seen_from = servers_by_device(federation)
 
     def models() -> Iterator[tuple[int, Arrays]]:
         last: tuple[Parameters, Arrays] | None = None
         for exam in federation.exams:
-            model = federation.method.personal(federation.standing.server, client_of[exam.owner])
+            client = client_of[exam.owner]
+            model = federation.method.personal(seen_from[client.private.device], client)
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
             yield exam.client, last[1]
@@ -191,7 +192,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "seed": config.seed,
         "rounds": config.train.rounds,
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in BESIDE_THE_RESULT},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},

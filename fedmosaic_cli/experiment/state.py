@@ -39,19 +39,11 @@ def restore(federation: Federation, arrays: Arrays, values: dict[str, Any], fini
     """Put a run back where `capture` found it."""
     standing = federation.standing
     tree = unflatten({**to_tensors(arrays, torch.device("cpu")), **values})
-    standing.server = at_home(tree.get("server", {}), federation.device)
+    standing.server = params.models_on(tree.get("server", {}), federation.device)
     for client in standing.clients:
-        client.state = at_home(tree.get(f"client-{client.id}", {}), client.private.device)
+        client.state = params.models_on(tree.get(f"client-{client.id}", {}), client.private.device)
         client.round = finished
     standing.finished = finished
-
-
-def at_home(state: State, device: torch.device) -> State:
-    """Models and what optimizers remember go to `device`.
-
-    A tensor that stands alone was said about the public set, which is done on the CPU (see `Client.predict_public`).
-    """
-    return {name: params.on(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
 def flatten(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:

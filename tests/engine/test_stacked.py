@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.engine import gang, workers
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.stacked import workspace as stacked
 from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork, can_stack, multiplications
 from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build
 from fedmosaic_cli.models.settings import ModelSettings
 from tests.test_contract import VARIANTS
-from tests.toys import TOYS, close, dealt, mixed, models, personal_models, same
+from tests.toys import TOYS, close, dealt, from_disk, mixed, models, personal_models, same
 
 NETWORKS = {
     "mlp": (ModelSettings(hidden=(6, 5)), (1, 4, 4)),
@@ -71,29 +72,35 @@ def assert_alike(left, right):
         assert right[key] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), key
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedmosaic-entropy"])
-def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(name):
-    toy, method = TOYS["uneven"].changed(execution="stacked", clients_per_round=2), VARIANTS[name]
+@pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
+def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(method, monkeypatch):
+    monkeypatch.setattr(workers, "STACK", 2)
+    toy = dealt([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
+    toy.dtype = torch.float32
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
     halfway, again, whole = (toy.federation(method) for _ in range(3))
     with halfway.workers, again.workers, whole.workers:
         list(play(halfway, 2))
-        restore(again, *deepcopy(capture(halfway.standing)), 2)
+        restore(again, *from_disk(capture(halfway.standing)), 2)
         assert list(play(again, 4)) == list(play(whole, 4))[2:]
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
 
 def test_clients_really_train_together(monkeypatch):
     """Or all of the above would hold for nothing."""
-    together = []
-    original = stacked.StackedWorkspace._fit_together
-    monkeypatch.setattr(
-        stacked.StackedWorkspace,
-        "_fit_together",
-        lambda self, pupils: together.append(len(pupils)) or original(self, pupils),
-    )
+    together = Counter()
+    original = gang.settle
+
+    def note(requests):
+        together.update((request.kind[1], len(requests)) for request in requests[:1])
+        original(requests)
+
+    monkeypatch.setattr(gang, "settle", note)
     models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
-    assert together == [3, 3]
+    assert together == {("fit", 3): 2, ("predict", 3): 4}
+    together.clear()
+    models(PFedMe(inner_steps=2), TOYS["uneven"].changed(execution="stacked", local_steps=5), rounds=1)
+    assert together == {("gradient", 3): 10, ("predict", 3): 2}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -7,22 +7,22 @@ steps stops earlier, and optimizers remember for each client apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
+from fedmosaic_cli.engine.batches import too_short
 from fedmosaic_cli.engine.learner import Losses
-from fedmosaic_cli.engine.objective import Targets
 from fedmosaic_cli.engine.optimizers import descend
 from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork
-from fedmosaic_cli.engine.stacked.timetable import Slot, Timetable, means, presence
-from fedmosaic_cli.engine.training import BatchOutputs
+from fedmosaic_cli.engine.stacked.terms import JoinedTerm, Seen
+from fedmosaic_cli.engine.stacked.timetable import Slot, Timetable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
 
     from torch import Tensor
 
@@ -40,7 +40,7 @@ class Pupil:
     lesson: Lesson
     steps: list[tuple[Tensor, Tensor | None]]
 
-    @property
+    @cached_property
     def rank(self) -> tuple[int, float]:
         """Who has more steps comes first; whose optimizers are of one age stand together."""
         remembered: State = next(iter(self.memory.values()), {"step": -1.0})
@@ -52,7 +52,7 @@ def steps_of(lesson: Lesson, skip_single: bool) -> list[tuple[Tensor, Tensor | N
     with_public = any(term.uses_public for term in lesson.terms)
     public = lesson.draw.public if with_public else [None] * len(lesson.draw.private)
     pairs = zip(lesson.draw.private, public, strict=True)
-    return [pair for pair in pairs if not (skip_single and 1 in (len(pair[0]), 0 if pair[1] is None else len(pair[1])))]
+    return [pair for pair in pairs if not (skip_single and too_short(*pair))]
 
 
 def kind_of(lesson: Lesson) -> Hashable:
@@ -73,7 +73,7 @@ class Course:
         self._pupils = pupils
         self._network = StackedNetwork(workspace.template)
         self._stack = {name: torch.stack([p.parameters[name] for p in pupils]) for name in pupils[0].parameters}
-        self._trained = [name for name in self._stack if name not in workspace.buffers]
+        self._trained = workspace.trained
         self._blocks = blocks_of(pupils)
         self._moved = {
             (block, name): self._stack[name][block.start : block.stop]
@@ -98,11 +98,11 @@ class Course:
             for name, tensor in self._stack.items():
                 torch._foreach_copy_([pupil.parameters[name] for pupil in self._pupils], list(tensor.unbind()))
         seen = [sum(len(private) for private, _ in pupil.steps) for pupil in self._pupils]
-        means = [
+        losses = [
             [total / count if count else None for total in totals]
             for totals, count in zip(self._totals.T.tolist(), seen, strict=True)
         ]
-        return [Losses(private, terms) for private, *terms in means]
+        return [Losses(private, terms) for private, *terms in losses]
 
     def _take_steps(self) -> None:
         examples = [pupil.lesson.private for pupil in self._pupils]
@@ -129,21 +129,19 @@ class Course:
     def _step(self, weights: Parameters, labels: Tensor, batch: Slot, others: Slot | None) -> None:
         clients = len(batch.lengths)
         with self._workspace.precision():
-            features, logits, public_logits = self._look(weights, batch, others)
-            losses = cross_entropy(logits.flatten(0, 1), labels[batch.joined].flatten(), reduction="none")
-            values = [batch.means(losses.view(clients, -1))]
-            values += [term.values(batch, features, logits, others, public_logits) for term in self._terms]
+            seen = self._look(weights, batch, others)
+            losses = cross_entropy(seen.logits.flatten(0, 1), labels[batch.joined].flatten(), reduction="none")
+            values = [batch.means(losses.view(clients, -1)), *(term.values(seen) for term in self._terms)]
             total = self._private_weight[:clients] * values[0]
             for term, value in zip(self._terms, values[1:], strict=True):
                 total = total + term.weight[:clients] * value
-        gradients = self._gradients(total.sum(), weights)
+        # Nobody's loss depends on another's weights: the gradients of the sum are everybody's own.
+        found = torch.autograd.grad(total.sum(), [weights[name] for name in self._trained])
+        gradients = dict(zip(self._trained, found, strict=True))
         with torch.no_grad():
             self._totals[:, :clients] += torch.stack(values) * batch.counts
             if self._leash:
-                anchor, strength = self._leash
-                for name in gradients:
-                    pull = weights[name] - anchor[name][:clients]
-                    gradients[name] += across(strength[:clients], pull) * pull
+                self._pull(gradients, weights, *self._leash)
         slopes = {
             (block, name): gradient[block.start : block.stop]
             for name, gradient in gradients.items()
@@ -152,28 +150,29 @@ class Course:
         }
         descend(self._workspace.train, self._moved, slopes, self._memory)
 
-    def _gradients(self, loss: Tensor, weights: Parameters) -> Parameters:
-        found = torch.autograd.grad(loss, [weights[name] for name in self._trained])
-        return dict(zip(self._trained, found, strict=True))
+    def _pull(self, gradients: Parameters, weights: Parameters, anchor: Parameters, strength: Tensor) -> None:
+        """Add the leashes' gradients to those of the losses; see `training.pull`."""
+        for name, gradient in gradients.items():
+            drift = weights[name] - anchor[name][: len(gradient)]
+            gradient.add_(across(strength[: len(gradient)], drift) * drift)
 
-    def _look(self, weights: Parameters, batch: Slot, others: Slot | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Features and logits on the private batches, logits on the public ones; see `training.look`."""
-        network, examples = self._network, self._pupils[0].lesson.private
-        clients = len(batch.lengths)
-        way = Pass(clients, True, batch.present)
+    def _look(self, weights: Parameters, batch: Slot, others: Slot | None) -> Seen:
+        """The outputs on private and public batches: in one pass, unless batch statistics would mix the two."""
         if others is None or self._workspace.batch_norm:
-            features = network.features(weights, examples.shown(batch.places), way)
-            logits = network.head(weights, features, way)
+            features, logits = self._outputs(weights, batch.places, batch.present)
             if others is None:
-                return features, logits, None
-            way = Pass(clients, True, others.present)
-            public = network.features(weights, examples.shown(others.places), way)
-            return features, logits, network.head(weights, public, way)
-        features = network.features(weights, examples.shown(torch.cat([batch.places, others.places])), way)
-        logits, public_logits = network.head(weights, features, way).split(
-            [len(batch.places), len(others.places)], dim=1
-        )
-        return features[:, : len(batch.places)], logits, public_logits
+                return Seen(batch, features, logits)
+            return Seen(batch, features, logits, others, self._outputs(weights, others.places, others.present)[1])
+        features, logits = self._outputs(weights, torch.cat([batch.places, others.places]), None)
+        logits, public_logits = logits.split([len(batch.places), len(others.places)], dim=1)
+        return Seen(batch, features[:, : len(batch.places)], logits, others, public_logits)
+
+    def _outputs(self, weights: Parameters, places: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Features and logits on the images at `places` [batch, clients]."""
+        way = Pass(places.shape[1], True, present)
+        images = self._pupils[0].lesson.private.shown(places)  # all sets lie in the one array of images
+        features = self._network.features(weights, images, way)
+        return features, self._network.head(weights, features, way)
 
     def _load_memory(self) -> None:
         for block, name in self._moved:
@@ -196,66 +195,6 @@ class Course:
 
     def _vector(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=self._workspace.dtype, device=self._workspace.device)
-
-
-class JoinedTerm:
-    """The same term of all pupils: its mean over each one's batch."""
-
-    def __init__(self, terms: Sequence[Term], workspace: Workspace) -> None:
-        self._terms = [term.on(workspace.device) for term in terms]
-        self.weight = torch.tensor([term.weight for term in terms], dtype=workspace.dtype, device=workspace.device)
-        self._targets = None
-        if isinstance(terms[0], Targets):
-            self._targets = torch.cat([term.targets for term in self._terms if isinstance(term, Targets)])
-
-    def values(
-        self, batch: Slot, features: Tensor, logits: Tensor, others: Slot | None, public_logits: Tensor | None
-    ) -> Tensor:
-        first = self._terms[0]
-        if self._targets is None or not isinstance(first, Targets):
-            return self._one_by_one(batch, features, logits, others, public_logits)
-        if first.uses_public and others is not None and public_logits is not None:
-            batch, logits = others, public_logits
-        losses = first.values(logits.flatten(0, 1), self._targets[batch.joined].flatten(0, 1))
-        return batch.means(losses.view(len(batch.lengths), -1))
-
-    def _one_by_one(
-        self, batch: Slot, features: Tensor, logits: Tensor, others: Slot | None, public_logits: Tensor | None
-    ) -> Tensor:
-        """For terms that look at a batch as a whole."""
-        values = []
-        for place, length in enumerate(batch.lengths):
-            positions, seen = batch.positions[place, :length], logits[place, :length]
-            index, said = positions[:0], seen[:0]
-            if others is not None and public_logits is not None:
-                index, said = others.positions[place], public_logits[place]
-            values.append(self._terms[place].loss(BatchOutputs(positions, features[place, :length], seen, index, said)))
-        return torch.stack(values)
-
-
-def gradients_together(
-    workspace: Workspace, keep_statistics: bool, questions: list[tuple[Parameters, Tensor, Tensor]]
-) -> list[tuple[Tensor, Parameters]]:
-    """Of each model on a batch of its own, the mean cross-entropy and its gradient; see `training.gradient_at`."""
-    models, inputs, labels = zip(*questions, strict=True)
-    stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
-    weights = {name: t if name in workspace.buffers else t.requires_grad_() for name, t in stack.items()}
-    lengths = [len(each) for each in labels]
-    counts = torch.tensor(lengths, device=workspace.device)
-    way = Pass(len(models), True, presence(lengths, counts))
-    network = StackedNetwork(workspace.template)
-    with workspace.precision():
-        logits = network.head(weights, network.features(weights, pad_sequence(list(inputs)), way), way)
-        losses = cross_entropy(logits.flatten(0, 1), pad_sequence(list(labels)).T.flatten(), reduction="none")
-        values = means(losses.view(len(models), -1), way.present, counts)
-    trained = [name for name in weights if name not in workspace.buffers]
-    found = torch.autograd.grad(values.sum(), [weights[name] for name in trained])
-    if keep_statistics:
-        for name in workspace.buffers:
-            torch._foreach_copy_([model[name] for model in models], list(stack[name].unbind()))
-    gradients = zip(*(gradient.unbind() for gradient in found), strict=True)
-    rows = [dict(zip(trained, mine, strict=True)) for mine in gradients]
-    return list(zip(values.detach().unbind(), rows, strict=True))
 
 
 def blocks_of(pupils: list[Pupil]) -> list[range]:

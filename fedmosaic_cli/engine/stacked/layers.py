@@ -70,10 +70,25 @@ class StackedNetwork:
 
 
 def can_stack(template: Classifier) -> bool:
-    """Whether all layers of a network are known here."""
+    """Whether all layers of a network, with all their options, are known here."""
     if not isinstance(template.body, nn.Sequential) or type(template.head) is not nn.Linear:
         return False
-    return all(type(layer) in LAYERS for layer in template.body)
+    return all(type(layer) in LAYERS and usual(layer) for layer in template.body)
+
+
+def usual(layer: nn.Module) -> bool:
+    """Whether a layer has none of the options that are not looked at here."""
+    options = {
+        "padding_mode": "zeros",
+        "affine": True,
+        "track_running_stats": True,
+        "ceil_mode": False,
+        "return_indices": False,
+        "start_dim": 1,
+        "end_dim": -1,
+    }
+    unusual = [name for name, value in options.items() if getattr(layer, name, value) != value]
+    return not unusual and getattr(layer, "momentum", 0.1) is not None
 
 
 def multiplications(template: Classifier, side: int) -> int:
@@ -156,10 +171,11 @@ def batch_norm_1d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
 def partly_normalised(layer: Layer, inputs: Tensor, present: Tensor) -> Tensor:
     """Batch normalisation by the statistics of those examples that there are."""
     clients = len(layer.weights["weight"])
-    images = by_client(inputs, clients)
-    counted = present.T[:, :, None, None, None].to(inputs.dtype)
+    # Statistics are taken in full precision, as torch's own layer does.
+    images = by_client(inputs.to(layer.weights["running_mean"].dtype), clients)
+    counted = present.T[:, :, None, None, None].to(images.dtype)
     pixels = images.shape[-2] * images.shape[-1]
-    count = (present.sum(dim=1, keepdim=True) * pixels).to(inputs.dtype)
+    count = (present.sum(dim=1, keepdim=True) * pixels).to(images.dtype)
     mean = (images * counted).sum(dim=(0, 3, 4)) / count
     centred = images - mean[..., None, None]
     variance = (centred.square() * counted).sum(dim=(0, 3, 4)) / count
@@ -169,7 +185,7 @@ def partly_normalised(layer: Layer, inputs: Tensor, present: Tensor) -> Tensor:
         layer.weights["running_var"].lerp_(variance * (count / (count - 1)), momentum)
     scale = layer.weights["weight"] * (variance + layer.module.eps).rsqrt()
     normalised: Tensor = centred * scale[..., None, None] + layer.weights["bias"][..., None, None]
-    return normalised.flatten(1, 2)
+    return normalised.flatten(1, 2).to(inputs.dtype)
 
 
 LAYERS: dict[type[nn.Module], Callable[[Layer, Tensor, Pass], Tensor]] = {

@@ -43,8 +43,9 @@ def means(values: Tensor, present: Tensor | None, counts: Tensor) -> Tensor:
 
 def presence(lengths: list[int], counts: Tensor) -> Tensor | None:
     """Which places of padded rows are taken [rows, longest]; None where all are. `counts` are the lengths again."""
-    longest = max(lengths)
-    return None if min(lengths) == longest else torch.arange(longest, device=counts.device) < counts[:, None]
+    if min(lengths) == max(lengths):
+        return None
+    return torch.arange(max(lengths), device=counts.device) < counts[:, None]
 
 
 class Timetable:

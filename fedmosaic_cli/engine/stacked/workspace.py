@@ -10,24 +10,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fedmosaic_cli.engine.gang import my_gang
-from fedmosaic_cli.engine.stacked.course import Course, Pupil, gradients_together, kind_of, steps_of
+from fedmosaic_cli.engine.stacked.course import Course, Pupil, kind_of, steps_of
+from fedmosaic_cli.engine.stacked.gradients import gradients_together
 from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork
 from fedmosaic_cli.engine.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from torch import Tensor
 
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Lesson, Losses
     from fedmosaic_cli.engine.method import Parameters, State
+
+T = TypeVar("T")
+R = TypeVar("R")
+
 # So many examples of all clients together are predicted in one pass.
 EVALUATION_EXAMPLES = 4096
 
@@ -67,10 +72,7 @@ class StackedWorkspace(Workspace):
         return found
 
     def _fit_together(self, pupils: list[Pupil]) -> list[Losses]:
-        order = sorted(range(len(pupils)), key=lambda place: pupils[place].rank)
-        course = Course(self, [pupils[place] for place in order])
-        losses = dict(zip(order, course.taken(), strict=True))
-        return [losses[place] for place in range(len(pupils))]
+        return in_order(pupils, lambda pupil: pupil.rank, lambda ranked: Course(self, ranked).taken())
 
     def _predict_together(self, questions: list[tuple[Parameters, Examples]]) -> list[Tensor]:
         models, sets = zip(*questions, strict=True)
@@ -78,13 +80,12 @@ class StackedWorkspace(Workspace):
             # One model for all, as where it was averaged: then their examples are one set.
             together = replace(sets[0], index=torch.cat([each.index for each in sets]), labels=None)
             return list(super().predict(models[0], together).split([len(each) for each in sets]))
-        order = sorted(range(len(sets)), key=lambda place: -len(sets[place]))
-        logits = self._predict_stacked([models[place] for place in order], [sets[place] for place in order])
-        return [logits[order.index(place)] for place in range(len(sets))]
+        return in_order(questions, lambda question: -len(question[1]), self._predict_stacked)
 
-    def _predict_stacked(self, models: list[Parameters], sets: list[Examples]) -> list[Tensor]:
+    def _predict_stacked(self, questions: list[tuple[Parameters, Examples]]) -> list[Tensor]:
         """For sets in the order of their length: whose is used up is left out of the passes that remain."""
-        weights = {name: torch.stack([model[name].to(self.device) for model in models]) for name in models[0]}
+        models, sets = zip(*questions, strict=True)
+        weights = {name: torch.stack([model[name] for model in models]) for name in models[0]}
         parts: list[list[Tensor]] = [
             [torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)] for _ in sets
         ]
@@ -94,9 +95,16 @@ class StackedWorkspace(Workspace):
             for start in range(0, len(sets[0]), batch):
                 clients = sum(len(each) > start for each in sets)
                 places = pad_sequence([each.index[start : start + batch] for each in sets[:clients]])
-                way, present = Pass(clients), {name: tensor[:clients] for name, tensor in weights.items()}
+                way, theirs = Pass(clients), {name: tensor[:clients] for name, tensor in weights.items()}
                 with self.precision():
-                    logits = network.head(present, network.features(present, sets[0].shown(places), way), way)
+                    logits = network.head(theirs, network.features(theirs, sets[0].shown(places), way), way)
                 for part, each, mine in zip(parts, sets, logits.to(self.dtype), strict=False):
                     part.append(mine[: len(each) - start])
         return [torch.cat(part) for part in parts]
+
+
+def in_order(items: list[T], key: Callable[[T], Any], together: Callable[[list[T]], list[R]]) -> list[R]:
+    """The results of `together`, which wants the items in the order of `key`, in the order in which they came."""
+    order = sorted(range(len(items)), key=lambda place: key(items[place]))
+    results = dict(zip(order, together([items[place] for place in order]), strict=True))
+    return [results[place] for place in range(len(items))]
