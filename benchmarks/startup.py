@@ -17,6 +17,14 @@ from results import Result, at_most
 if TYPE_CHECKING:
     from workload import Plan
 
+# The help of an application that does nothing: what typer itself takes to write one.
+EMPTY_APP = """
+import typer
+app = typer.Typer(rich_markup_mode="rich")
+app.command("a")(lambda: None)
+app.command("b")(lambda: None)
+app(["--help"])
+"""
 TRAIN = ("train", "--preset", "quickstart", "--rounds", "1")
 
 
@@ -33,6 +41,7 @@ def startup(plan: Plan) -> Result:
     python, fedmosaic = sys.executable, (sys.executable, "-m", "fedmosaic_cli")
     commands: dict[str, tuple[str, ...]] = {
         "import typer, rich": (python, "-c", "import typer, rich"),
+        "an empty typer app's --help": (python, "-c", EMPTY_APP),
         "fedmosaic --help": (*fedmosaic, "--help"),
         "import torch, torchvision": (python, "-c", "import torch, torchvision"),
         "train, to its first round": (python, str(Path(__file__)), *TRAIN),
@@ -43,6 +52,7 @@ def startup(plan: Plan) -> Result:
     samples = in_turns(contestants, repetitions, warm_up=not plan.quick)
     result.add(samples, "s", clocks=("wall", "cpu"))
     result.compare("fedmosaic --help", "import typer, rich", at_most(2), clock="wall")
+    result.compare("an empty typer app's --help", "import typer, rich", clock="wall")
     result.compare("train, to its first round", "import torch, torchvision", at_most(1.3), clock="wall")
     result.compare("train, 1 round, to its end", "import torch, torchvision", clock="wall")
     return result
