@@ -116,6 +116,12 @@ INSTANT = [
 ]
 
 
+def run_apart(script: str, folder: Path) -> None:
+    """Run a script in a process that has loaded nothing yet."""
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
     """One process for all of them: had any imported torch, it would show at the end."""
     script = (
@@ -128,8 +134,7 @@ def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
         "        assert leaving.code in (0, 2), (arguments, leaving.code)\n"
         "    assert 'torch' not in sys.modules, arguments\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_apart(script, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,8 +149,7 @@ def test_a_report_of_real_runs_does_not_import_torch(tmp_path, finished_runs):
         "        assert leaving.code == 0\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_apart(script, tmp_path)
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself():
@@ -164,8 +168,7 @@ def test_the_list_of_commands_loads_none_of_them(tmp_path):
         "loaded = {'numpy', 'pydantic', 'yaml', 'fedmosaic_cli.methods'} & sys.modules.keys()\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_apart(script, tmp_path)
 
 
 def test_a_run_on_digits_loads_neither_scikit_learn_nor_torch_s_compiler(tmp_path):
@@ -179,5 +182,4 @@ def test_a_run_on_digits_loads_neither_scikit_learn_nor_torch_s_compiler(tmp_pat
         "loaded = {'sklearn', 'scipy', 'torch._dynamo', 'torchvision'} & sys.modules.keys()\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_apart(script, tmp_path)

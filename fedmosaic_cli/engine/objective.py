@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -24,7 +25,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class Targets(OnDevice):
+class Targets(OnDevice, ABC):
     """`weight` times the mean over a batch of how far logits are from what each example should have."""
 
     targets: Tensor
@@ -37,9 +38,9 @@ class Targets(OnDevice):
             return self.values(outputs.public_logits, self.targets[outputs.public_index]).mean()
         return self.values(outputs.private_logits, self.targets[outputs.private_index]).mean()
 
+    @abstractmethod
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each example."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
