@@ -31,7 +31,7 @@ def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()
         layers.set(change)
     config = resolve_run(preset, layers, method, seed, Place())
     dataset = load_dataset(config.data, Place())
-    federation = assemble(config, dataset, partition(dataset, config.data, seed), CPU)
+    federation = assemble(config, dataset, partition(dataset, config.data, seed), [CPU])
     with federation.workers:
         return list(play(federation, config.train.rounds))[-1].rows
 

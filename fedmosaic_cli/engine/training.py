@@ -13,14 +13,14 @@ from fedmosaic_cli.engine.learner import Losses
 from fedmosaic_cli.engine.optimizers import descend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
 
     from fedmosaic_cli.engine.batches import Batch
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Lesson
-    from fedmosaic_cli.engine.method import Leash, Parameters, State
+    from fedmosaic_cli.engine.method import Leash, Parameters, State, Term
     from fedmosaic_cli.engine.workspace import Workspace
     from fedmosaic_cli.models.classifier import Classifier
 
@@ -40,38 +40,47 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
     """Train `parameters` in place, carrying the optimizer's `memory` on."""
     module = workspace.module(parameters).train()
     trained = dict(module.named_parameters())
-    leash = lesson.leash
     terms = [term.on(workspace.device) for term in lesson.terms]
     with_public = any(term.uses_public for term in terms)
-    private_total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
-    term_totals = [private_total.clone() for _ in terms]
     private = batches.located(lesson.private, lesson.draw.private)
     public = batches.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
+    totals = [torch.zeros((), dtype=workspace.dtype, device=workspace.device) for _ in (None, *terms)]
     seen = 0
     for batch, others in zip(private, public, strict=True):
         if workspace.batch_norm and batches.too_short(batch, others):
             continue
-        labels = lesson.private.targets[batch.positions]
-        with workspace.precision():
-            outputs = look(workspace, module, lesson, batch, others)
-            loss = cross_entropy(outputs.private_logits, labels)
-            private_total += loss.detach() * len(labels)
-            loss = lesson.private_weight * loss
-            for position, term in enumerate(terms):
-                value = term.loss(outputs)
-                term_totals[position] += value.detach() * len(labels)
-                loss = loss + term.weight * value
+        loss, parts = losses(workspace, module, lesson, terms, batch, others)
         module.zero_grad(set_to_none=True)
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
-        if leash:
-            pull(gradients, trained, leash)
+        if lesson.leash:
+            pull(gradients, trained, lesson.leash)
         descend(workspace.train, trained, gradients, memory)
-        seen += len(labels)
+        for total, part in zip(totals, parts, strict=True):
+            total.add_(part.detach() * len(batch))
+        seen += len(batch)
     module.zero_grad(set_to_none=True)
-    if not seen:
-        return Losses(None, [None for _ in terms])
-    return Losses((private_total / seen).item(), [(total / seen).item() for total in term_totals])
+    means = [(total / seen).item() if seen else None for total in totals]
+    return Losses(means[0], means[1:])
+
+
+def losses(
+    workspace: Workspace,
+    module: Classifier,
+    lesson: Lesson,
+    terms: Sequence[Term],
+    batch: Batch,
+    others: Batch | None,
+) -> tuple[Tensor, list[Tensor]]:
+    """What a step descends on, and what that is made of: the private loss, and that of each term."""
+    with workspace.precision():
+        outputs = look(workspace, module, lesson, batch, others)
+        private = cross_entropy(outputs.private_logits, lesson.private.targets[batch.positions])
+        values = [term.loss(outputs) for term in terms]
+        loss = lesson.private_weight * private
+        for term, value in zip(terms, values, strict=True):
+            loss = loss + term.weight * value
+    return loss, [private, *values]
 
 
 def pull(gradients: dict[str, Tensor], trained: dict[str, nn.Parameter], leash: Leash) -> None:
