@@ -78,7 +78,8 @@ def chosen_parts(asked: argparse.Namespace) -> list[str]:
         return [name for name in PARTS if not (asked.quick and name in NOT_QUICK)]
     named = asked.only.split(",")
     if unknown := [name for name in named if name not in PARTS]:
-        sys.exit(f"unknown part '{unknown[0]}' (--only): there are {', '.join(PARTS)}")
+        sys.stderr.write(f"error: unknown part '{unknown[0]}' (--only): there are {', '.join(PARTS)}\n")
+        sys.exit(2)
     return [name for name in PARTS if name in named]
 
 
@@ -91,6 +92,8 @@ def run(names: list[str], plan: Plan) -> Iterator[dict[str, Any]]:
     for name in names:
         started = time.perf_counter()
         result = PARTS[name](plan)
+        if plan.quick:
+            result.lines = [replace(line, goal=None) for line in result.lines]
         seconds = time.perf_counter() - started
         print(f"{result.table()}\n({name}: {seconds:.0f} s)\n", flush=True)
         parts[name] = {**result.to_dict(), "seconds": seconds}

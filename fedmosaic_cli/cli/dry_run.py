@@ -70,6 +70,6 @@ def show_plan(
     out().print(work)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
         say(f"missing: {missing}")
-    ways = ", ".join(dict.fromkeys(f"clients {WAYS[run['execution']]}" for run in runs))
-    say(f"on {device}: {ways}; memory is about the sum of data, models and step, beside torch's own")
+    ways = dict.fromkeys(f"clients {WAYS[run['execution']]}, workers: {run['workers']}" for run in runs)
+    say(f"on {device}: {'; '.join(ways)}; memory is about the sum of data, models and step, beside torch's own")
     say("bits are per client and round of exchange; models include optimizer state; nothing was written")

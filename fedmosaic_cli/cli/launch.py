@@ -61,15 +61,15 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
         if not request.dry_run:
             for run in runs:
                 check_run(run.config, run.files, request.resume, place)
-        for warning in dict.fromkeys(filter(None, map(caution, runs))):
-            remark(f"warning: {warning}")
         if request.dry_run:
             configs, files = [run.config for run in runs], [run.files for run in runs]
             show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
+            warn(runs)
             return
         shards = shards_by_seed(runs, given, request, place)
         notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
     check_fit(request.device.value, runs, shards)
+    warn(runs)
     summaries = []
     with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
         for run in runs:
@@ -111,6 +111,12 @@ def written(shards: Shards | Deal) -> Shards:
     return shards.written() if isinstance(shards, Deal) else shards
 
 
+def warn(runs: list[Planned]) -> None:
+    """Say what one should know, once all that would be refused is."""
+    for warning in dict.fromkeys(filter(None, map(caution, runs))):
+        remark(f"warning: {warning}")
+
+
 def caution(run: Planned) -> str:
     """A word where a method would be another one under its name."""
     config = run.config
@@ -149,7 +155,7 @@ def follow(
             elif isinstance(event, experiment.RoundDone):
                 progress.update(event)
             elif isinstance(event, experiment.Stopped):
-                remark(f"stopped after round {event.round} of {run.label}: go on with --resume")
+                remark(f"stopped after round {event.round} of {run.label}: go on with --resume and the same options")
                 raise typer.Exit(asked_to_stop.code)
             else:
                 return event.summary
@@ -179,7 +185,8 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
         layers.add(f"file {request.config}", read(request.config))
     for assignment in request.assignments or []:
         layers.set(assignment)
-    flags = {"rounds": request.rounds, "workers": request.workers, "execution": request.execution}
+    execution = request.execution and request.execution.value
+    flags = {"rounds": request.rounds, "workers": request.workers, "execution": execution}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
     if request.expertise is not None:
         if "fedmosaic" not in methods:
@@ -256,7 +263,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seed": request.seed,
         "--seeds": request.seeds,
         "--config": request.config,
-        "--execution": request.execution,
+        "--execution": request.execution and request.execution.value,
         "--device": None if request.device is Device.auto else request.device.value,
         "--data-dir": request.data_dir,
         "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,

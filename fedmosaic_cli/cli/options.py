@@ -18,6 +18,12 @@ class Device(StrEnum):
     mps = "mps"
 
 
+class Execution(StrEnum):
+    auto = "auto"
+    threads = "threads"
+    stacked = "stacked"
+
+
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DataDirOption = Annotated[
     Path | None,

@@ -110,6 +110,7 @@ class Bars(Silent):
         self._runs = self._progress.add_task("runs", total=runs, values="") if runs > 1 else None
         self._rounds = self._progress.add_task("", total=None, values="")
         self._begun = 0
+        self._told = ""
 
     def __enter__(self) -> View:
         self._progress.start()
@@ -127,7 +128,9 @@ class Bars(Silent):
         self._progress.reset(self._rounds, description=label, total=rounds, values="preparing")
 
     def tell(self, begun: Begun) -> None:
-        self._progress.update(self._rounds, values=how(begun))
+        if how(begun) != self._told:  # once, where many runs are made in the same way
+            self._told = how(begun)
+            self._progress.console.print(self._told, markup=False, highlight=False)
 
     def skip_to(self, number: int) -> None:
         self._progress.update(self._rounds, completed=number)

@@ -15,6 +15,7 @@ from fedmosaic_cli.cli.options import (
     DebugOption,
     Device,
     DeviceOption,
+    Execution,
     JsonOption,
     PresetOption,
     QuietOption,
@@ -53,10 +54,10 @@ class Request:
         False
     )
     execution: Annotated[
-        str | None, typer.Option(help="How clients are run: threads, stacked or auto.", show_default="auto")
+        Execution | None, typer.Option(help="Clients one by one (threads) or together.", show_default="auto")
     ] = None
     workers: Annotated[
-        int | None, typer.Option(help="Threads; results do not depend on it.", show_default="cores; 1 a GPU")
+        int | None, typer.Option(help="Threads; results do not depend on it.", show_default="0: one a core or GPU")
     ] = None
     device: DeviceOption = Device.auto
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (

@@ -114,7 +114,8 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place) ->
     difference = first_difference(stored_run(files.config, place), config)
     if difference:
         raise RequestError(
-            f"cannot resume with another configuration: {difference} ({files.config}): use another --run-dir"
+            f"cannot resume with another configuration: {difference} ({files.config}): "
+            "set it back, or use another --run-dir"
         )
 
 
