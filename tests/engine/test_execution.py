@@ -454,8 +454,9 @@ print((faults() - before) / 6)
         command = [sys.executable, "-c", script, how]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
-    assert faults_a_step("keep") < 100
-    assert faults_a_step("as it is") > 1000, "or there is nothing to gain"
+    kept, handed_back = faults_a_step("keep"), faults_a_step("as it is")
+    assert kept < 100
+    assert kept < handed_back, "or there is nothing to gain"
 
 
 def test_a_diverging_client_is_named_whatever_the_execution():
