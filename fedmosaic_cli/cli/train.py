@@ -24,6 +24,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
+    fedmosaic train --preset quickstart --execution threads --workers 1
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(["fedmosaic"], request)
