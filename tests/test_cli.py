@@ -672,3 +672,14 @@ def test_a_plan_foretells_memory(invoke):
     }
     assert all(plan["execution"] == how and plan["device"] == "cpu" for how, plan in plans.items())
     assert 0 < plans["threads"]["step_mb"] < plans["stacked"]["step_mb"] < 10
+
+
+def test_a_full_gpu_is_told_apart_from_a_full_machine():
+    from fedmosaic_cli.cli.app import describe
+
+    full = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB")
+    line, code = describe(full, [])
+    assert code == 4
+    assert line.startswith("not enough memory (GPU): see --dry-run, use --set train.images=host, --execution threads")
+    line, code = describe(MemoryError(), [])
+    assert (line, code) == ("not enough memory (model and data): see --dry-run, use a smaller model", 4)

@@ -114,18 +114,19 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
             ResourceError.exit_code
         )
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
-        return f"not enough memory ({describe_shortage(error)}", ResourceError.exit_code
+        return shortage(error), ResourceError.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (fedmosaic): what a checkpoint held is kept", 130
     advice = "please report it" if "--debug" in given else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 
 
-def describe_shortage(error: BaseException) -> str:
-    """Whose memory it was, and what to do."""
+def shortage(error: BaseException) -> str:
+    """Whose memory was too small, and what to do. A GPU's is told by the error's name: torch is not loaded here."""
     if type(error).__name__ == "OutOfMemoryError":
-        return "of the GPU): see --dry-run; use --set train.images=host, train.execution=threads or a smaller batch"
-    return "model and data): see --dry-run, use a smaller model"
+        ways = "--set train.images=host, --execution threads or a smaller train.batch_size"
+        return f"not enough memory (GPU): see --dry-run, use {ways}"
+    return "not enough memory (model and data): see --dry-run, use a smaller model"
 
 
 def refused_value(error: BaseException, given: list[str]) -> str:

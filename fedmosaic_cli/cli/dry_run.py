@@ -28,7 +28,7 @@ def show_plan(
     as_json: bool,
 ) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
-    from fedmosaic_cli.experiment.assemble import check_network, find_devices
+    from fedmosaic_cli.experiment.assemble import check_networks, find_devices
     from fedmosaic_cli.experiment.costs import costs, facts_of_data, facts_of_shards
 
     device = find_devices(device_name)[0]
@@ -43,8 +43,7 @@ def show_plan(
     }
     for config in configs:
         channels, height, width = facts[config.partition_seed].input_shape
-        for model in {config.model_of(client) for client in range(config.data.clients or 1)}:
-            check_network(model, config.train, (height, width, channels), device)
+        check_networks(config, (height, width, channels), device)
     runs = [
         {"path": str(spot.path), "exists": spot.exists(), **costs(config, facts[config.partition_seed], device)}
         for config, spot in zip(configs, files, strict=True)

@@ -126,14 +126,13 @@ def caution(run: Planned) -> str:
 
 def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
     """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
-    from fedmosaic_cli.experiment.assemble import check_network, find_devices
+    from fedmosaic_cli.experiment.assemble import check_networks, find_devices
 
     first = find_devices(device)[0]
     for run in runs:
         found = shards[run.config.partition_seed]
         manifest = (found.shards if isinstance(found, Deal) else found).manifest
-        for model in {run.config.model_of(client) for client in range(len(manifest["clients"]))}:
-            check_network(model, run.config.train, manifest["image_shape"], first)
+        check_networks(run.config, manifest["image_shape"], first)
 
 
 def follow(

@@ -29,19 +29,20 @@ SMALL_STEP = 4_000_000
 def choose(
     train: TrainSettings, model: ModelSettings, input_shape: tuple[int, int, int], clients: int, device: torch.device
 ) -> Execution:
-    """What was asked for; or, for `auto`, what should be fastest for so many clients with one network."""
-    if train.execution == "threads":
-        return "threads"
-    with torch.device("meta"):
+    """What was asked for; or, for `auto`, what should be fastest for so many clients with one network.
+
+    A network that does not fit the images, or the execution asked for, is refused.
+    """
+    with torch.device("meta"):  # nothing is allocated
         template = build(model, input_shape, 1)
-    if not can_stack(template):
-        if train.execution == "stacked":
-            raise RequestError(f"the layers of {model.name} cannot be stacked (train.execution): use auto or threads")
+    if train.execution == "stacked" and not can_stack(template):
+        raise RequestError(f"the layers of {model.name} cannot be stacked (train.execution): use auto or threads")
+    if train.execution != "auto":
+        return train.execution
+    if clients == 1 or not can_stack(template):
         return "threads"
-    if train.execution == "auto":
-        small = train.batch_size * multiplications(template, max(input_shape[1:])) < SMALL_STEP
-        return "stacked" if clients > 1 and (small or device.type != "cpu") else "threads"
-    return "stacked"
+    small = train.batch_size * multiplications(template, max(input_shape[1:])) < SMALL_STEP
+    return "stacked" if small or device.type != "cpu" else "threads"
 
 
 def worker_count(asked: int, clients: int, device: torch.device) -> int:

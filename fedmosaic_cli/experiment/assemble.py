@@ -18,7 +18,6 @@ from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.machine import PAGE, physical_memory
-from fedmosaic_cli.models.architectures import build
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
@@ -44,13 +43,17 @@ def find_devices(name: str) -> list[torch.device]:
     return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(there[name])]
 
 
+def check_networks(config: RunConfig, image_shape: Sequence[int], device: torch.device) -> None:
+    """Refuse a run in which some client's network does not fit; see `check_network`."""
+    for model in {config.model_of(client) for client in range(config.data.clients or 1)}:
+        check_network(model, config.train, image_shape, device)
+
+
 def check_network(model: ModelSettings, train: TrainSettings, image_shape: Sequence[int], device: torch.device) -> None:
     """Refuse a network that does not fit images of [height, width, channels] or `train`; nothing is allocated."""
     if not model.is_network:
         return
     height, width, channels = image_shape
-    with torch.device("meta"):
-        build(model, (channels, height, width), 1)
     choose(train, model, (channels, height, width), 1, device)
     if train.precision != "float32" and device.type == "cpu":
         # Several times slower on most CPUs; and on some that claim to know it, the end of the process.
