@@ -18,6 +18,20 @@ class FedMosaicError(Exception):
     exit_code: ClassVar[int] = 1
 
 
+class DivergenceError(FedMosaicError):
+    """A client's numbers are none any more: to go on would be to go on with noise."""
+
+    def __init__(self, client: int, number: int, what: str) -> None:
+        super().__init__(f"client {client} diverged in round {number}, {what} is not finite (training)")
+        self.client = client
+        self.round = number
+        self.what = what
+
+
+class FailedRunError(FedMosaicError):
+    """A run that came to no result; other runs are not concerned."""
+
+
 class RequestError(FedMosaicError):
     """The request cannot be carried out as it stands: arguments, configuration, data or shards."""
 

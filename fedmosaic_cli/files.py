@@ -1,44 +1,179 @@
-"""Writing so that a file is there whole or not at all, and reading with errors that name the file."""
+"""Writing so that a file is there whole or not at all, and reading so that a damaged one is never believed."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
-import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+from fedmosaic_cli import disk
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 FILES_AT_ONCE = 16
+BLOCK = 1 << 20
+LARGEST_JSON = 1 << 28
+TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}\.part")
+SEAL = "checksum"
 
 
 def write(path: Path, data: bytes) -> None:
     """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
-    write_stream(path, BytesIO(data))
+    write_together({path: data})
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write several files, none of which takes its name before all of them lie on the disk."""
+    with claimed_files(list(contents)) as temporaries:
+        for data, (handle, temporary) in zip(contents.values(), temporaries, strict=True):
+            pour(handle, [data])
+            disk.keep(temporary)
+        for path, (_, temporary) in zip(contents, temporaries, strict=True):
+            disk.rename(temporary, path)
+    for folder in dict.fromkeys(path.parent for path in contents):
+        disk.keep(folder)
 
 
 def write_stream(path: Path, content: BinaryIO) -> None:
-    """The same for content that need not fit into memory."""
-    temporary = temporary_name(path)
+    """Put content that need not fit into memory under `path`, in one step."""
+    with claimed_files([path]) as [(handle, temporary)]:
+        pour(handle, iter(lambda: content.read(BLOCK), b""))
+        disk.keep(temporary)
+        disk.rename(temporary, path)
+    disk.keep(path.parent)
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a new file plainly, where what it lies in is nobody's yet."""
+    handle = disk.create(path)
     try:
-        with temporary.open("wb") as file:
-            shutil.copyfileobj(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        pour(handle, [data])
+    finally:
+        os.close(handle)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Write to the end of a file."""
+    handle = disk.extend(path)
+    try:
+        pour(handle, [data])
+    finally:
+        os.close(handle)
+
+
+def pour(handle: int, blocks: Iterable[bytes]) -> None:
+    """Write all of it: the system may take any part of what it is given at a time."""
+    for block in blocks:
+        rest = memoryview(block)
+        while rest:
+            rest = rest[disk.write(handle, rest) :]
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which takes its real name only when everything in it lies on the disk.
+
+    Until then it is nobody's, so files in it are written plainly, with `put`.
+    """
+    make_directories(path.parent)
+    sweep(path.parent)
+    handle, temporary = claim(path, of_directory)
+    try:
+        yield temporary
+        # A disk takes many requests to keep files in hardly more time than one.
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            list(pool.map(disk.keep, (entry for entry in temporary.rglob("*") if entry.is_file())))
+        disk.keep(temporary)
+        disk.rename(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove(temporary)
         raise
-    make_last(path.parent)
+    finally:
+        os.close(handle)
+    disk.keep(path.parent)
+
+
+def make_directories(path: Path) -> list[Path]:
+    """Make a directory and those above it that are missing; which ones had to be made, outermost first."""
+    missing = [folder for folder in reversed((path, *path.parents)) if not folder.exists()]
+    for folder in missing:
+        with suppress(FileExistsError):  # somebody else made it in the meantime
+            disk.make_directory(folder)
+        disk.keep(folder.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    return missing
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        for entry in sorted(path.iterdir()):
+            remove(entry)
+        disk.remove_directory(path)
+    else:
+        with suppress(FileNotFoundError):
+            disk.remove_file(path)
+
+
+@contextmanager
+def claimed_files(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
+    """Files to fill beside `paths`, with handles to write to; those that are not renamed meanwhile are removed."""
+    claimed: list[tuple[int, Path]] = []
+    try:
+        for path in paths:
+            sweep(path.parent)
+            claimed.append(claim(path, disk.create))
+        yield claimed
+    except BaseException:
+        for _, temporary in claimed:
+            with suppress(OSError):
+                remove(temporary)
+        raise
+    finally:
+        for handle, _ in claimed:
+            os.close(handle)
+
+
+def claim(path: Path, make: Callable[[Path], int]) -> tuple[int, Path]:
+    """Make something under a name beside `path`, locked as long as this process lives; its handle and name."""
+    while True:
+        temporary = temporary_name(path)
+        handle = make(temporary)
+        with suppress(OSError):  # not every file system has locks; there, what is left behind stays
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if temporary.exists():
+            return handle, temporary
+        os.close(handle)  # swept away between its making and its locking: once more
+
+
+def of_directory(path: Path) -> int:
+    """Make a directory; a handle to lock it by."""
+    disk.make_directory(path)
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left in a directory: nobody holds a lock on it any more."""
+    for leftover in [entry for entry in folder.glob(".*.part") if TEMPORARY.fullmatch(entry.name)]:
+        with suppress(OSError):
+            handle = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(leftover)
+            finally:
+                os.close(handle)
 
 
 def temporary_name(path: Path) -> Path:
@@ -48,11 +183,7 @@ def temporary_name(path: Path) -> Path:
 
 def is_temporary(path: Path) -> bool:
     """Whether this is what a writer that was killed left behind."""
-    return path.name.startswith(".") and path.name.endswith(".part")
-
-
-def write_json(path: Path, content: Any) -> None:
-    write(path, to_json(content))
+    return TEMPORARY.fullmatch(path.name) is not None
 
 
 def to_json(content: Any) -> bytes:
@@ -60,46 +191,42 @@ def to_json(content: Any) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """A JSON document that carries its own checksum."""
+    return to_json({**content, SEAL: sha256(to_json(content))})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The content of a document with a checksum; any change of a single bit is found."""
+    content = read_json(path)
+    if isinstance(content, dict) and SEAL in content:
+        content.pop(SEAL)
+        if sealed(content) == path.read_bytes():
+            return content
+    raise RequestError(f"the file does not match its checksum ({path}): it was changed or is damaged; make it anew")
+
+
 def read_json(path: Path) -> Any:
-    """The content of a JSON file that we wrote."""
+    """The content of a JSON file; no key may stand twice, no number may be none."""
     try:
-        return json.loads(path.read_bytes())
+        data = path.read_bytes() if path.stat().st_size <= LARGEST_JSON else b""
+        return json.loads(data, object_pairs_hook=without_repetition, parse_constant=no_number)
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, RecursionError):
         raise RequestError(f"not valid JSON ({path}): the file is damaged; make it anew") from None
 
 
-@contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which takes its real name only when everything in it lies on the disk.
-
-    Until then it is nobody's, so files in it may be written plainly.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
-    temporary.mkdir()
-    try:
-        yield temporary
-        # A disk takes many requests to make files last in hardly more time than one.
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            list(pool.map(make_last, (entry for entry in temporary.rglob("*") if entry.is_file())))
-        make_last(temporary)
-        temporary.rename(path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    make_last(path.parent)
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key stands twice")
+    return content
 
 
-def make_last(path: Path) -> None:
-    """Have the disk keep a file's content, or the names in a directory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()

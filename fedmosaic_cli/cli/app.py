@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ClickException = typer.BadParameter.__mro__[2]
 # A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
 WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -110,13 +112,12 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
     if isinstance(error, WRONG_PATH):
         return f"{error.strerror} ({error.filename}): name another path", 2
     if isinstance(error, OSError):
-        return f"{error.strerror or error} ({error.filename or 'output'}): make room or choose another place", (
-            ResourceError.exit_code
-        )
+        way_out = "make room" if error.errno in NO_ROOM else "choose another place, or see what is wrong with it"
+        return f"{error.strerror or error} ({error.filename or 'output'}): {way_out}", ResourceError.exit_code
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
         return shortage(error), ResourceError.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted (fedmosaic): what a checkpoint held is kept", 130
+        return "stopped on request (fedmosaic): nothing was finished", getattr(error, "code", 130)
     advice = "please report it" if "--debug" in given else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -30,8 +31,10 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """A plain line to stderr."""
-    sys.stderr.write(text + "\n")
+    """A plain line to stderr. Nobody needs to read it: work does not stop because the reader is gone."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def notes(lines: Iterable[str]) -> None:

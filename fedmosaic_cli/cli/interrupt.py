@@ -1,45 +1,94 @@
-"""Stopping on request: the first signal ends the run after its round, the second at once. Both leave it resumable."""
+"""Stopping on request. A command leaves at once and takes what it had begun with it; a run ends after its round.
+
+Loaded before everything else: whoever presses Ctrl-C while libraries are loading is heard as well.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from fedmosaic_cli.cli.console import remark
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class InterruptedBySignal(KeyboardInterrupt):
+    """Somebody asked to stop; `code` is what the command ends in."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.code = exit_code(number)
+
+
+def exit_code(number: int) -> int:
+    """130 after Ctrl-C, 143 after anything else: a terminal that is closed counts as a request to end."""
+    return 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+
+def listen() -> None:
+    """From now on signals end the command in order. One that was started to outlive its terminal (nohup) does."""
+    for number in SIGNALS:
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise InterruptedBySignal(number)
 
 
 class StopRequest:
     """Whether somebody asked to stop, and the exit code that this ends in."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float) -> None:
         self.code = 0
+        self._grace = grace
 
     def __call__(self) -> bool:
         return self.code != 0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        code = 128 + (signal.SIGTERM if number != signal.SIGINT else signal.SIGINT)
+        """The first signal: a time limit begins. The second: now."""
         if self.code:
-            os._exit(code)
-        self.code = code
-        remark("stopping after this round; once more to stop at once")
+            self._leave("stopped at once: go on with --resume and the same options")
+        self.code = exit_code(number)
+        tell(f"stopping after this round, or in {self._grace:g} s without it; once more to stop at once")
+        if self._grace:
+            signal.setitimer(signal.ITIMER_REAL, self._grace)
+        else:
+            self.time_is_up(number, frame)
+
+    def time_is_up(self, number: int, frame: FrameType | None) -> None:
+        self._leave(f"the round did not end within {self._grace:g} s and is dropped: go on with --resume")
+
+    def _leave(self, text: str) -> NoReturn:
+        # Workers are threads, and everything on disk is whole at any time: there is nothing to wait for.
+        tell((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
+        os._exit(self.code)
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Listen for signals while a run is under way."""
-    request = StopRequest()
-    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+def stop_request(grace: float) -> Iterator[StopRequest]:
+    """Listen for signals while runs are under way."""
+    request = StopRequest(grace)
+    listening = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.receive) for number in listening}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.time_is_up)
     try:
         yield request
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def tell(text: str) -> None:
+    """A line to whoever listens, past all buffers: a handler may interrupt somebody who is writing to them."""
+    with suppress(OSError, ValueError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())

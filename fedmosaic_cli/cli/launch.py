@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,16 @@ from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.errors import FedMosaicError, RequestError
-from fedmosaic_cli.experiment.plan import Deal, check_run, find_shards
+from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError
+from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
+from fedmosaic_cli.files import write
 from fedmosaic_cli.records import shards as shard_records
+from fedmosaic_cli.records.checkpoints import check_room
+from fedmosaic_cli.records.lock import locked
 from fedmosaic_cli.records.runs import RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from fedmosaic_cli.cli.interrupt import StopRequest
@@ -56,32 +60,60 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
     Methods that were not named one by one (`if_they_fit`) are left out where these clients cannot play them.
     """
     layers, setting, given = layers_of(methods, request)
-    with data_place(request.data_dir, request.quiet or request.as_json) as place:
-        runs = fitting(plan(methods, request, layers, setting, given, place), if_they_fit)
-        if not request.dry_run:
-            for run in runs:
-                check_run(run.config, run.files, request.resume, place)
-        if request.dry_run:
-            configs, files = [run.config for run in runs], [run.files for run in runs]
-            show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
-            warn(runs)
-            return
-        shards = shards_by_seed(runs, given, request, place)
-        notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
-    check_fit(request.device.value, runs, shards)
-    warn(runs)
-    summaries = []
-    with stop_request() as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
+    with ExitStack() as hold:
+        with data_place(request.data_dir, request.quiet or request.as_json) as place:
+            runs = fitting(plan(methods, request, layers, setting, given, place), if_they_fit)
+            if request.dry_run:
+                configs, files = [run.config for run in runs], [run.files for run in runs]
+                show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
+                warn(runs)
+                return
+            hold.enter_context(held(runs, request, place))
+            shards = shards_by_seed(runs, given, request, place)
+            notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
+        check_fit(request.device.value, runs, shards)
+        warn(runs)
+        make(runs, shards, request, place)
+
+
+@contextmanager
+def held(runs: list[Planned], request: Request, place: Place) -> Iterator[None]:
+    """Be the only one who writes to the directories of all runs; they are refused before any is touched."""
+    resume, nonidentical = request.resume, request.allow_nonidentical
+    for run in runs:
+        check_run(run.config, run.files, resume, place, nonidentical)
+    with ExitStack() as locks:
+        for run in runs:
+            locks.enter_context(locked(run.files.path))
+        for run in runs:  # whoever held one a moment ago may have left something in it
+            check_directory(run.files, resume)
+        yield
+
+
+def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request, place: Place) -> None:
+    """Make the runs one after the other. One that fails leaves the others alone, and is the end of it in the end."""
+    finished: list[tuple[Planned, dict[str, Any]]] = []
+    failures: list[FailedRunError] = []
+    with stop_request(request.grace) as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
         for run in runs:
             if asked_to_stop():
                 remark(f"stopped before {run.label}: go on with --resume")
                 raise typer.Exit(asked_to_stop.code)
             on_disk = shards[run.config.partition_seed] = written(shards[run.config.partition_seed])
-            summaries.append(follow(run, on_disk, request, place, progress, asked_to_stop))
+            try:
+                finished.append((run, follow(run, on_disk, request, place, progress, asked_to_stop)))
+            except FailedRunError as error:
+                failures.append(error)
+                if len(runs) > 1:
+                    remark(f"failed: {error}")
     if request.as_json:
-        say_json(summaries)
-    else:
-        show_results(runs, summaries, request)
+        say_json([summary for _, summary in finished])
+    elif finished:
+        show_results(finished, request)
+    if failures and len(runs) == 1:
+        raise failures[0]
+    if failures:
+        raise FailedRunError(f"{len(failures)} of {len(runs)} runs failed, the first: {failures[0]}")
 
 
 def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
@@ -127,12 +159,17 @@ def caution(run: Planned) -> str:
 def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
     """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
     from fedmosaic_cli.experiment.assemble import check_networks, find_devices
+    from fedmosaic_cli.experiment.costs import disk_bytes, facts_of_shards
 
     first = find_devices(device)[0]
+    need = 0
     for run in runs:
         found = shards[run.config.partition_seed]
-        manifest = (found.shards if isinstance(found, Deal) else found).manifest
-        check_networks(run.config, manifest["image_shape"], first)
+        facts = facts_of_shards(found.shards if isinstance(found, Deal) else found)
+        channels, height, width = facts.input_shape
+        check_networks(run.config, (height, width, channels), first)
+        need += 0 if run.files.finished() else disk_bytes(run.config, facts)
+    check_room(runs[0].files.path, need)
 
 
 def follow(
@@ -142,14 +179,20 @@ def follow(
     from fedmosaic_cli.experiment import run as experiment
 
     progress.begin(run.label, run.config.train.rounds)
+    terms = experiment.Terms(
+        device=request.device.value,
+        arguments=tuple(sys.argv[1:]),
+        asked_to_stop=asked_to_stop,
+        grace=request.grace,
+        nonidentical=request.allow_nonidentical,
+    )
     try:
-        device = request.device.value
-        for event in experiment.run(run.config, shards, run.files, device, place, sys.argv[1:], asked_to_stop):
+        for event in experiment.run(run.config, shards, run.files, place, terms):
             if isinstance(event, experiment.Begun):
                 progress.tell(event)
             elif isinstance(event, experiment.Resumed):
                 for warning in event.warnings:
-                    remark(f"warning: {warning}; using the one before")
+                    remark(f"warning: {warning}")
                 progress.skip_to(event.round)
             elif isinstance(event, experiment.RoundDone):
                 progress.update(event)
@@ -161,8 +204,8 @@ def follow(
     except (FedMosaicError, typer.Exit, OSError):
         raise
     except Exception:
-        if run.files.path.is_dir():
-            run.files.crash.write_text(traceback.format_exc(), encoding="utf-8")
+        with suppress(OSError):
+            write(run.files.crash, traceback.format_exc().encode())
         raise
     raise AssertionError("a run ends with a summary or is stopped")
 
@@ -185,7 +228,8 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
     for assignment in request.assignments or []:
         layers.set(assignment)
     execution = request.execution and request.execution.value
-    flags = {"rounds": request.rounds, "workers": request.workers, "execution": execution}
+    on_nan = request.on_nan and request.on_nan.value
+    flags = {"rounds": request.rounds, "workers": request.workers, "execution": execution, "on_nan": on_nan}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
     if request.expertise is not None:
         if "fedmosaic" not in methods:
@@ -227,13 +271,13 @@ def standard_data(request: Request) -> DataSettings | None:
     return layers.section("data", DataSettings)
 
 
-def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: Request) -> None:
+def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Request) -> None:
     """The numbers of the runs, and what one would do next."""
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for heading in ("accuracy %", "weighted %", "worst client %", "kB up", "kB down"):
         table.add_column(heading, justify="right")
-    for run, summary in zip(runs, summaries, strict=True):
+    for run, summary in finished:
         accuracy = summary["accuracy"]
         numbers = [f"{100 * accuracy[key]:.2f}" for key in ("client_mean", "sample_weighted", "worst")]
         bits = [summary["bits"][way] for way in ("up", "down")]
@@ -241,12 +285,12 @@ def show_results(runs: list[Planned], summaries: list[dict[str, Any]], request: 
         table.add_row(str(run.files.path), *numbers, *traffic)
     out().print(table)
     if request.verbose:
-        for run, summary in zip(runs, summaries, strict=True):
+        for run, summary in finished:
             marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
             say(f"{run.label}: {marks}")
     if not request.quiet:
         say("accuracy: mean over clients, each on its own test part, last round")
-        for line in next_steps(runs, request):
+        for line in next_steps([run for run, _ in finished], request):
             say(line)
 
 
@@ -263,6 +307,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seeds": request.seeds,
         "--config": request.config,
         "--execution": request.execution and request.execution.value,
+        "--on-nan": request.on_nan and request.on_nan.value,
         "--device": None if request.device is Device.auto else request.device.value,
         "--data-dir": request.data_dir,
         "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,

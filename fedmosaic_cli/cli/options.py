@@ -24,6 +24,11 @@ class Execution(StrEnum):
     stacked = "stacked"
 
 
+class OnNan(StrEnum):
+    stop = "stop"
+    skip = "skip"
+
+
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DataDirOption = Annotated[
     Path | None,

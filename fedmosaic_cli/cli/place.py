@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedmosaic_cli.cli.console import err, remark
@@ -19,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import typer
-from rich.progress import TaskID
+    from rich.progress import TaskID
 
 # In a pipe, a line this often is enough.
 SECONDS_BETWEEN_LINES = 2.0
@@ -30,34 +26,13 @@ SECONDS_BETWEEN_LINES = 2.0
 def data_place(data_dir: Path | None, quiet: bool) -> Iterator[Place]:
     """The place of this command. What it watches is shown while the context lasts."""
     data_dir = data_dir or DATA_DIR
-    with leaving_in_order():
-        if quiet:
-            yield Place(data_dir)
-        elif sys.stderr.isatty():
-            with Bar() as bar:
-                yield Place(data_dir, watch=bar)
-        else:
-            yield Place(data_dir, watch=Lines())
-
-
-@contextmanager
-def leaving_in_order() -> Iterator[None]:
-    """Told to stop, clean up on the way out: by default SIGTERM would leave processes and files behind."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    except KeyboardInterrupt:
-        remark("stopped: nothing was finished")
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if quiet:
+        yield Place(data_dir)
+    elif sys.stderr.isatty():
+        with Bar() as bar:
+            yield Place(data_dir, watch=bar)
+    else:
+        yield Place(data_dir, watch=Lines())
 
 
 class Bar:

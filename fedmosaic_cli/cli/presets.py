@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from fedmosaic_cli.cli.console import out, say
 from fedmosaic_cli.cli.options import DebugOption
 from fedmosaic_cli.config.presets import load_preset, preset_names, preset_path
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import write
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
@@ -54,5 +54,5 @@ def copy(
         raise RequestError(f"file exists already ({target}): choose another name")
     if not target.parent.is_dir():
         raise RequestError(f"no such directory ({target.parent}): create it first")
-    shutil.copyfile(source, target)
+    write(target, source.read_bytes())
     say(f"copied to {target}\nnext: fedmosaic train --preset {target}")

@@ -89,6 +89,7 @@ class Lines(Silent):
         remark(f"{self._label}  resumed after round {number}")
 
     def update(self, done: RoundDone) -> None:
+        tell_left_out(done)
         remark(f"{self._label}  round {done.round}/{self._rounds}  {values(done)}  {done.seconds:.2f} s")
 
 
@@ -136,7 +137,15 @@ class Bars(Silent):
         self._progress.update(self._rounds, completed=number)
 
     def update(self, done: RoundDone) -> None:
+        tell_left_out(done)
         self._progress.update(self._rounds, completed=done.round, values=values(done, "acc"))
+
+
+def tell_left_out(done: RoundDone) -> None:
+    """Name the clients that could not take part; their rounds are not like the others'."""
+    if done.left_out:
+        who = ", ".join(map(str, done.left_out))
+        remark(f"warning: left out of round {done.round}, diverged: client {who}")
 
 
 def how(begun: Begun) -> str:

@@ -40,7 +40,7 @@ def report(
     if latex + markdown + as_csv + as_json > 1:
         raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")
 
-    from fedmosaic_cli.files import write
+    from fedmosaic_cli.files import make_directories, write_together
     from fedmosaic_cli.report.collect import collect, tabulate
     from fedmosaic_cli.report.tables import to_csv, to_json, to_latex, to_markdown, to_svg, to_terminal
 
@@ -51,10 +51,9 @@ def report(
         raise RequestError(f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
     table = tabulate(frame)
     if output:
-        output.mkdir(parents=True, exist_ok=True)
+        make_directories(output)
         texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(table), "svg": to_svg(table)}
-        for ending, text in texts.items():
-            write(output / f"table.{ending}", text.encode())
+        write_together({output / f"table.{ending}": text.encode() for ending, text in texts.items()})
     if as_json:
         say_json(to_json(table))
     elif latex:

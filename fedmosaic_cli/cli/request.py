@@ -17,6 +17,7 @@ from fedmosaic_cli.cli.options import (
     DeviceOption,
     Execution,
     JsonOption,
+    OnNan,
     PresetOption,
     QuietOption,
     RunsDirOption,
@@ -59,6 +60,20 @@ class Request:
     workers: Annotated[
         int | None, typer.Option(help="Threads; results do not depend on it.", show_default="0: one a core or GPU")
     ] = None
+    on_nan: Annotated[
+        OnNan | None,
+        typer.Option(help="If a client diverges: stop, or skip its part in the round.", show_default="stop"),
+    ] = None
+    grace: Annotated[
+        float, typer.Option(min=0, help="Told to stop, seconds to wait for the round to end before it is dropped.")
+    ] = 30.0
+    allow_nonidentical: Annotated[
+        bool,
+        typer.Option(
+            "--allow-nonidentical",
+            help="Resume under other versions, devices or hyper-parameters; reports mark such a run.",
+        ),
+    ] = False
     device: DeviceOption = Device.auto
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", ModelSettings, TrainSettings)
 
-# What may differ between a run and its continuation: none of it changes what was played before.
-FREE_TO_CHANGE = {"train.rounds", "train.workers", "train.images", "train.checkpoint_every"}
-# What tells no two results apart: beside these, what changes nothing but the last bits.
-BESIDE_THE_RESULT = FREE_TO_CHANGE | {"train.execution"}
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -148,35 +143,25 @@ def check_effects(
 
 
 def stored_run(path: Path, place: Place) -> RunConfig:
+    """The configuration of a run that was made before, from its file."""
+    return recorded_run(read(path), str(path), place)
+
+
+def recorded_run(content: dict[str, Any], where: str, place: Place) -> RunConfig:
     """The configuration of a run that was made before."""
-    content = read(path)
     try:
         layers = Layers()
-        layers.add(str(path), {name: content[name] for name in (*SECTIONS, "methods")})
-        layers.add(str(path), {"clients": content.get("clients", {})})
+        layers.add(where, {name: content[name] for name in (*SECTIONS, "methods")})
+        layers.add(where, {"clients": content.get("clients", {})})
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(
-            f"no {error.args[0]!r} in the configuration ({path}): this is not a run of fedmosaic"
+            f"no {error.args[0]!r} in the configuration ({where}): this is not a run of fedmosaic"
         ) from None
     setting, method, seed, partition_seed = names
-    return resolve_run(setting, layers, method, seed, place, partition_seed)
-
-
-def first_difference(old: RunConfig, new: RunConfig) -> str | None:
-    """What a continuation would change, in words; None where it may go on."""
-    before, after = flat(old.to_dict()), flat(new.to_dict())
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key) and key not in FREE_TO_CHANGE:
-            return f"{key} was {before.get(key)!r} and is now {after.get(key)!r}"
-    if new.train.rounds != old.train.rounds and new.method.plans_ahead:
-        return (
-            f"train.rounds was {old.train.rounds} and is now {new.train.rounds}, "
-            f"on which every round of {new.method.title} depends"
-        )
-    if new.train.rounds < old.train.rounds:
-        return f"train.rounds was {old.train.rounds} and is now {new.train.rounds}, which is fewer"
-    return None
+    if not isinstance(setting, str) or type(seed) is not int or type(partition_seed) is not int:
+        raise RequestError(f"names and seeds are not right ({where}): this is not a run of fedmosaic")
+    return resolve_run(setting, layers, str(method), seed, place, partition_seed)
 
 
 def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:

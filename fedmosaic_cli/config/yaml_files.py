@@ -10,16 +10,27 @@ import yaml
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
     from pathlib import Path
 
 LARGEST = 1 << 20
+MOST_DEPTH = 20
+MOST_ALIASES = 100
+MOST_VALUES = 100_000
 
 
 class Loader(yaml.SafeLoader):
     """YAML 1.1 takes 1e-3 for a text and 3:20 for 200, and of two equal keys the last wins; here none of that."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - how yaml declares it
+    aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MOST_ALIASES:
+                raise yaml.YAMLError(f"more than {MOST_ALIASES} aliases")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -46,12 +57,33 @@ for tag, pattern, starts in (
 def parse(text: str, where: str) -> Any:
     """The value of a YAML text; `where` names it in errors."""
     try:
-        return yaml.load(text, Loader)
+        content = yaml.load(text, Loader)
+        check_extent(content)
+        return content
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error)
         raise RequestError(f"not valid YAML: {problem} ({place}): mend it") from None
+
+
+def check_extent(content: Any) -> None:
+    """Refuse what is nested too deeply, or in itself, or becomes very much once its aliases are written out."""
+    level, seen = [content], 0
+    for _ in range(MOST_DEPTH):
+        level = [part for value in level for part in parts_of(value)]
+        seen += len(level)
+        if seen > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES} values")
+        if not level:
+            return
+    raise yaml.YAMLError(f"nested more than {MOST_DEPTH} deep")
+
+
+def parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmosaic_cli import disk
 from fedmosaic_cli.data.decoding import (
     TREATMENT,
     Chunk,
@@ -33,7 +33,7 @@ from fedmosaic_cli.data.decoding import (
     follow_parent,
 )
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.files import make_last, temporary_name, to_json, write
+from fedmosaic_cli.files import claimed_files, sweep, to_json, write
 from fedmosaic_cli.machine import available_cores
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ CHUNK = 256
 WORTH_PROCESSES_BYTES = 8_000_000
 WORTH_PROCESSES_FILES = 2_000
 BLOCK_ROWS = 4_096
-STALE_SECONDS = 24 * 3600
 SAMPLED_ROWS = 256
 
 
@@ -146,31 +145,23 @@ def image_shape(root: Path, files: Sequence[ImageFile], side: int | None) -> tup
     raise RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].name}")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left behind long ago."""
-    for leftover in folder.glob(".*.part"):
-        if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
-            leftover.unlink(missing_ok=True)
-
-
 @contextmanager
 def scratch_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
     """A file that holds an array of this shape, gone afterwards if nobody moved it away."""
-    scratch = temporary_name(path)
     need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
     if need > free:
         raise ResourceError(
             f"decoded images need {need / 1e9:.2f} GB and there are {free / 1e9:.2f} GB free ({path.parent}): "
             "make room, set FEDMOSAIC_CACHE, or choose a smaller --image-size"
         )
-    try:
-        np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the middle
-            with scratch.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, scratch.stat().st_size)
-        yield scratch
-    finally:
-        scratch.unlink(missing_ok=True)
+    with claimed_files([path]) as [(handle, scratch)]:
+        try:
+            np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the middle
+                os.posix_fallocate(handle, 0, scratch.stat().st_size)
+            yield scratch
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def fill(scratch: Path, root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Decoded:
@@ -219,22 +210,19 @@ def settle(scratch: Path, target: Path, left_out: list[int], channels: int) -> N
     """Give the array its name, without the rows that failed and the channels that say nothing."""
     array: Any = np.load(scratch, mmap_mode="r")
     if not left_out and channels == array.shape[-1]:
-        make_last(scratch)
-        scratch.replace(target)
+        disk.keep(scratch)
+        disk.rename(scratch, target)
         return
     kept = np.delete(np.arange(len(array)), left_out)
-    smaller = temporary_name(target)
-    try:
+    with claimed_files([target]) as [(_, smaller)]:
         shape = (len(kept), *array.shape[1:-1], channels)
         out = np.lib.format.open_memmap(smaller, mode="w+", dtype=np.uint8, shape=shape)
         for start in range(0, len(kept), BLOCK_ROWS):
             rows = kept[start : start + BLOCK_ROWS]
             out[start : start + len(rows)] = array[rows][..., :channels]
         out.flush()
-        make_last(smaller)
-        smaller.replace(target)
-    finally:
-        smaller.unlink(missing_ok=True)
+        disk.keep(smaller)
+        disk.rename(smaller, target)
 
 
 def remarks_of(outcome: Decoded, names: dict[int, str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from fedmosaic_cli.data.npz_files import check_expansion, read_header
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 # Booleans, whole numbers, floats, bytes and texts; objects only where they come one by one.
 PLAIN_KINDS = "biufSU"
-MOST_EXPANDED = 100
-ALWAYS_ALLOWED_BYTES = 1 << 30
 
 
 class PlainType:
@@ -122,21 +121,12 @@ def read_pickled_member(path: Path, member: str) -> Any:
         with zipfile.ZipFile(path) as archive:
             check_expansion(archive, path)
             file = io.BytesIO(archive.read(f"{member}.npy"))
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read_header(file)
     except (KeyError, ValueError, OSError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RequestError(f"not an npz file with '{member}' in it: {error} ({path}): fetch it anew") from None
     if kind != np.dtype(object) or shape != ():
         raise RequestError(f"'{member}' holds {kind} {shape}, not one object ({path}): this is another format")
     return unpickle(file, path)
-
-
-def check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse an archive that would fill the memory out of next to nothing."""
-    size = sum(info.file_size for info in archive.infolist())
-    if size > max(ALWAYS_ALLOWED_BYTES, MOST_EXPANDED * path.stat().st_size):
-        raise RequestError(f"{size} bytes would come out of {path.stat().st_size} ({path}): this is no data")
 
 
 def unpickle(file: BinaryIO, path: Path) -> Any:

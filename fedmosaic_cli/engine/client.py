@@ -11,7 +11,7 @@ from fedmosaic_cli.engine import batches, optimizers, params, training
 from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 from fedmosaic_cli.engine.workspace import Workspace
-from fedmosaic_cli.errors import FedMosaicError
+from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.method import Leash, Parameters, State, Step, Term
+    from fedmosaic_cli.engine.method import Leash, Parameters, Received, State, Step, Term
     from fedmosaic_cli.engine.settings import TrainSettings
+
+# What is remembered for a model stands beside it, under its name with this behind it.
+OPTIMIZER = ".optimizer"
 
 
 class SimulatedClient:
@@ -48,6 +51,7 @@ class SimulatedClient:
         self.round = 0
         self.state: State = {}
         self.notes: dict[str, float | None] = {}
+        self.left_out = False
         self.private = private
         self.public = public
         self.learner = learner
@@ -62,6 +66,19 @@ class SimulatedClient:
         """Turn to a new page of the log."""
         self.round = number
         self.notes = {}
+        self.left_out = False
+
+    def check(self, models: State | Received) -> None:
+        """Refuse to go on with a model that is none any more."""
+        for name, model in models.items():
+            if isinstance(model, dict) and not name.endswith(OPTIMIZER) and not params.finite(model):
+                raise DivergenceError(self.id, self.round, "its model")
+
+    def leave_out(self, before: State) -> None:
+        """Be as `before` the round, as if there had been none."""
+        self.state = before
+        self.notes = {}
+        self.left_out = True
 
     def end_turn(self) -> None:
         """Forget what was only for this round."""
@@ -83,8 +100,8 @@ class SimulatedClient:
         lesson = Lesson(self.private, self.public, draw, terms, leash, private_weight)
         losses = self.learner.fit(self.state[model], self._memory(model), lesson)
         known = [loss for loss in (losses.private, *losses.terms) if loss is not None]
-        if not all(map(math.isfinite, known)) or not params.finite(self.state[model]):
-            raise diverged(self.id, self.round)
+        if not all(map(math.isfinite, known)):
+            raise DivergenceError(self.id, self.round, "its training loss")
         # A loss that the method measured itself is the one to log.
         self.notes.setdefault("loss_private", losses.private)
         for term, loss in zip(terms, losses.terms, strict=True):
@@ -96,7 +113,7 @@ class SimulatedClient:
         yield from steps
         loss = steps.mean_loss()
         if loss is not None and not math.isfinite(loss):
-            raise diverged(self.id, self.round)
+            raise DivergenceError(self.id, self.round, "its training loss")
         self.notes.setdefault("loss_private", loss)
 
     def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
@@ -139,7 +156,7 @@ class SimulatedClient:
         """What the optimizer of a model remembers. What is forgotten after the round is not kept longer than a turn:
         it is twice the model, for every client."""
         home = self._of_this_round if self._train.optimizer_state == "reset" else self.state
-        memory: State = home.setdefault(f"{model}.optimizer", {})
+        memory: State = home.setdefault(f"{model}{OPTIMIZER}", {})
         return memory
 
     def _draw(self, with_public: bool) -> Draw:
@@ -158,10 +175,3 @@ class SimulatedClient:
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))
-
-
-def diverged(client: int, number: int) -> FedMosaicError:
-    """The end of a run that would go on with noise."""
-    return FedMosaicError(
-        f"client {client} diverged in round {number} (train.lr or the method's own): lower the learning rate"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine import channel, params
-from fedmosaic_cli.engine.client import diverged
 from fedmosaic_cli.engine.evaluation import Score, score
 from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.engine.workers import Job
+from fedmosaic_cli.errors import DivergenceError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Federation:
     """Where the server computes."""
     execution: str
     """How clients are run; see `engine.execution`."""
+    skips: bool = False
+    """Whether a client that diverges is left out of the round, instead of being the end of the run."""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -99,7 +102,17 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
 
     def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
         received, bits_down = channel.send(method.broadcast(standing.server, client.id, world), client.private.device)
-        upload, bits_up = channel.send(method.local_round(client, received, world), federation.device)
+        before = copy.deepcopy(client.state) if federation.skips else {}
+        try:
+            message = method.local_round(client, received, world)
+            client.check(client.state)
+            upload, bits_up = channel.send(message, federation.device)
+            client.check(upload)
+        except DivergenceError:
+            if not federation.skips:
+                raise
+            upload, bits_up = {}, 0
+            client.leave_out(before)
         client.end_turn()
         # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
         return upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down)
@@ -109,6 +122,8 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     clients = participants(federation)
     jobs = [Job(client, len(client.private), client.learner.team, client.private.device) for client in clients]
     turns = dict(zip((client.id for client in clients), federation.workers.map(take_part, jobs), strict=True))
+    if all(client.left_out for client in clients):
+        raise DivergenceError(clients[0].id, clients[0].round, "as with everybody who took part, something")
     uploads = {client: upload for client, (upload, _) in turns.items() if upload}
     if uploads:
         standing.server = method.aggregate(standing.server, uploads, world)
@@ -159,8 +174,13 @@ def servers_by_device(federation: Federation) -> dict[torch.device, State]:
 def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extra: dict[str, float]) -> dict[str, Any]:
     """A client's line in the log of a round."""
     if not math.isfinite(mark.loss):
-        raise diverged(exam.owner, client.round)
+        raise DivergenceError(exam.owner, client.round, "its loss on test examples")
     notes = dict(client.notes)
+    for name, value in notes.items():
+        if value is not None and not math.isfinite(value):
+            raise DivergenceError(exam.owner, client.round, name)
+    if client.left_out:
+        notes["left_out"] = 1
     return {
         "round": client.round,
         "client": exam.client,

@@ -21,6 +21,8 @@ class TrainSettings(Section):
     says what a client counts where models are averaged, `bn_buffers` what becomes of batch normalisation's running
     statistics there: averaged with the rest, kept by each client, or forgotten after
     every round, and then taken from a client's own data to examine a model (FedBN keeps its own in any case).
+    `on_nan` says what becomes of a client whose numbers are none any more: the run stops, or the client is as it was
+    before the round, and left out of it.
     The last four say how to compute: see docs/performance.md.
     """
 
@@ -36,6 +38,7 @@ class TrainSettings(Section):
     init: Literal["per-client", "common"] = "per-client"
     aggregation: Aggregation = "samples"
     bn_buffers: Statistics = "average"
+    on_nan: Literal["stop", "skip"] = "stop"
     checkpoint_every: Positive = 10
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     execution: Literal["auto", "threads", "stacked"] = "auto"

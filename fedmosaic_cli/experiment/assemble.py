@@ -180,8 +180,9 @@ def assemble(
     exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
     standing = begin(config.method, clients, world)
+    skips = config.train.on_nan == "skip"
     return Federation(
-        config.method, world, exams, workers, standing, config.seed, in_a_round, devices[0], classroom.execution
+        config.method, world, exams, workers, standing, config.seed, in_a_round, devices[0], classroom.execution, skips
     )
 
 

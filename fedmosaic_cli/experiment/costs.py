@@ -15,6 +15,7 @@ from fedmosaic_cli.engine.workers import STACK
 from fedmosaic_cli.engine.workspace import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import build
+from fedmosaic_cli.records.checkpoints import KEPT
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
@@ -57,6 +58,14 @@ def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str,
         "bits_down": bits.down,
         "missing": data.missing,
     }
+
+
+def disk_bytes(config: RunConfig, data: DataFacts) -> int:
+    """What a run takes on the disk at most: checkpoints, one more while it is written, and the personal models."""
+    clients = range(1 if config.method.pooled else config.data.clients or 1)
+    weights = [model_size(config.model_of(client), data).bytes for client in clients]
+    states = sum(copies(config, client) * size for client, size in zip(clients, weights, strict=True))
+    return (KEPT + 1) * states + sum(weights)
 
 
 @dataclass(frozen=True)

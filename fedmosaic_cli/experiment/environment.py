@@ -10,9 +10,9 @@ from fedmosaic_cli import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.records.shards import Shards
 
 PACKAGES = (
     "torch",
@@ -34,15 +34,19 @@ def versions() -> dict[str, str]:
     return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def environment(federation: Federation, shards: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def environment(federation: Federation, shards: Shards, arguments: Sequence[str]) -> dict[str, Any]:
     """What is written to env.json."""
+    import torch
+
     return {
         "versions": versions(),
         "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": ", ".join(map(str, federation.devices)),
         "execution": federation.execution,
         "workers": federation.workers.count,
-        "threads_per_worker": 1,
-        "shards": str(shards.absolute()),
+        "threads_per_worker": torch.get_num_threads(),
+        "shards": str(shards.path.absolute()),
+        "shards_digest": shards.digest,
         "arguments": list(arguments),
     }

@@ -14,7 +14,7 @@ from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import shards as shard_records
-from fedmosaic_cli.records.runs import SCHEMA
+from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, SCHEMA
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,7 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
     import torch
 
     check_finished(files)
+    files.check(CONFIG, ENVIRONMENT)
     config, summary = stored_run(files.config, place), files.summary()
     dataset, dealt = data_of(files, config, summary["shards"]["digest"], place)
     if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):

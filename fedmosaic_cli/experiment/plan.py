@@ -6,14 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.run import fingerprint, first_difference, stored_run
+from fedmosaic_cli.config.changes import differences
+from fedmosaic_cli.config.run import fingerprint, recorded_run, stored_run
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.picture import distribution_picture, public_picture
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.sources import find_source, load_dataset, locate
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.records import shards as records
+from fedmosaic_cli.records.checkpoints import newest_manifest
 from fedmosaic_cli.records.exported import load_exported
+from fedmosaic_cli.records.lock import check_free
+from fedmosaic_cli.records.manifest import client_counts, describe
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
@@ -40,7 +44,7 @@ class Deal:
 
 def pictures(manifest: dict[str, Any]) -> dict[str, bytes]:
     """What there is to look at: the clients' classes, and the public set's."""
-    counts, names = records.client_counts(manifest), manifest["class_names"]
+    counts, names = client_counts(manifest), manifest["class_names"]
     what = f"{manifest['dataset']}, {manifest['scheme']}"
     domains = [client["domain"] for client in manifest["clients"]]
     title = f"{what}: examples of {len(counts)} clients"
@@ -61,7 +65,7 @@ def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
     # A published data set is found anywhere by its name; the user's own only where it is.
     own = find_source(settings.dataset).look is not None
     found_at = str(locate(settings.dataset, place).absolute()) if own else ""
-    return Deal(dataset, records.Shards(path, records.describe(dataset, dealt, found_at), dealt), place.watch)
+    return Deal(dataset, records.Shards(path, describe(dataset, dealt, found_at), dealt), place.watch)
 
 
 def find_shards(config: RunConfig, standard: DataSettings | None, place: Place) -> Shards | Deal:
@@ -101,22 +105,39 @@ def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:
     )
 
 
-def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place) -> None:
-    """Refuse a run directory that cannot be used, before anything is written anywhere."""
+def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place, nonidentical: bool = False) -> None:
+    """Refuse a run directory that cannot be used, before anything is written anywhere.
+
+    With `nonidentical`, some of what makes the run end in another result is accepted.
+    """
+    check_free(files.path)
+    check_directory(files, resume)
     if not files.exists():
         return
-    if not resume:
+    for difference in differences(configuration_of(files, place), config):
+        if not (nonidentical and difference.acceptable):
+            ways = "set it back, or use another --run-dir"
+            if difference.acceptable:
+                ways = "set it back, use another --run-dir, or accept another result with --allow-nonidentical"
+            raise RequestError(f"cannot resume with another configuration: {difference.text} ({files.config}): {ways}")
+
+
+def check_directory(files: RunFiles, resume: bool) -> None:
+    """Refuse to begin a run where there is something already."""
+    if files.exists() and not resume:
         raise RequestError(
             f"run directory is not empty ({files.path}): add --resume to go on, or choose another --runs-dir"
         )
+
+
+def configuration_of(files: RunFiles, place: Place) -> RunConfig:
+    """The configuration of a run that was begun: as its newest checkpoint has it, which is checked, or its file."""
+    manifest = newest_manifest(files.checkpoints)
+    if manifest is not None:
+        return recorded_run(manifest["config"], str(files.checkpoints), place)
     if not files.config.is_file():
         raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
-    difference = first_difference(stored_run(files.config, place), config)
-    if difference:
-        raise RequestError(
-            f"cannot resume with another configuration: {difference} ({files.config}): "
-            "set it back, or use another --run-dir"
-        )
+    return stored_run(files.config, place)
 
 
 def check_finished(files: RunFiles) -> None:

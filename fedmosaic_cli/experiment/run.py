@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.run import BESIDE_THE_RESULT
+from fedmosaic_cli.config.changes import FREE_TO_CHANGE
+from fedmosaic_cli.config.run import recorded_run
 from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.rounds import play, servers_by_device
 from fedmosaic_cli.engine.workers import one_core
+from fedmosaic_cli.errors import DivergenceError, FailedRunError
 from fedmosaic_cli.experiment.assemble import assemble, find_devices
+from fedmosaic_cli.experiment.continuation import check_departures, departures
 from fedmosaic_cli.experiment.environment import environment
 from fedmosaic_cli.experiment.plan import open_shards
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
@@ -20,14 +23,14 @@ from fedmosaic_cli.records import checkpoints
 from fedmosaic_cli.records.runs import SCHEMA, RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Parameters
-    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.engine.rounds import Federation, Round
     from fedmosaic_cli.records.runs import Arrays
     from fedmosaic_cli.records.shards import Shards
 
@@ -43,7 +46,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run goes on after this round; `warnings` tell of checkpoints that could not be used."""
+    """The run goes on after this round; `warnings` tell of files that could not be used."""
 
     round: int
     warnings: list[str]
@@ -57,6 +60,7 @@ class RoundDone:
     accuracy: float
     trust: float | None
     seconds: float
+    left_out: list[int]
 
 
 @dataclass(frozen=True)
@@ -76,75 +80,144 @@ class Finished:
 Event = Begun | Resumed | RoundDone | Stopped | Finished
 
 
-def run(
-    config: RunConfig,
-    shards: Shards,
-    files: RunFiles,
-    device_name: str,
-    place: Place,
-    arguments: Sequence[str] = (),
-    asked_to_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Event]:
+@dataclass(frozen=True)
+class Terms:
+    """Under what terms a run is made.
+
+    `arguments` are recorded. Somebody may ask to stop, and then waits `grace` seconds for the round to end. With
+    `nonidentical`, a run may go on to another result than it would have come to in one go.
+    """
+
+    device: str = "auto"
+    arguments: tuple[str, ...] = ()
+    asked_to_stop: Callable[[], bool] = lambda: False
+    grace: float = 30.0
+    nonidentical: bool = False
+
+
+def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms: Terms = Terms()) -> Iterator[Event]:  # noqa: B008 - frozen
     """Play and record the run, from where it stands. Asked to stop, it does so after a round, with a checkpoint."""
-    if files.finished() and files.summary()["rounds"] == config.train.rounds:
+    damaged = files.damage() if files.finished() else []
+    if files.finished() and not damaged and files.summary()["rounds"] == config.train.rounds:
         yield Finished(files.summary())
         return
     one_core()
     keep_freed_memory()
-    federation = assemble(config, *open_shards(shards, place), find_devices(device_name))
-    with files.locked(), federation.workers:
-        resumed = go_back(files, federation)
+    federation = assemble(config, *open_shards(shards, place), find_devices(terms.device))
+    with federation.workers:
+        now = environment(federation, shards, terms.arguments)
+        resumed, origin = go_back(config, files, federation, now, place, terms.nonidentical)
         yield Begun(federation.devices, federation.execution, federation.workers.count)
-        yield from resumed
-        files.create(config.to_dict(), environment(federation, shards.path, arguments))
-        for event in record_rounds(config, files, federation, asked_to_stop):
+        if resumed is not None:
+            mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
+            yield Resumed(resumed.round, mended + resumed.warnings)
+        for event in record_rounds(config, files, federation, origin, terms):
             yield event
             if isinstance(event, Stopped):
                 return
         digests = save_models(files, federation)
-        summary = {**summarise(config, shards, files.rounds()), "execution": federation.execution, "models": digests}
-        files.save_summary(summary)
+        summary = {
+            **summarise(config, shards, files.rounds()),
+            "execution": federation.execution,
+            "nonidentical": origin["nonidentical"],
+            "models": digests,
+        }
+        files.finish(summary)
         yield Finished(summary)
 
 
 def record_rounds(
-    config: RunConfig, files: RunFiles, federation: Federation, asked_to_stop: Callable[[], bool]
+    config: RunConfig, files: RunFiles, federation: Federation, origin: dict[str, Any], terms: Terms
 ) -> Iterator[Event]:
-    """Play the rounds that remain, each logged, some kept as checkpoints."""
-    last = config.train.rounds
-    started = time.perf_counter()
-    for done in play(federation, last):
+    """Play the rounds that remain, each logged, some kept as checkpoints.
+
+    A checkpoint is made every so many rounds, and once the last is older than anybody waits for a round to end: so a
+    round that is dropped when time is up is the only one that is lost.
+    """
+    last, rounds = config.train.rounds, play(federation, config.train.rounds)
+    started = saved = time.perf_counter()
+    while (done := next_round(rounds, config, files)) is not None:
         seconds = time.perf_counter() - started
         files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
-        stopping = asked_to_stop() and done.number < last
-        if stopping or done.number == last or done.number % config.train.checkpoint_every == 0:
-            save_checkpoint(files, federation)
+        stopping = terms.asked_to_stop() and done.number < last
+        due = done.number % config.train.checkpoint_every == 0 or time.perf_counter() - saved >= terms.grace
+        if stopping or due or done.number == last:
+            save_checkpoint(files, federation, origin)
+            saved = time.perf_counter()
         trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
         accuracy = fmean(row["accuracy"] for row in done.rows)
-        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds)
+        left_out = [row["client"] for row in done.rows if "left_out" in row]
+        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out)
         if stopping:
             yield Stopped(done.number)
             return
         started = time.perf_counter()
 
 
-def go_back(files: RunFiles, federation: Federation) -> list[Event]:
-    """Bring the federation to the newest checkpoint, and the logs with it."""
-    if not files.exists():
-        return []
-    checkpoint, warnings = checkpoints.load_newest(files.checkpoints)
+def next_round(rounds: Iterator[Round], config: RunConfig, files: RunFiles) -> Round | None:
+    """The next round, if there is one. A client that diverges is the end of the run, not of what was kept."""
+    try:
+        return next(rounds, None)
+    except DivergenceError as error:
+        rates = {"train.lr": config.train_of(error.client).lr, **numbers_of(config)}
+        values = ", ".join(f"{key} {value:g}" for key, value in rates.items())
+        kept = checkpoints.all_in(files.checkpoints)
+        raise FailedRunError(
+            f"client {error.client} diverged in round {error.round} of {config.method.variant}, seed {config.seed}, "
+            f"{error.what} is not finite ({values}): lower the learning rate, or leave such clients out with "
+            f"--on-nan skip; {f'{kept[-1]} is kept' if kept else 'there is no checkpoint yet'}"
+        ) from None
+
+
+def numbers_of(config: RunConfig) -> dict[str, float]:
+    """The method's own hyper-parameters, as far as they are numbers."""
+    name = config.method.name
+    own = config.to_dict()["methods"][name].items()
+    return {f"methods.{name}.{key}": value for key, value in own if isinstance(value, float)}
+
+
+def go_back(
+    config: RunConfig, files: RunFiles, federation: Federation, now: dict[str, Any], place: Place, nonidentical: bool
+) -> tuple[Resumed | None, dict[str, Any]]:
+    """Bring federation and files to the newest checkpoint, or to the start; where the run comes from.
+
+    Until it is clear that the run can go on, nothing is changed.
+    """
+    begun = files.exists()
+    checkpoint, damaged = checkpoints.load_newest(files.checkpoints)
+    origin: dict[str, Any] = {"config": config.to_dict(), "environment": now, "nonidentical": []}
     if checkpoint is None:
-        files.reopen()
-        return [Resumed(0, [])]
+        files.open(origin["config"], now, {})
+        return Resumed(0, []) if begun else None, origin
+    was = checkpoint.origin
+    found = departures(recorded_run(was["config"], str(files.checkpoints), place), config, was["environment"], now)
+    check_departures(found, nonidentical, str(files.path))
     restore(federation, checkpoint.arrays, checkpoint.values, checkpoint.round)
-    files.reopen(checkpoint.logs)
-    return [Resumed(checkpoint.round, warnings)]
+    if not found:
+        origin["environment"] = was["environment"]  # the record of how the run began
+    origin["nonidentical"] = was["nonidentical"] + [f"after round {checkpoint.round}: {text}" for text in found]
+    warnings = [f"{reason}; using the checkpoint of round {checkpoint.round}" for reason in damaged.values()]
+    warnings += changed_logs(files, checkpoint.logs)
+    for path in damaged:
+        checkpoints.set_aside(path)
+    files.open(origin["config"], origin["environment"], checkpoint.logs)
+    return Resumed(checkpoint.round, warnings), origin
 
 
-def save_checkpoint(files: RunFiles, federation: Federation) -> None:
+def changed_logs(files: RunFiles, before: dict[str, bytes]) -> list[str]:
+    """A warning for each log that does not begin as it did when the checkpoint was made; the checkpoint knows it."""
+    warnings = []
+    for name, content in before.items():
+        path = files.path / name
+        if not path.is_file() or path.read_bytes()[: len(content)] != content:
+            warnings.append(f"the log is missing or damaged ({path}); taken from the checkpoint")
+    return warnings
+
+
+def save_checkpoint(files: RunFiles, federation: Federation, origin: dict[str, Any]) -> None:
     arrays, values = capture(federation.standing)
-    checkpoint = checkpoints.Checkpoint(federation.standing.finished, arrays, values, files.log_lengths())
-    checkpoints.save(files.checkpoints, checkpoint)
+    state = checkpoints.Checkpoint(federation.standing.finished, arrays, values, files.logs(), origin)
+    checkpoints.save(files.checkpoints, state)
 
 
 def save_models(files: RunFiles, federation: Federation) -> dict[str, str]:
@@ -192,7 +265,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "seed": config.seed,
         "rounds": config.train.rounds,
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in BESIDE_THE_RESULT},
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},

@@ -36,15 +36,14 @@ def load_exported(shards: Shards) -> tuple[Dataset, Partition]:
     """The examples of exported shards as a data set of their own, and the partition in its numbering."""
     manifest = shards.manifest
     try:
-        digests = dict(manifest["export"])
-        public = load_arrays(shards.path / PUBLIC, ["images"], digests[PUBLIC])["images"]
+        public = load_arrays(shards.path / PUBLIC, ["images"], manifest)["images"]
+        check_examples(public, np.zeros(len(public), dtype=np.int64), len(shards.partition.public), manifest)
         images: list[NDArray[Any]] = [public]
         labels: list[NDArray[Any]] = [np.full(len(public), NO_LABEL)]
         moved, at = [], len(public)
         for shard in shards.partition.shards:
-            name = client_file(shard.client)
             names = [f"{part}_{what}" for part in shard.parts() for what in ("images", "labels")]
-            arrays = load_arrays(shards.path / name, names, digests[name])
+            arrays = load_arrays(shards.path / client_file(shard.client), names, manifest)
             places: dict[str, Any] = {}
             for part, index in shard.parts().items():
                 check_examples(arrays[f"{part}_images"], arrays[f"{part}_labels"], len(index), manifest)

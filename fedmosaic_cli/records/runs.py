@@ -1,12 +1,8 @@
-"""A run on disk: its configuration, a line a round and client, models, and last of all the summary."""
+"""A run on disk: its configuration, a line a round and client, models, digests, and last of all the summary."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +10,26 @@ import yaml
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from fedmosaic_cli.errors import RequestError, RunStateError
-from fedmosaic_cli.files import is_temporary, read_json, sha256, write, write_json
+from fedmosaic_cli import disk
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import (
+    append,
+    is_temporary,
+    new_directory,
+    put,
+    read_json,
+    remove,
+    sealed,
+    sha256,
+    sweep,
+    to_json,
+    write,
+    write_together,
+)
+from fedmosaic_cli.records.lock import LOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -27,10 +38,11 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[np.generic]]
 
 SCHEMA = 1
-SUMMARY = "summary.json"
-LOCK = ".lock"
-LOGS = ("rounds.jsonl", "timings.jsonl")
-
+CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
+# Of all files of a finished run, in the form that `sha256sum --check` reads.
+DIGESTS = "SHA256SUMS"
+ROUNDS, TIMINGS = "rounds.jsonl", "timings.jsonl"
+MODELS = "models"
 
 SPLITS = ("test", "train", "val")
 REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
@@ -52,7 +64,7 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        return self.path / "config.yaml"
+        return self.path / CONFIG
 
     @property
     def checkpoints(self) -> Path:
@@ -71,58 +83,31 @@ class RunFiles:
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One writer a run directory. The system releases the lock when its holder dies, however it dies."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunStateError(
-                    f"another process is writing this run ({self.path}): wait for it or stop it"
-                ) from None
-            yield
-
-    def create(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write(self.config, yaml.safe_dump(config, sort_keys=False).encode())
-        if not (self.path / "env.json").exists():  # a continuation keeps the record of how the run began
-            write_json(self.path / "env.json", environment)
+    def open(self, config: dict[str, Any], environment: dict[str, Any], logs: Mapping[str, bytes]) -> None:
+        """Begin, or go back to where the logs were these: what came after is played again."""
+        # A run that goes on is not finished any more, and what was said of its end no longer holds.
+        for outdated in (SUMMARY, DIGESTS, *map(evaluation_name, SPLITS), self.crash.name):
+            remove(self.path / outdated)
+        sweep(self.path)
+        write_together(
+            {
+                self.config: yaml.safe_dump(config, sort_keys=False).encode(),
+                self.path / ENVIRONMENT: to_json(environment),
+                **{self.path / name: logs.get(name, b"") for name in (ROUNDS, TIMINGS)},
+            }
+        )
 
     def append(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
         """Add a round to the logs."""
-        for name, lines in zip(LOGS, (rows, [timing]), strict=True):
-            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(text)
+        for name, lines in ((ROUNDS, rows), (TIMINGS, [timing])):
+            append(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
 
-    def log_lengths(self) -> dict[str, int]:
-        """How long the logs are, once they have reached the disk."""
-        lengths = {}
-        for name in LOGS:
-            with (self.path / name).open("ab") as file:
-                os.fsync(file.fileno())
-                lengths[name] = file.tell()
-        return lengths
-
-    def reopen(self, lengths: dict[str, int] | None = None) -> None:
-        """Go back to where the logs had these lengths, or to the start: what came after is played again."""
-        lengths = lengths or dict.fromkeys(LOGS, 0)
-        for name, length in lengths.items():
-            path = self.path / name
-            if length and (not path.is_file() or path.stat().st_size < length):
-                raise RunStateError(f"log is shorter than its checkpoint says ({path}): start the run anew")
-        # A run that goes on is not finished any more, and what was said of its end no longer holds.
-        for outdated in (SUMMARY, *map(evaluation_name, SPLITS), self.crash.name):
-            (self.path / outdated).unlink(missing_ok=True)
-        for name, length in lengths.items():
-            with (self.path / name).open("ab") as file:
-                file.truncate(length)
+    def logs(self) -> dict[str, bytes]:
+        return {name: (self.path / name).read_bytes() for name in (ROUNDS, TIMINGS)}
 
     def rounds(self) -> list[dict[str, Any]]:
         """All lines of rounds.jsonl."""
-        path = self.path / LOGS[0]
+        path = self.path / ROUNDS
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError):
@@ -133,26 +118,25 @@ class RunFiles:
 
         A client that has the model of the one before it, the same object, shares its file.
         """
-        folder = self.path / "models"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         digests: dict[str, str] = {}
-        last: tuple[Arrays, Path] | None = None
-        for client, arrays in models:
-            path = folder / model_name(client)
-            if last and arrays is last[0]:
-                link_or_copy(last[1], path)
-                digests[path.name] = digests[last[1].name]
-            else:
-                data = save_tensors(arrays)
-                write(path, data)
-                digests[path.name] = sha256(data)
-                last = arrays, path
+        remove(self.path / MODELS)
+        with new_directory(self.path / MODELS) as folder:
+            last: tuple[Arrays, Path] | None = None
+            for client, arrays in models:
+                path = folder / model_name(client)
+                if last and arrays is last[0]:
+                    link_or_copy(last[1], path)
+                    digests[path.name] = digests[last[1].name]
+                else:
+                    data = save_tensors(arrays)
+                    put(path, data)
+                    digests[path.name] = sha256(data)
+                    last = arrays, path
         return digests
 
     def load_model(self, client: int) -> Arrays:
         """The personal model of one client, if it is the one that the run wrote."""
-        path = self.path / "models" / model_name(client)
+        path = self.path / MODELS / model_name(client)
         expected = self.summary().get("models", {}).get(path.name)
         try:
             data = path.read_bytes()
@@ -161,18 +145,55 @@ class RunFiles:
             return load_tensors(data)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            raise RequestError(f"cannot read a model, {reason} ({path}): make the run again") from None
+            raise RequestError(f"cannot read a model, {reason} ({path}): mend the run with --resume") from None
 
-    def save_summary(self, summary: dict[str, Any]) -> None:
-        write_json(self.path / SUMMARY, summary)
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the digests of everything, and then the summary."""
+        data = to_json(summary)
+        digests = {name: sha256((self.path / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, ROUNDS, TIMINGS)}
+        digests |= {f"{MODELS}/{name}": digest for name, digest in summary["models"].items()}
+        lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY: sha256(data)}.items()]
+        write(self.path / DIGESTS, "".join(lines).encode())
+        write(self.path / SUMMARY, data)
+
+    def damage(self) -> list[Path]:
+        """The files of a finished run that are not as they were written."""
+        digests = self.digests()
+        if digests is None or SUMMARY not in digests:
+            return [self.path / DIGESTS]
+        return [self.path / name for name in digests if not self.is_whole(name, digests)]
+
+    def is_whole(self, name: str, digests: dict[str, str]) -> bool:
+        try:
+            return sha256((self.path / name).read_bytes()) == digests.get(name)
+        except OSError:
+            return False
+
+    def digests(self) -> dict[str, str] | None:
+        """What each file's digest should be, by name; None where that is not known."""
+        try:
+            lines = (self.path / DIGESTS).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+    def check(self, *names: str) -> None:
+        """Refuse files that are not as the run wrote them; where no digests are left, nothing can be said."""
+        digests = self.digests()
+        for name in names if digests is not None else ():
+            if not self.is_whole(name, digests or {}):
+                raise RequestError(
+                    f"the file was changed or is damaged ({self.path / name}): mend the run with --resume"
+                )
 
     def environment(self) -> dict[str, Any]:
         """What env.json tells, if it is there to tell it."""
-        path = self.path / "env.json"
+        path = self.path / ENVIRONMENT
         content = read_json(path) if path.is_file() else {}
         return content if isinstance(content, dict) else {}
 
     def summary(self) -> dict[str, Any]:
+        self.check(SUMMARY)
         content = read_json(self.path / SUMMARY)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise RequestError(f"not a summary of schema {SCHEMA} ({self.path / SUMMARY}): run it again")
@@ -181,15 +202,14 @@ class RunFiles:
             raise RequestError(f"summary is damaged, '{missing[0]}' is not right ({self.path / SUMMARY}): run it again")
         return content
 
-    def save_evaluation(self, split: str, content: dict[str, Any]) -> Path:
-        path = self.path / evaluation_name(split)
-        write_json(path, content)
-        return path
+    def evaluation(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:
+        """Where an evaluation is written, and as what."""
+        return self.path / evaluation_name(split), sealed(content)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
     """The same file under a second name; not every file system can."""
     try:
-        os.link(source, target)
+        disk.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        put(target, source.read_bytes())

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from fedmosaic_cli.data.partition import Partition, Shard, nothing, test_fraction
-from fedmosaic_cli.data.schemes import least_size
+from fedmosaic_cli.data.npz_files import read_arrays
+from fedmosaic_cli.data.partition import Partition, Shard, nothing
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import new_directory, read_json, sha256, to_json
+from fedmosaic_cli.files import new_directory, put, read_json, read_sealed, sealed, sha256
+from fedmosaic_cli.records.manifest import (
+    PARTS,
+    SCHEMA,
+    arrays_digest,
+    distribution_csv,
+    index_arrays,
+    manifest_digest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +36,9 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
     Pictures = Callable[[dict[str, Any]], dict[str, bytes]]
 
-SCHEMA = 2
 MANIFEST = "manifest.json"
 PUBLIC = "public.npz"
-PARTS = ("train", "test", "val")
-# What says where the shards were made and what else lies beside them; the digest stands for the partition alone.
-NOT_IN_DIGEST = ("digest", "export", "found_at", "remarks")
+MOST_CLASSES = 65_536
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Shards:
     @property
     def exported(self) -> bool:
         """Whether the examples themselves are in the shards."""
-        return self.manifest["export"] is not None
+        return self.manifest["export"] is True
 
     def test_sizes(self) -> list[int]:
         return [client["test"]["size"] for client in self.manifest["clients"]]
@@ -69,83 +72,6 @@ def client_file(client: int) -> str:
     return f"client-{client:03d}.npz"
 
 
-def describe(dataset: Dataset, partition: Partition, found_at: str = "") -> dict[str, Any]:
-    """The manifest: everything that one may want to know without opening another file, and a digest of it all."""
-    settings = partition.settings
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA,
-        "dataset": dataset.name,
-        "scheme": settings.scheme,
-        "protocol": settings.protocol,
-        "tested_on": tested_on(dataset, settings),
-        "parameters": parameters_of(dataset, settings),
-        "settings": settings.model_dump(mode="json"),
-        "seed": partition.seed,
-        "class_names": list(dataset.class_names),
-        "image_shape": list(dataset.images.shape[1:]),
-        "examples": len(dataset),
-        "source_fingerprint": dataset.fingerprint,
-        "remarks": list(dataset.remarks),
-        "clients": [describe_client(dataset, shard) for shard in partition.shards],
-        "public": {
-            "size": len(partition.public),
-            "class_counts": class_counts(dataset.labels[partition.public], dataset),
-            "sha256": arrays_digest({"index": partition.public}),
-        },
-    }
-    held = sum(len(part) for shard in partition.shards for part in shard.parts().values()) + len(partition.public)
-    manifest["left_out"] = len(dataset) - held
-    return {**manifest, "digest": manifest_digest(manifest), "export": None, "found_at": found_at}
-
-
-def parameters_of(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
-    """What decided the split, with the share for testing where one was held out."""
-    parameters: dict[str, Any] = settings.parameters()
-    if "test_fraction" in parameters and (dataset.test is None or settings.protocol == "pfllib"):
-        parameters["test_fraction"] = test_fraction(settings)
-    if "min_size" in parameters:
-        parameters["min_size"] = least_size(settings, len(dataset) - (settings.public_size or 0))
-    return parameters
-
-
-def tested_on(dataset: Dataset, settings: DataSettings) -> str:
-    """Where test examples come from, in words."""
-    if settings.protocol == "pfllib":
-        merged = "" if dataset.test is None else ", after training and test part were thrown together"
-        return f"a part of each client's share, drawn anyhow{merged}"
-    if settings.protocol == "fedbn":
-        return f"all of the client's domain in {dataset.test_origin}"
-    if dataset.test is None:
-        return "a part of each client's share, with its mix of classes"
-    if settings.scheme == "natural":
-        return "each client's own test part"
-    return f"{dataset.test_origin}, dealt by each client's mix of classes"
-
-
-def describe_client(dataset: Dataset, shard: Shard) -> dict[str, Any]:
-    """A client's entry: its parts, their sizes and classes as the client sees them, and a digest of its file."""
-    parts = {
-        part: {"size": len(index), "class_counts": class_counts(shard.labels(part, dataset), dataset)}
-        for part, index in shard.parts().items()
-    }
-    entry: dict[str, Any] = {"id": shard.client, "domain": shard.domain, "labels_flipped": shard.flipped, **parts}
-    if shard.noisy_labels is not None:
-        truth = replace(shard, noisy_labels=None).labels("train", dataset)
-        entry["noisy_labels"] = int((truth != shard.noisy_labels).sum())
-    return {**entry, "sha256": arrays_digest(index_arrays(shard))}
-
-
-def class_counts(labels: Index, dataset: Dataset) -> list[int]:
-    counts: list[int] = np.bincount(labels, minlength=dataset.num_classes).tolist()
-    return counts
-
-
-def index_arrays(shard: Shard) -> Arrays:
-    """What a client's file always holds."""
-    noise = {} if shard.noisy_labels is None else {"noisy_labels": shard.noisy_labels}
-    return {**shard.parts(), **noise}
-
-
 def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool, watch: Watch) -> Shards:
     """Write the shards, whole or not at all. Shards that are there already must be the same.
 
@@ -154,22 +80,21 @@ def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool, wat
     """
     if is_taken(shards.path):
         return the_same(shards, export)
-    manifest = shards.manifest
-    if export:
-        # Where the data lay is nobody's business on another machine.
-        manifest = {**manifest, "export": {}, "found_at": ""}
+    manifest: dict[str, Any] = {**shards.manifest, "export": export, "files": {}}
+    if export:  # where the data lay is nobody's business on another machine
+        manifest["found_at"] = ""
     try:
         with new_directory(shards.path) as folder:
             for number, shard in enumerate(shards.partition.shards, start=1):
                 watch("writing shards", number, len(shards.partition.shards))
                 examples = client_examples(dataset, shard) if export else {}
-                write_npz(folder / client_file(shard.client), index_arrays(shard), examples, manifest["export"])
+                add(folder / client_file(shard.client), to_npz({**index_arrays(shard), **examples}), manifest)
             examples = public_examples(dataset, shards.partition.public) if export else {}
-            write_npz(folder / PUBLIC, {"index": shards.partition.public}, examples, manifest["export"])
-            (folder / "distribution.csv").write_bytes(distribution_csv(manifest))
+            add(folder / PUBLIC, to_npz({"index": shards.partition.public, **examples}), manifest)
+            add(folder / "distribution.csv", distribution_csv(manifest), manifest)
             for name, content in pictures(manifest).items():
-                (folder / name).write_bytes(content)
-            (folder / MANIFEST).write_bytes(to_json(manifest))
+                add(folder / name, content, manifest)
+            put(folder / MANIFEST, sealed(manifest))
     except OSError:
         if is_taken(shards.path):  # another process was faster
             return the_same(shards, export)
@@ -189,14 +114,17 @@ def public_examples(dataset: Dataset, public: Index) -> Arrays:
     return {"images": dataset.images[public]}
 
 
-def write_npz(path: Path, index: Arrays, examples: Arrays, digests: dict[str, str] | None) -> None:
-    """One file of the shards; the digest of its examples goes into `digests`."""
+def add(path: Path, content: bytes, manifest: dict[str, Any]) -> None:
+    """Write a file of the shards, and its digest into the manifest."""
+    put(path, content)
+    manifest["files"][path.name] = sha256(content)
+
+
+def to_npz(arrays: Arrays) -> bytes:
     buffer = io.BytesIO()
-    arrays: dict[str, Any] = {**index, **examples}
-    np.savez(buffer, **arrays)
-    path.write_bytes(buffer.getvalue())
-    if digests is not None:
-        digests[path.name] = arrays_digest(examples)
+    content: dict[str, Any] = arrays
+    np.savez(buffer, **content)
+    return buffer.getvalue()
 
 
 def is_taken(path: Path) -> bool:
@@ -229,22 +157,35 @@ def load(path: Path) -> Shards:
     try:
         if manifest["schema"] != SCHEMA:
             raise RequestError(f"schema {manifest['schema']} is not {SCHEMA} ({path / MANIFEST}): make the shards anew")
+        manifest = read_sealed(path / MANIFEST)
         if manifest["digest"] != manifest_digest(manifest):
             raise damaged
         settings = DataSettings(**manifest["settings"])
-        shards = tuple(load_client(path, entry) for entry in manifest["clients"])
-        public = load_arrays(path / PUBLIC, ["index"], manifest["public"]["sha256"])["index"]
+        shards = tuple(load_client(path, entry, manifest) for entry in manifest["clients"])
+        public = load_arrays(path / PUBLIC, ["index"], manifest)["index"]
+        check_digest(path / PUBLIC, {"index": public}, manifest["public"]["sha256"])
+        check_counts(manifest["public"], public, manifest)
         partition = Partition(settings, manifest["seed"], shards, public)
+        if [shard.client for shard in shards] != list(range(settings.clients or 0)):
+            raise damaged
         check_disjoint(path, partition, manifest["examples"])
-        return Shards(path, {"export": None, **manifest}, partition)
-    except (KeyError, TypeError, AttributeError, ValueError, ValidationError):
+        return Shards(path, manifest, partition)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ValidationError):
         raise damaged from None
 
 
-def load_client(path: Path, entry: dict[str, Any]) -> Shard:
+def load_client(path: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> Shard:
     names = [name for name in PARTS if name in entry]
     noise = ["noisy_labels"] if "noisy_labels" in entry else []
-    arrays = load_arrays(path / client_file(entry["id"]), names + noise, entry["sha256"])
+    arrays = load_arrays(path / client_file(entry["id"]), names + noise, manifest)
+    check_digest(path / client_file(entry["id"]), arrays, entry["sha256"])
+    for name in names:
+        check_counts(entry[name], arrays[name], manifest)
+    labels = arrays.get("noisy_labels")
+    if labels is not None and (labels.dtype != np.int64 or labels.shape != arrays["train"].shape):
+        raise ValueError("labels for other examples")
+    if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < len(manifest["class_names"]):
+        raise ValueError("labels of other classes")
     return Shard(
         client=entry["id"],
         train=arrays["train"],
@@ -252,24 +193,35 @@ def load_client(path: Path, entry: dict[str, Any]) -> Shard:
         validation=arrays.get("val", nothing()),
         domain=entry["domain"],
         flipped=entry["labels_flipped"],
-        noisy_labels=arrays.get("noisy_labels"),
+        noisy_labels=labels,
     )
 
 
-def load_arrays(path: Path, names: list[str], digest: str) -> Arrays:
-    """The named arrays of one file, checked against their digest."""
+def load_arrays(path: Path, names: list[str], manifest: dict[str, Any]) -> Arrays:
+    """The named arrays of one file, which is the one that the manifest tells of."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in names}
+        if sha256(path.read_bytes() if path.is_file() or not path.exists() else b"") != manifest["files"][path.name]:
+            raise ValueError("another file")
+        return read_arrays(path, lambda _: names)
     except FileNotFoundError:
         raise RequestError(f"shard file is missing ({path}): make the shards anew") from None
     except (MemoryError, PermissionError):
         raise
     except Exception:  # a damaged archive fails in any way it likes
         raise RequestError(f"shard file is damaged ({path}): make the shards anew") from None
+
+
+def check_digest(path: Path, arrays: Arrays, digest: str) -> None:
     if arrays_digest(arrays) != digest:
         raise RequestError(f"shard file does not match the manifest ({path}): make the shards anew")
-    return arrays
+
+
+def check_counts(described: dict[str, Any], index: Index, manifest: dict[str, Any]) -> None:
+    """A part is as large as the manifest says, and its classes are counted."""
+    counts, classes = described["class_counts"], len(manifest["class_names"])
+    whole = all(type(count) is int and count >= 0 for count in counts)
+    if not (whole and described["size"] == len(index) == sum(counts) and len(counts) == classes <= MOST_CLASSES):
+        raise ValueError("a part of another size")
 
 
 def check_disjoint(path: Path, partition: Partition, examples: int) -> None:
@@ -290,35 +242,3 @@ def check_disjoint(path: Path, partition: Partition, examples: int) -> None:
         twice = int(np.argmax(times > 1))
         owners = [name for name, index in parts.items() if twice in index]
         raise RequestError(f"example {twice} is in both {owners[0]} and {owners[1]} ({path}): make the shards anew")
-
-
-def arrays_digest(arrays: Arrays) -> str:
-    """Stands for names, types, shapes and values."""
-    parts = []
-    for name, array in arrays.items():
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        parts += [repr((name, little.dtype.str, little.shape)).encode(), np.ascontiguousarray(little).tobytes()]
-    return sha256(b"|".join(parts))
-
-
-def manifest_digest(manifest: dict[str, Any]) -> str:
-    content = {key: value for key, value in manifest.items() if key not in NOT_IN_DIGEST}
-    return sha256(json.dumps(content, sort_keys=True).encode())
-
-
-def distribution_csv(manifest: dict[str, Any]) -> bytes:
-    """The examples of each client, by class."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "domain", *manifest["class_names"]])
-    for client, counts in zip(manifest["clients"], client_counts(manifest), strict=True):
-        table.writerow([client["id"], client["domain"] or "", *counts])
-    return text.getvalue().encode()
-
-
-def client_counts(manifest: dict[str, Any]) -> list[list[int]]:
-    """All parts together, by client and class."""
-    return [
-        np.sum([client[part]["class_counts"] for part in PARTS if part in client], axis=0).tolist()
-        for client in manifest["clients"]
-    ]

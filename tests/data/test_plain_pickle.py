@@ -90,9 +90,9 @@ def test_bytes_that_do_not_fill_the_array_are_refused(tmp_path):
 
 
 def test_an_archive_that_expands_without_end(tmp_path, monkeypatch):
-    from fedmosaic_cli.data import plain_pickle
+    from fedmosaic_cli.data import npz_files
 
-    monkeypatch.setattr(plain_pickle, "ALWAYS_ALLOWED_BYTES", 1000)
+    monkeypatch.setattr(npz_files, "ALWAYS_ALLOWED_BYTES", 1000)
     np.savez_compressed(tmp_path / "f.npz", data={"x": np.zeros(10_000_000, dtype=np.uint8)})
     with pytest.raises(RequestError, match="this is no data"):
         read_pickled_member(tmp_path / "f.npz", "data")

@@ -6,17 +6,17 @@ names or numbers, `test` marks the test part, `client` numbers who holds an exam
 
 from __future__ import annotations
 
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.plain_pickle import check_expansion
+from fedmosaic_cli.data.npz_files import read_arrays
 from fedmosaic_cli.data.sources.source import MOST_CLASSES, Look, Source, Wanted
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -62,17 +62,18 @@ def look(path: Path) -> Look:
 
 def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Those arrays of the file that are asked for."""
+
+    def choose(there: Collection[str]) -> list[str]:
+        strange = set(there) - set(KNOWN)
+        if strange:
+            raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(KNOWN)}")
+        missing = {"x", "y"} - set(there)
+        if missing:
+            raise RequestError(f"no array '{min(missing)}' ({path}): x are the images, y the labels")
+        return [name for name in names if name in there]
+
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_expansion(archive, path)
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            strange = set(content.files) - set(KNOWN)
-            if strange:
-                raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(KNOWN)}")
-            missing = {"x", "y"} - set(content.files)
-            if missing:
-                raise RequestError(f"no array '{min(missing)}' ({path}): x are the images, y the labels")
-            return {name: content[name] for name in names if name in content.files}
+        return read_arrays(path, choose)
     except (RequestError, MemoryError, PermissionError):
         raise
     except Exception as error:  # a hostile archive fails in any way it likes

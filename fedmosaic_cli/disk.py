@@ -1,0 +1,65 @@
+"""The requests by which files of ours change. Whatever is written goes through here, and nowhere else.
+
+So a test can let any single one of them fail, and see that nothing is lost. Errors are the system's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def create(path: Path) -> int:
+    """A new file to write into; there must be none of this name."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def extend(path: Path) -> int:
+    """A file to write to the end of; it is made if there is none."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def write(handle: int, data: memoryview) -> int:
+    """Write at least a part of `data`; how much of it."""
+    return os.write(handle, data)
+
+
+def keep(path: Path) -> None:
+    """Have the disk keep a file's content, or the names in a directory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or directory another name; a file that has it is replaced in the same instant."""
+    source.replace(target)
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for the same file."""
+    os.link(source, target)
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def remove_file(path: Path) -> None:
+    path.unlink()
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory that is empty."""
+    path.rmdir()
+
+
+def free_bytes(path: Path) -> int:
+    """How much more can be written below `path`."""
+    return shutil.disk_usage(path).free

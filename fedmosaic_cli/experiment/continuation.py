@@ -1,0 +1,46 @@
+"""What must be the same for a run that goes on to end in the same bytes as one that was never interrupted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.config.changes import differences
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.config.run import RunConfig
+
+# Of all that is recorded about a machine, what decides the last bits of a number.
+LIBRARIES = ("fedmosaic", "python", "torch", "numpy", "scikit-learn")
+CIRCUMSTANCES = {
+    "cpu": "the CPU's instructions",
+    "device": "the device",
+    "execution": "the execution",
+    "threads_per_worker": "the number of threads",
+    "shards_digest": "the shards' digest",
+}
+
+
+def departures(old: RunConfig, new: RunConfig, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In what a continuation differs from the run so far: settings, libraries, machine, shards."""
+    found = [difference.text for difference in differences(old, new)]
+    for name in LIBRARIES:
+        found += difference(name, before["versions"].get(name), now["versions"].get(name))
+    for key, words in CIRCUMSTANCES.items():
+        # cuda:0 or cuda:1 is the same kind of device.
+        kinds = [str(each.get(key)).partition(":")[0] if key == "device" else each.get(key) for each in (before, now)]
+        found += difference(words, *kinds)
+    return found
+
+
+def difference(what: str, before: object, now: object) -> list[str]:
+    return [f"{what} was {before} and is now {now}"] if before != now else []
+
+
+def check_departures(found: list[str], allowed: bool, where: str) -> None:
+    """Refuse to go on to another result than a run in one go would have, unless that is what is wanted."""
+    if found and not allowed:
+        raise RequestError(
+            f"cannot resume to the same result: {found[0]} ({where}): set it back, use another --run-dir, "
+            "or accept another result with --allow-nonidentical"
+        )

@@ -1,0 +1,139 @@
+"""What is written down of a partition: who holds how much of what, and digests that stand for all of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmosaic_cli.data.partition import Partition, Shard, test_fraction
+from fedmosaic_cli.data.schemes import least_size
+from fedmosaic_cli.files import sha256
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.settings import DataSettings
+
+    Index = NDArray[np.int64]
+    Arrays = dict[str, NDArray[Any]]
+
+SCHEMA = 3
+PARTS = ("train", "test", "val")
+# What says where the shards were made and what else lies beside them; the digest stands for the partition alone.
+NOT_IN_DIGEST = ("digest", "export", "files", "found_at", "remarks")
+
+
+def describe(dataset: Dataset, partition: Partition, found_at: str = "") -> dict[str, Any]:
+    """The manifest: everything that one may want to know without opening another file, and a digest of it all."""
+    settings = partition.settings
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "dataset": dataset.name,
+        "scheme": settings.scheme,
+        "protocol": settings.protocol,
+        "tested_on": tested_on(dataset, settings),
+        "parameters": parameters_of(dataset, settings),
+        "settings": settings.model_dump(mode="json"),
+        "seed": partition.seed,
+        "class_names": list(dataset.class_names),
+        "image_shape": list(dataset.images.shape[1:]),
+        "examples": len(dataset),
+        "source_fingerprint": dataset.fingerprint,
+        "remarks": list(dataset.remarks),
+        "clients": [describe_client(dataset, shard) for shard in partition.shards],
+        "public": {
+            "size": len(partition.public),
+            "class_counts": class_counts(dataset.labels[partition.public], dataset),
+            "sha256": arrays_digest({"index": partition.public}),
+        },
+    }
+    held = sum(len(part) for shard in partition.shards for part in shard.parts().values()) + len(partition.public)
+    manifest["left_out"] = len(dataset) - held
+    beside = {"export": False, "files": {}, "found_at": found_at}
+    return {**manifest, "digest": manifest_digest(manifest), **beside}
+
+
+def parameters_of(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
+    """What decided the split, with the share for testing where one was held out."""
+    parameters: dict[str, Any] = settings.parameters()
+    if "test_fraction" in parameters and (dataset.test is None or settings.protocol == "pfllib"):
+        parameters["test_fraction"] = test_fraction(settings)
+    if "min_size" in parameters:
+        parameters["min_size"] = least_size(settings, len(dataset) - (settings.public_size or 0))
+    return parameters
+
+
+def tested_on(dataset: Dataset, settings: DataSettings) -> str:
+    """Where test examples come from, in words."""
+    if settings.protocol == "pfllib":
+        merged = "" if dataset.test is None else ", after training and test part were thrown together"
+        return f"a part of each client's share, drawn anyhow{merged}"
+    if settings.protocol == "fedbn":
+        return f"all of the client's domain in {dataset.test_origin}"
+    if dataset.test is None:
+        return "a part of each client's share, with its mix of classes"
+    if settings.scheme == "natural":
+        return "each client's own test part"
+    return f"{dataset.test_origin}, dealt by each client's mix of classes"
+
+
+def describe_client(dataset: Dataset, shard: Shard) -> dict[str, Any]:
+    """A client's entry: its parts, their sizes and classes as the client sees them, and a digest of its file."""
+    parts = {
+        part: {"size": len(index), "class_counts": class_counts(shard.labels(part, dataset), dataset)}
+        for part, index in shard.parts().items()
+    }
+    entry: dict[str, Any] = {"id": shard.client, "domain": shard.domain, "labels_flipped": shard.flipped, **parts}
+    if shard.noisy_labels is not None:
+        truth = replace(shard, noisy_labels=None).labels("train", dataset)
+        entry["noisy_labels"] = int((truth != shard.noisy_labels).sum())
+    return {**entry, "sha256": arrays_digest(index_arrays(shard))}
+
+
+def class_counts(labels: Index, dataset: Dataset) -> list[int]:
+    counts: list[int] = np.bincount(labels, minlength=dataset.num_classes).tolist()
+    return counts
+
+
+def index_arrays(shard: Shard) -> Arrays:
+    """What a client's file always holds."""
+    noise = {} if shard.noisy_labels is None else {"noisy_labels": shard.noisy_labels}
+    return {**shard.parts(), **noise}
+
+
+def arrays_digest(arrays: Arrays) -> str:
+    """Stands for names, types, shapes and values."""
+    parts = []
+    for name, array in arrays.items():
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        parts += [repr((name, little.dtype.str, little.shape)).encode(), np.ascontiguousarray(little).tobytes()]
+    return sha256(b"|".join(parts))
+
+
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key not in NOT_IN_DIGEST}
+    return sha256(json.dumps(content, sort_keys=True).encode())
+
+
+def distribution_csv(manifest: dict[str, Any]) -> bytes:
+    """The examples of each client, by class."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["client", "domain", *manifest["class_names"]])
+    for client, counts in zip(manifest["clients"], client_counts(manifest), strict=True):
+        table.writerow([client["id"], client["domain"] or "", *counts])
+    return text.getvalue().encode()
+
+
+def client_counts(manifest: dict[str, Any]) -> list[list[int]]:
+    """All parts together, by client and class."""
+    return [
+        np.sum([client[part]["class_counts"] for part in PARTS if part in client], axis=0).tolist()
+        for client in manifest["clients"]
+    ]
