@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -116,10 +117,12 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
             if isinstance(event, Stopped):
                 return
         digests = save_models(files, federation)
+        rows = files.rounds()
         summary = {
-            **summarise(config, shards, files.rounds()),
+            **summarise(config, shards, rows),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
+            "left_out": left_out(rows),
             "models": digests,
         }
         files.finish(summary)
@@ -278,6 +281,11 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
     }
+
+
+def left_out(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """In how many rounds clients were left out because they diverged; those that never were are not named."""
+    return dict(Counter(str(row["client"]) for row in rows if "left_out" in row))
 
 
 def global_accuracy(rows: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any] | None:

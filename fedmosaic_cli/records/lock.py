@@ -45,10 +45,12 @@ def locked(folder: Path) -> Iterator[None]:
             introduce(handle)
             yield
         finally:
-            # Still locked: whoever has opened the same file meanwhile will see that it is not there any more.
-            with suppress(OSError):
-                remove(folder / LOCK)
-            os.close(handle)
+            try:
+                # Still locked: whoever has opened the same file meanwhile will see that it is not there any more.
+                with suppress(OSError):
+                    remove(folder / LOCK)
+            finally:
+                os.close(handle)
     finally:
         for empty in reversed(made):
             with suppress(OSError):

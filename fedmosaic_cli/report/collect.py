@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-COLUMNS = ["setting", "protocol", "method", "variant", "hyperparameters", "seed", "accuracy", "path"]
+COLUMNS = ["setting", "protocol", "method", "variant", "hyperparameters", "seed", "accuracy", "caveats", "path"]
+# What one should know of a run before comparing it with others.
+CAVEATS = {
+    "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
+    "‡": "with a run in which clients that diverged were left out of rounds (--on-nan skip)",
+}
 
 
 Key = tuple[str, str]
@@ -41,6 +46,7 @@ class Cell:
     seeds: tuple[int, ...]
     verdict: Verdict
     best: bool
+    caveats: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
         except (KeyError, TypeError, ValueError) as error:
             skipped.append(Skipped(files.path, f"{SUMMARY} is damaged: {type(error).__name__} {error}"))
     frame = pd.DataFrame(lines, columns=COLUMNS)
-    again = frame.duplicated([name for name in COLUMNS if name not in ("accuracy", "path")])
+    again = frame.duplicated([name for name in COLUMNS if name not in ("accuracy", "caveats", "path")])
     skipped += [
         Skipped(path, "a run of the same configuration and seed is in the table already") for path in frame.path[again]
     ]
@@ -108,6 +114,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "hyperparameters": json.dumps(dict(summary["hyperparameters"]), sort_keys=True),
         "seed": int(summary["seed"]),
         "accuracy": float(summary["accuracy"]["client_mean"]),
+        "caveats": "†" * bool(summary.get("nonidentical")) + "‡" * bool(summary.get("left_out")),
     }
     if not 0 <= line["accuracy"] <= 1:
         raise ValueError(f"accuracy {line['accuracy']} is no fraction")
@@ -153,6 +160,7 @@ def cells_of(runs: pd.DataFrame) -> dict[Key, Cell]:
             seeds=tuple(int(seed) for seed in group.seed),
             verdict=Verdict.BASELINE if key in BASELINES else verdict_of(group, baselines),
             best=means[key] == max(means.values()),
+            caveats="".join(mark for mark in CAVEATS if group.caveats.str.contains(mark).any()),
         )
         for key, group in groups.items()
     }
@@ -184,4 +192,6 @@ def title_of(method: str, detail: str) -> str:
 def caption_of(frame: pd.DataFrame) -> str:
     seeds = [str(seed) for seed in sorted(set(frame.seed))]
     over = f"mean (sample standard deviation) over seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"Test accuracy (%): mean over clients, each on its own test part, personal model of the last round; {over}."
+    what = "Test accuracy (%): mean over clients, each on its own test part, personal model of the last round"
+    caveats = [f" {mark} {words}." for mark, words in CAVEATS.items() if frame.caveats.str.contains(mark).any()]
+    return f"{what}; {over}.{''.join(caveats)}"

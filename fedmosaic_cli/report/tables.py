@@ -9,6 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.report.collect import CAVEATS
 from fedmosaic_cli.report.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def to_json(table: Table) -> list[dict[str, Any]]:
             "std": cell.std,
             "seeds": list(cell.seeds),
             "verdict": cell.verdict.meaning,
+            "caveats": [CAVEATS[mark] for mark in cell.caveats],
         }
         for row in table.rows
         for column, cell in zip(table.columns, row.cells, strict=True)
@@ -53,7 +55,10 @@ def to_json(table: Table) -> list[dict[str, Any]]:
 def to_csv(table: Table) -> str:
     """The same, a line a cell."""
     text = io.StringIO()
-    entries = [{**entry, "seeds": " ".join(map(str, entry["seeds"]))} for entry in to_json(table)]
+    entries = [
+        {**entry, "seeds": " ".join(map(str, entry["seeds"])), "caveats": "; ".join(entry["caveats"])}
+        for entry in to_json(table)
+    ]
     writer = csv.DictWriter(text, fieldnames=list(entries[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(entries)
@@ -163,6 +168,7 @@ def latex_cell(cell: Cell | None, table: Table, column: int) -> str:
     if cell is None:
         return "--"
     text = f"{percent(cell.mean)}" if not cell.best else f"\\textbf{{{percent(cell.mean)}}}"
+    text += escape_latex(cell.caveats)
     text += f" {{\\tiny ({percent(cell.std)})}}" if cell.std is not None else ""
     text += share_of_seeds(cell, table, column)
     return f"\\{macro(cell.verdict)}{{{text}}}" if cell.verdict.colour else text
@@ -170,7 +176,7 @@ def latex_cell(cell: Cell | None, table: Table, column: int) -> str:
 
 def plain(cell: Cell, table: Table, column: int) -> str:
     spread = f" ({percent(cell.std)})" if cell.std is not None else ""
-    return percent(cell.mean) + spread + share_of_seeds(cell, table, column)
+    return percent(cell.mean) + cell.caveats + spread + share_of_seeds(cell, table, column)
 
 
 def share_of_seeds(cell: Cell, table: Table, column: int) -> str:
@@ -201,6 +207,7 @@ def macro(verdict: Verdict) -> str:
 
 def escape_latex(text: str) -> str:
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    special |= {"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(special.get(character, character) for character in text)
 

@@ -1,0 +1,1 @@
+"""What happens when something fails: nothing is lost, nothing is silently wrong."""

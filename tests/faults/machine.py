@@ -1,0 +1,150 @@
+"""A disk that fails when it is told to, and a machine that stops there."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmosaic_cli import disk
+
+ERRORS = {"no space": errno.ENOSPC, "input/output error": errno.EIO, "no permission": errno.EACCES}
+# The process dies: what it has written stays. The power goes: what the disk was not told to keep does not.
+ENDS = ("killed before", "killed after", "power lost before", "power lost after")
+# A part of what is written arrives: and the writer is told so, or there is no room for the rest.
+SHORT = ("short write", "torn write")
+KINDS = (*ERRORS, *ENDS, *SHORT)
+
+REQUESTS = (
+    "create",
+    "extend",
+    "write",
+    "keep",
+    "rename",
+    "link",
+    "make_directory",
+    "remove_file",
+    "remove_directory",
+)
+
+
+class StoppedMachine(BaseException):
+    """Nothing is done any more, by anybody."""
+
+
+class FaultyDisk:
+    """Stands in for `fedmosaic_cli.disk`: counts its requests, and lets the one with number `at` fail as `kind` says.
+
+    `root` is all there is to be lost; `attic`, on the same file system, keeps what may have to come back.
+    """
+
+    def __init__(self, monkeypatch: Any, root: Path, attic: Path, at: int = 0, kind: str = "") -> None:
+        self.requests: list[str] = []
+        self.off = False
+        self._at = at
+        self._kind = kind
+        self._root = root
+        self._attic = attic
+        self._numbers = itertools.count()
+        self._one_at_a_time = threading.RLock()
+        self._kept_length: dict[int, int] = {}
+        self._undo: list[tuple[Path, Callable[[], None]]] = []
+        for name in REQUESTS:
+            monkeypatch.setattr(disk, name, self._instead_of(name, getattr(disk, name)))
+
+    def _instead_of(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def request(*arguments: Any) -> Any:
+            with self._one_at_a_time:
+                if self.off:
+                    raise StoppedMachine
+                self.requests.append(name)
+                if len(self.requests) != self._at:
+                    return self._done(name, real, arguments)
+                return self._failing(name, real, arguments)
+
+        return request
+
+    def _failing(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if self._kind in ERRORS:
+            raise OSError(ERRORS[self._kind], os.strerror(ERRORS[self._kind]), str(arguments[0]))
+        if self._kind in SHORT:
+            if name != "write":
+                return self._done(name, real, arguments)
+            written = self._done(name, real, (arguments[0], arguments[1][: max(1, len(arguments[1]) // 2)]))
+            if self._kind == "torn write":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return written
+        if self._kind.endswith("after"):
+            self._done(name, real, arguments)
+        self.off = True
+        if self._kind.startswith("power"):
+            self._forget()
+        raise StoppedMachine
+
+    def _done(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if not self._kind.startswith("power"):
+            return real(*arguments)
+        undo = self._way_back(name, arguments)
+        there = arguments[0].stat().st_size if name == "extend" and undo is None else 0
+        result = real(*arguments)
+        if name == "extend" and undo is None:
+            self._kept_length.setdefault(os.fstat(result).st_ino, there)
+        elif name in ("create", "extend"):
+            self._kept_length[os.fstat(result).st_ino] = 0
+        if name == "keep":
+            self._keep(arguments[0])
+        elif undo is not None:
+            self._undo.append((arguments[-1].parent, undo))
+        return result
+
+    def _keep(self, path: Path) -> None:
+        if path.is_dir():
+            self._undo = [(folder, undo) for folder, undo in self._undo if folder != path]
+        else:
+            self._kept_length[path.stat().st_ino] = path.stat().st_size
+
+    def _way_back(self, name: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
+        """How a change of names would be undone, if the disk forgot it."""
+        if name in ("create", "link", "make_directory") or (name == "extend" and not arguments[0].exists()):
+            return lambda: remove(arguments[-1])
+        if name == "rename":
+            source, target = arguments
+            before = self._copy(target)
+
+            def name_back() -> None:
+                target.rename(source)
+                if before is not None:
+                    os.link(before, target)
+
+            return name_back
+        if name == "remove_file":
+            before = self._copy(arguments[0])
+            return lambda: os.link(before, arguments[0]) if before else None
+        return arguments[0].mkdir if name == "remove_directory" else None
+
+    def _copy(self, path: Path) -> Path | None:
+        if not path.is_file():
+            return None
+        second_name = self._attic / str(next(self._numbers))
+        os.link(path, second_name)
+        return second_name
+
+    def _forget(self) -> None:
+        """Names first, last to first; then content."""
+        for _, undo in reversed(self._undo):
+            undo()
+        for path in self._root.rglob("*"):
+            if path.is_file() and path.stat().st_ino in self._kept_length:
+                os.truncate(path, self._kept_length[path.stat().st_ino])
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
