@@ -316,9 +316,10 @@ def test_a_run_that_was_killed_before_it_began_is_no_run(invoke, tmp_path):
     folder = tmp_path / RUN
     folder.mkdir(parents=True)
     (folder / ".lock").write_text("")
-    (folder / ".config.yaml.123.part").write_text("setting: qui")
+    (folder / ".config.yaml.0123456789ab.part").write_text("setting: qui")
     assert invoke("train", *SHORT, "-q").exit_code == 0
     assert (folder / "summary.json").is_file()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
 def test_resuming_with_another_configuration_is_refused(invoke, finished_runs, tmp_path):
@@ -427,7 +428,9 @@ def test_divergence_stops_the_run_and_names_the_client(invoke, tmp_path, method)
     result = invoke("baseline", method, *SHORT, "--set", "train.optimizer=sgd", "--set", f"{rate}=1e30")
     assert result.exit_code == 1
     line = result.stderr.splitlines()[-1]
-    assert re.fullmatch(r"error: client \d+ diverged in round 1 .*lower the learning rate", line)
+    assert re.match(rf"error: client \d+ diverged in round 1 of {method}.*, seed 0, .*{rate} 1e\+30", line)
+    assert "lower the learning rate" in line
+    assert "there is no checkpoint yet" in line
     assert not list(tmp_path.rglob("summary.json"))
 
 
@@ -512,20 +515,6 @@ def test_a_run_has_one_writer(tmp_path):
     finally:
         first.kill()
         first.wait()
-
-
-@pytest.mark.parametrize("damage", ["checkpoint", "log"])
-def test_a_resume_that_is_refused_changes_nothing(invoke, finished_runs, tmp_path, damage):
-    shutil.copytree(finished_runs, tmp_path / "runs")
-    run = tmp_path / "runs" / "quickstart" / "local" / "seed-0"
-    for path in run.glob("checkpoints/*/state.json") if damage == "checkpoint" else [run / "rounds.jsonl"]:
-        path.write_text("")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    result = invoke("baseline", "local", "--preset", "quickstart", "--rounds", "9", "--resume")
-    assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1].startswith("error: ")
-    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert after == before
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):

@@ -164,11 +164,14 @@ def load(path: Path) -> Shards:
         shards = tuple(load_client(path, entry, manifest) for entry in manifest["clients"])
         public = load_arrays(path / PUBLIC, ["index"], manifest)["index"]
         check_digest(path / PUBLIC, {"index": public}, manifest["public"]["sha256"])
-        check_counts(manifest["public"], public, manifest)
         partition = Partition(settings, manifest["seed"], shards, public)
         if [shard.client for shard in shards] != list(range(settings.clients or 0)):
             raise damaged
         check_disjoint(path, partition, manifest["examples"])
+        check_counts(manifest["public"], public, manifest)
+        for shard, entry in zip(shards, manifest["clients"], strict=True):
+            for name, index in shard.parts().items():
+                check_counts(entry[name], index, manifest)
         return Shards(path, manifest, partition)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ValidationError):
         raise damaged from None
@@ -179,8 +182,6 @@ def load_client(path: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> 
     noise = ["noisy_labels"] if "noisy_labels" in entry else []
     arrays = load_arrays(path / client_file(entry["id"]), names + noise, manifest)
     check_digest(path / client_file(entry["id"]), arrays, entry["sha256"])
-    for name in names:
-        check_counts(entry[name], arrays[name], manifest)
     labels = arrays.get("noisy_labels")
     if labels is not None and (labels.dtype != np.int64 or labels.shape != arrays["train"].shape):
         raise ValueError("labels for other examples")

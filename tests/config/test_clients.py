@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fedmosaic_cli.config.changes import differences
 from fedmosaic_cli.config.clients import members, spread
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import first_difference, resolve_run, stored_run
+from fedmosaic_cli.config.run import resolve_run, stored_run
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
@@ -132,4 +133,4 @@ def test_a_mixed_run_is_stored_and_compared(tmp_path):
     assert stored_run(path, Place()) == config
     layers.set("clients.2-3.lr=0.5")
     other = resolve_run("quickstart-mixed", layers, "fedmosaic", 0, Place())
-    assert "clients.2-3.lr" in first_difference(config, other)
+    assert "clients.2-3.lr" in differences(config, other)[0].text

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmosaic_cli.config.changes import Difference, differences
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.run import first_difference, flat, resolve_run, stored_run
+from fedmosaic_cli.config.run import flat, resolve_run, stored_run
 from fedmosaic_cli.config.yaml_files import parse, read
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
@@ -148,21 +149,27 @@ def test_every_preset_is_valid_for_every_method(preset, method):
 def test_a_stored_run_comes_back_as_it_was(tmp_path):
     run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, place=Place())
     files = RunFiles(tmp_path / "run")
-    files.create(run.to_dict(), {})
+    files.path.mkdir()
+    files.open(run.to_dict(), {}, {})
     assert stored_run(files.config, Place()) == run
 
 
 def test_a_continuation_may_only_change_what_changes_no_number():
-    old = resolve_run("x", layered(), "local", seed=0, place=Place())
-    assert (
-        first_difference(old, resolve_run("x", layered("train.rounds=40", "train.workers=7"), "local", 0, Place()))
-        is None
-    )
-    assert "train.lr was 0.003 and is now 0.5" in first_difference(
-        old, resolve_run("x", layered("train.lr=0.5"), "local", 0, Place())
-    )
-    assert "fewer" in first_difference(old, resolve_run("x", layered("train.rounds=10"), "local", 0, Place()))
-    assert "seed" in first_difference(old, resolve_run("x", layered(), "local", 1, Place()))
+    def changed(*assignments, method="local", seed=0):
+        old = resolve_run("x", layered(), method, seed=0, place=Place())
+        return differences(old, resolve_run("x", layered(*assignments), method, seed, Place()))
+
+    assert changed("train.rounds=40", "train.workers=7", "train.execution=threads") == []
+    [rate] = changed("train.lr=0.5")
+    assert rate == Difference("train.lr was 0.003 and is now 0.5", acceptable=True)
+    [fewer] = changed("train.rounds=10")
+    assert "fewer" in fewer.text
+    assert not fewer.acceptable
+    worst = changed("train.lr=0.5", "model.hidden=[3]", seed=1)[0]
+    assert not worst.acceptable, "what cannot be had at all is named first"
+    assert changed("methods.fedmosaic.trust=0.5", method="fedmosaic")[0].acceptable
+    assert not changed("methods.fedmosaic.expertise=frequency", method="fedmosaic")[0].acceptable, "another row"
+    assert changed("train.rounds=40", method="fedphp")[0].acceptable, "but its schedule is another one then"
 
 
 def test_flat_spells_nested_keys_with_dots():

@@ -79,4 +79,3 @@ def undisturbed(tmp_path_factory) -> Path:
             assert result.exit_code == 0, result.stderr
     assert leftovers(folder) == []
     return folder
-

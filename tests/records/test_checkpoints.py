@@ -10,15 +10,16 @@ from fedmosaic_cli.records.checkpoints import Checkpoint, all_in, load_newest, s
 
 
 def checkpoint(number: int) -> Checkpoint:
-    return Checkpoint(number, {"a": np.full(3, number, dtype=np.float32)}, {"b": number}, {"rounds.jsonl": 10 * number})
+    arrays, origin = {"a": np.full(3, number, dtype=np.float32)}, {"config": {}, "environment": {}, "nonidentical": []}
+    return Checkpoint(number, arrays, {"b": number}, {"rounds.jsonl": b"line\n" * number}, origin)
 
 
 def test_the_newest_comes_back_and_two_are_kept(tmp_path):
     for number in (1, 99_999, 100_000):
         save(tmp_path, checkpoint(number))
-    found, warnings = load_newest(tmp_path)
-    assert (found.round, found.values, found.logs) == (100_000, {"b": 100_000}, {"rounds.jsonl": 1_000_000})
-    assert warnings == []
+    found, damaged = load_newest(tmp_path)
+    assert (found.round, found.values, len(found.logs["rounds.jsonl"])) == (100_000, {"b": 100_000}, 500_000)
+    assert damaged == {}
     assert found.arrays["a"].tolist() == [100_000] * 3
     assert [path.name for path in all_in(tmp_path)] == ["round-99999", "round-100000"]
 
@@ -29,14 +30,14 @@ def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, name):
         save(tmp_path, checkpoint(number))
     path = tmp_path / "round-00002" / name
     path.write_bytes(path.read_bytes()[:-3])
-    found, warnings = load_newest(tmp_path)
+    found, damaged = load_newest(tmp_path)
     assert found.round == 1
-    assert "round-00002" in warnings[0]
+    assert "round-00002" in damaged[path.parent]
     assert path.exists(), "the damaged checkpoint is evidence and stays"
 
 
 def test_none_at_all_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
-    assert load_newest(tmp_path / "nothing") == (None, [])
+    assert load_newest(tmp_path / "nothing") == (None, {})
     save(tmp_path, checkpoint(1))
     (tmp_path / "round-00001" / "state.json").unlink()
     with pytest.raises(RunStateError, match="no valid checkpoint"):

@@ -13,8 +13,10 @@ from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import deal, open_shards
+from fedmosaic_cli.files import read_sealed, sealed, sha256
 from fedmosaic_cli.records.exported import load_exported
-from fedmosaic_cli.records.shards import arrays_digest, load, manifest_digest
+from fedmosaic_cli.records.manifest import arrays_digest, manifest_digest
+from fedmosaic_cli.records.shards import load
 
 SETTINGS = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), Place())
 
@@ -107,7 +109,7 @@ def test_swapped_files_are_found(shards):
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
-    with pytest.raises(RequestError, match="does not match the manifest"):
+    with pytest.raises(RequestError, match="shard file is damaged"):
         load(shards.path)
 
 
@@ -131,10 +133,11 @@ def rewrite(shards, name, digest_of, **changes):
     with np.load(shards.path / name) as content:
         arrays = {key: content[key] for key in content.files} | changes
     np.savez(shards.path / name, **arrays)
-    manifest = json.loads((shards.path / "manifest.json").read_text())
+    manifest = read_sealed(shards.path / "manifest.json")
     digest_of(manifest)["sha256"] = arrays_digest(arrays)
+    manifest["files"][name] = sha256((shards.path / name).read_bytes())
     manifest["digest"] = manifest_digest(manifest)
-    (shards.path / "manifest.json").write_text(json.dumps(manifest))
+    (shards.path / "manifest.json").write_bytes(sealed(manifest))
 
 
 def test_an_example_in_two_places_is_named_with_both(shards):
@@ -188,7 +191,7 @@ def test_damaged_examples_are_found(tmp_path, name):
     key = next(key for key in arrays if key.endswith("images"))
     arrays[key][0, 0, 0, 0] ^= 1
     np.savez(exported.path / name, **arrays)
-    with pytest.raises(RequestError, match=f"does not match the manifest .*{name}"):
+    with pytest.raises(RequestError, match=f"shard file is damaged .*{name}"):
         open_shards(load(exported.path), Place())
 
 

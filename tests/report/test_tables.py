@@ -82,7 +82,7 @@ def test_markdown(runs):
 def test_csv_holds_full_precision(runs):
     runs("s", "local", 0, 0.123456789)
     assert to_csv(table_of(runs)) == (
-        "setting,family,method,mean,std,seeds,verdict\ns,baseline,Local training,0.123456789,,0,baseline\n"
+        "setting,family,method,mean,std,seeds,verdict,caveats\ns,baseline,Local training,0.123456789,,0,baseline,\n"
     )
 
 
