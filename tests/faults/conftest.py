@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,24 @@ EVALUATE = ("evaluate", str(RUN))
 REPORT = ("report", "--out", "tables")
 TRAINING = (TRAIN, EVALUATE, REPORT)
 PICTURE = b"a picture"
+
+
+FIGURES: list[str] = []
+
+
+@pytest.fixture
+def figures(request):
+    """What a test counted, for the end of the output (where there is one process: `-n 0`)."""
+
+    def tell(counts: Mapping[str, object]) -> None:
+        FIGURES.extend(f"{request.node.name}: {what}: {count}" for what, count in sorted(counts.items()))
+
+    return tell
+
+
+def pytest_terminal_summary(terminalreporter):
+    for line in FIGURES:
+        terminalreporter.write_line(line)
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,8 @@ def test_damage_here_and_there(type_in, undisturbed, longer, tmp_path):
 
 
 @pytest.mark.slow
-def test_damage_everywhere(type_in, undisturbed, longer, tmp_path, record_property):
-    for outcome, count in damage(1000, 200, 50, type_in, undisturbed, longer, tmp_path).items():
-        record_property(outcome, count)
+def test_damage_everywhere(type_in, undisturbed, longer, tmp_path, figures):
+    figures(damage(1000, 200, 50, type_in, undisturbed, longer, tmp_path))
 
 
 def test_a_checkpoint_found_damaged_is_put_aside_and_two_whole_ones_are_kept(type_in, undisturbed, tmp_path):

@@ -77,9 +77,8 @@ def test_a_failure_here_and_there(scenario, type_in, tmp_path, monkeypatch, undi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_failure_at_every_point(scenario, type_in, tmp_path, monkeypatch, undisturbed, record_property):
-    for outcome, count in sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride=1).items():
-        record_property(f"{scenario}: {outcome}", count)
+def test_a_failure_at_every_point(scenario, type_in, tmp_path, monkeypatch, undisturbed, figures):
+    figures(sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride=1))
 
 
 def sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride) -> Counter[str]:
