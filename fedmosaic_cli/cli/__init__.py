@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal, listen, tell
 
@@ -14,11 +13,11 @@ def main() -> None:
     listen()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib takes a while
     try:
         from fedmosaic_cli.cli.app import app
 
         app(prog_name="fedmosaic")
     except InterruptedBySignal as request:
-        tell("stopped: nothing was begun")
+        tell("stopped on request (fedmosaic): nothing was begun")
         sys.exit(request.code)

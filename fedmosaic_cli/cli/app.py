@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedmosaic_cli import __version__
+from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 ClickException = typer.BadParameter.__mro__[2]
 # A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
 WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
+READER_GONE = 128 + signal.SIGPIPE
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
@@ -76,8 +79,13 @@ class Commands(TyperGroup):
             return super().main(given, standalone_mode=False, **more)
         try:
             result = super().main(given, standalone_mode=False, **more)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, InterruptedBySignal) as error:
             fail(error, given)
+        except SystemExit as leaving:
+            # The library takes it for a failure that somebody has read enough (fedmosaic --help | head).
+            if isinstance(leaving.__context__, BrokenPipeError):
+                sys.exit(READER_GONE)
+            raise
         sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -108,7 +116,7 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
         remark = f" in '{value}'" if value and value not in message else ""
         return f"{message}{remark} ({command}): see '{command} --help'", 2
     if isinstance(error, BrokenPipeError):
-        return "the reader of the output is gone (stdout): what was written before is complete", 141
+        return "the reader of the output is gone (stdout): what was written before is complete", READER_GONE
     if isinstance(error, WRONG_PATH):
         return f"{error.strerror} ({error.filename}): name another path", 2
     if isinstance(error, OSError):
@@ -116,8 +124,8 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
         return f"{error.strerror or error} ({error.filename or 'output'}): {way_out}", ResourceError.exit_code
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
         return shortage(error), ResourceError.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped on request (fedmosaic): nothing was finished", getattr(error, "code", 130)
+    if isinstance(error, InterruptedBySignal):
+        return "stopped on request (fedmosaic): what was finished is kept", error.code
     advice = "please report it" if "--debug" in given else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 

@@ -19,8 +19,11 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 SHOW_CURSOR = "\x1b[?25h"
 
 
-class InterruptedBySignal(KeyboardInterrupt):
-    """Somebody asked to stop; `code` is what the command ends in."""
+class InterruptedBySignal(BaseException):
+    """Somebody asked to stop; `code` is what the command ends in.
+
+    No KeyboardInterrupt: the library below would swallow it, and with it the code and the word that we leave.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()

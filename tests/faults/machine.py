@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ class FaultyDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return written
         if self._kind.endswith("after"):
-            self._done(name, real, arguments)
+            with suppress(OSError):  # also after a request that had to fail
+                self._done(name, real, arguments)
         self.off = True
         if self._kind.startswith("power"):
             self._forget()

@@ -1,0 +1,57 @@
+"""fedmosaic in processes of its own, which can be killed at any time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = Path("runs") / "shards" / "fedmosaic-frequency" / "seed-0"
+ROUNDS = 20
+PARTITION = ("partition", "--scheme", "iid", "--clients", "3", "--public-size", "30", "--out", "shards", "-q")
+TRAIN = (
+    *("train", "--shards", "shards", "--rounds", str(ROUNDS), "--resume", "--set", "train.checkpoint_every=1"),
+    *("--set", "train.local_steps=20", "--set", "methods.fedmosaic.warmup_rounds=1"),
+)
+EVALUATE = ("evaluate", str(RUN), "-q")
+PIPELINE = (PARTITION, TRAIN, EVALUATE)
+
+
+def start(arguments: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
+    """A command in the background, in a session of its own: whatever it starts can be found."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedmosaic_cli", *arguments],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command, to its end."""
+    process = start(arguments, folder)
+    _, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What must be the same however often a run was interrupted. Pictures know when they were drawn."""
+    kept = ["shards/*.npz", "shards/*.csv", *(f"{RUN}/{name}" for name in ("rounds.jsonl", "summary.json", "models/*"))]
+    files = [path for pattern in (*kept, f"{RUN}/evaluation.json") for path in folder.glob(pattern)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def orphans(leader: int) -> list[str]:
+    """The processes of a session that outlived it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getsid(int(entry.name)) == leader and int(entry.name) != leader:
+                    found.append(entry.name)
+            except ProcessLookupError:
+                continue
+    return found

@@ -1,0 +1,166 @@
+"""kill -9 at any time, again and again: the run is resumed, loses at most a round, and ends in the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import pytest
+
+from fedmosaic_cli.records.checkpoints import load_newest
+from tests.faults.conftest import leftovers
+from tests.faults.processes import EVALUATE, PARTITION, PIPELINE, ROUNDS, RUN, TRAIN, orphans, results, run, start
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """What the pipeline comes to, and how long each command takes."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    durations = []
+    for arguments in PIPELINE:
+        began = time.monotonic()
+        done = run(arguments, folder)
+        assert done.returncode == 0, done.stderr
+        durations.append(time.monotonic() - began)
+    return results(folder), durations
+
+
+def interrupted(folder, chance, uninterrupted) -> tuple[int, Counter[str]]:
+    """Bring the pipeline to its end through kills at random times; how many there were, and when."""
+    expected, durations = uninterrupted
+    kills, when = 0, Counter()
+    for arguments, duration in zip(PIPELINE, durations, strict=True):
+        while True:
+            process = start(arguments, folder)
+            try:
+                _, errors = process.communicate(timeout=chance.uniform(0, 1.2 * duration))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                kills += 1
+                when[arguments[0]] += 1
+                assert orphans(process.pid) == []
+                check_standing(folder)
+                continue
+            assert process.returncode == 0, errors
+            break
+    assert results(folder) == expected
+    assert_each_round_once(folder)
+    assert leftovers(folder) in ([], [folder / RUN / ".lock"])
+    return kills, when
+
+
+def check_standing(folder) -> None:
+    """After a kill, the newest checkpoint is whole, and at most one logged round is not in it."""
+    log = folder / RUN / "rounds.jsonl"
+    checkpoint, damaged = load_newest(folder / RUN / "checkpoints")
+    assert not damaged
+    logged = [line for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
+    rounds = json.loads(logged[-1])["round"] if logged else 0
+    assert (checkpoint.round if checkpoint else 0) >= rounds - 1
+
+
+def assert_each_round_once(folder) -> None:
+    rows = [json.loads(line) for line in (folder / RUN / "rounds.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in range(1, ROUNDS + 1) for c in range(3)]
+
+
+def test_killed_a_few_times(tmp_path, uninterrupted):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    kills, _ = interrupted(folder, random.Random(4), uninterrupted)
+    assert kills
+
+
+@pytest.mark.slow
+def test_killed_two_hundred_times(tmp_path, uninterrupted, figures):
+    chance, kills, pipelines, when = random.Random(5), 0, 0, Counter()
+    while kills < 200:
+        folder = tmp_path / f"killed-{pipelines}"
+        folder.mkdir()
+        more, moments = interrupted(folder, chance, uninterrupted)
+        kills, pipelines, when = kills + more, pipelines + 1, when + moments
+    figures({"kills": kills, "pipelines finished with the same bytes": pipelines, **when})
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def signalled(number, folder, chance, uninterrupted) -> str:
+    """Send a signal at some time; then go on to the end. How the command took it."""
+    process = start(TRAIN, folder)
+    try:
+        _, errors = process.communicate(timeout=chance.uniform(0, uninterrupted[1][1]))
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+        sent = time.monotonic()
+        _, errors = process.communicate(timeout=35)
+        assert time.monotonic() - sent < 35
+    assert orphans(process.pid) == []
+    # Before Python has read our first line, the signal itself ends the process: a shell shows the same code.
+    assert process.returncode in (0, CODES[number], -number), errors
+    if process.returncode == CODES[number]:
+        assert "Traceback" not in errors
+        assert "stop" in errors
+        assert "--resume" in errors or "nothing was" in errors
+    return {0: "was done already", CODES[number]: "in order"}.get(process.returncode, "before it began")
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_at_some_time(number, tmp_path, uninterrupted):
+    send_signals(number, 2, tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES)
+def test_fifty_signals(number, tmp_path, uninterrupted, figures):
+    figures(send_signals(number, 50, tmp_path, uninterrupted))
+
+
+def send_signals(number, times, tmp_path, uninterrupted) -> Counter[str]:
+    chance, taken = random.Random(number), Counter()
+    for attempt in range(times):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        assert run(PARTITION, folder).returncode == 0
+        taken[signalled(number, folder, chance, uninterrupted)] += 1
+        for arguments in (TRAIN, EVALUATE):
+            done = run(arguments, folder)
+            assert done.returncode == 0, done.stderr
+        assert results(folder) == uninterrupted[0]
+    return taken
+
+
+def test_two_starts_at_once_make_one_run(tmp_path, uninterrupted):
+    start_twice(2, tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+def test_fifty_times_two_starts_at_once(tmp_path, uninterrupted, figures):
+    figures({"slowest refusal, seconds": round(start_twice(50, tmp_path, uninterrupted), 2)})
+
+
+def start_twice(times, tmp_path, uninterrupted) -> float:
+    slowest = 0.0
+    for attempt in range(times):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        assert run(PARTITION, folder).returncode == 0
+        began = time.monotonic()
+        both = [start(TRAIN, folder) for _ in range(2)]
+        while all(process.poll() is None for process in both):
+            time.sleep(0.01)
+        took = time.monotonic() - began
+        ends = sorted((process.communicate()[1], process.returncode) for process in both)
+        by_code = {code: errors for errors, code in ends}
+        assert set(by_code) == {0, 3}, ends
+        assert by_code[3].count("\n") == 1
+        assert "another process is writing this run" in by_code[3]
+        slowest = max(slowest, took)
+        assert run(EVALUATE, folder).returncode == 0
+        assert results(folder) == uninterrupted[0]
+    return slowest
