@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from copy import deepcopy
 from dataclasses import asdict, replace
 
@@ -52,19 +53,32 @@ def test_the_seed_matters(method):
     assert not same(models(method, TOYS["even"], seed=0), models(method, TOYS["even"], seed=1))
 
 
-def test_the_number_of_workers_does_not_matter(method):
-    toy = TOYS["uneven"]
-    assert same(models(method, toy), models(method, toy.changed(workers=3)))
-
-
-def test_the_order_of_clients_does_not_matter(method):
-    toy = TOYS["uneven"]
-    federation = toy.federation(method)
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("execution", ["threads", "stacked"])
+def test_neither_workers_nor_the_order_of_clients_change_a_bit(method, execution, workers):
+    toy = TOYS["uneven"].changed(execution=execution)
+    federation = toy.changed(workers=workers).federation(method)
     federation.standing.clients.reverse()
     with federation.workers:
-        list(play(federation, 3))
+        rounds = list(play(federation, 3))
     ours = personal_models(federation)
-    assert close([ours[client] for client in sorted(ours)], models(method, toy))
+    expected = toy.federation(method)
+    with expected.workers:
+        assert rounds == list(play(expected, 3))
+    assert same([ours[client] for client in sorted(ours)], list(personal_models(expected).values()))
+
+
+def test_a_run_neither_reads_nor_moves_anybody_elses_random_numbers(method):
+    """So there is nothing of them to keep in a checkpoint: all that is drawn has a stream of its own."""
+    toy = TOYS["uneven"].changed(clients_per_round=2)
+    expected = models(method, toy)
+    for plant in (torch.manual_seed, np.random.seed, random.seed):
+        plant(7)
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    assert same(models(method, toy), expected)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(np.random.get_state(), before[1], strict=True))
+    assert random.getstate() == before[2]
 
 
 def test_evaluation_leaves_no_trace(method):

@@ -131,14 +131,14 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
 
 
 def participants(federation: Federation) -> list[SimulatedClient]:
-    """Who takes part in the round that comes: everybody, or so many, drawn anew in each."""
-    clients, wanted = federation.standing.clients, federation.clients_per_round
+    """Who takes part in the round that comes: everybody, or so many, drawn anew in each. By number: sums and stacks
+    are formed in this order."""
+    clients, wanted = sorted(federation.standing.clients, key=lambda client: client.id), federation.clients_per_round
     if wanted >= len(clients):
         return clients
     stream = torch.Generator().manual_seed(derive(federation.seed, "participants", federation.standing.finished + 1))
-    ids = sorted(client.id for client in clients)
-    drawn = {ids[position] for position in torch.randperm(len(ids), generator=stream)[:wanted].tolist()}
-    return [client for client in clients if client.id in drawn]
+    drawn = sorted(torch.randperm(len(clients), generator=stream)[:wanted].tolist())
+    return [clients[position] for position in drawn]
 
 
 def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:
