@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from durability import durability
 from measuring import machine
 from memory import memory
 from peers import peers
@@ -42,6 +43,7 @@ PARTS: dict[str, Callable[[Plan], Result]] = {
     "tiny": tiny,
     "scaling": scaling,
     "memory": memory,
+    "durability": durability,
     "startup": startup,
     "peers": peers,
 }

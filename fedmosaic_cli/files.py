@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from fedmosaic_cli import disk
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -77,6 +77,15 @@ def pour(handle: int, blocks: Iterable[bytes]) -> None:
         rest = memoryview(block)
         while rest:
             rest = rest[disk.write(handle, rest) :]
+
+
+def check_room(folder: Path, need: int, way_out: str) -> None:
+    """Refuse to begin what the disk cannot hold. The folder need not be there yet."""
+    free = disk.free_bytes(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
+    if free < need:
+        raise ResourceError(
+            f"{need / 1e6:,.1f} MB of room are needed and {free / 1e6:,.1f} are left ({folder}): {way_out}"
+        )
 
 
 @contextmanager

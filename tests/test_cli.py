@@ -510,7 +510,7 @@ def test_a_run_has_one_writer(tmp_path):
         wait_for_rounds(tmp_path / RUN / "rounds.jsonl", lines=10)
         second = fedmosaic(*arguments, "--resume", cwd=tmp_path)
         assert second.returncode == 3
-        assert "another process is writing this run" in second.stderr.splitlines()[-1]
+        assert "another process is writing here" in second.stderr.splitlines()[-1]
         assert first.poll() is None
     finally:
         first.kill()

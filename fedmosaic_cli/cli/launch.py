@@ -25,10 +25,9 @@ from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError
 from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
-from fedmosaic_cli.files import write
+from fedmosaic_cli.files import check_room, write
+from fedmosaic_cli.lock import locked
 from fedmosaic_cli.records import shards as shard_records
-from fedmosaic_cli.records.checkpoints import check_room
-from fedmosaic_cli.records.lock import locked
 from fedmosaic_cli.records.runs import RunFiles
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]
         channels, height, width = facts.input_shape
         check_networks(run.config, (height, width, channels), first)
         need += 0 if run.files.finished() else disk_bytes(run.config, facts)
-    check_room(runs[0].files.path, need)
+    check_room(runs[0].files.path, need, "make room or choose another --runs-dir")
 
 
 def follow(

@@ -51,9 +51,18 @@ def load_preset(name: str) -> Preset:
     description, parent = content.pop("description", ""), content.pop("extends", None)
     layers: tuple[tuple[str, dict[str, Any]], ...] = ((f"preset {path.stem}", content),)
     if parent is not None:
-        base = read(path.parent / str(parent) if str(parent).endswith((".yaml", ".yml")) else preset_path(str(parent)))
+        base = read(base_of(str(parent), path))
         if "extends" in base:
             raise RequestError(f"preset '{parent}' extends another one ({path}): a preset may extend one that does not")
         base.pop("description", None)
         layers = ((f"preset {parent}", base), *layers)
     return Preset(path.stem, path, str(description), layers)
+
+
+def base_of(name: str, path: Path) -> Path:
+    """The file of the preset that another one extends: a shipped one, or one that lies beside it."""
+    if not name.endswith((".yaml", ".yml")):
+        return preset_path(name)
+    if Path(name).name != name:
+        raise RequestError(f"'{name}' does not lie beside the preset that extends it ({path}): put it there")
+    return path.parent / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Method
 
 S = TypeVar("S", ModelSettings, TrainSettings)
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def resolve_run(
 ) -> RunConfig:
     """The run of one method with one seed under `layers`."""
     check_method(method, "METHOD")
+    check_name(setting)
     data = resolve(layers.section("data", DataSettings), place)
     model, train = layers.section("model", ModelSettings), layers.section("train", TrainSettings)
     clients = {text: layers.section(f"clients.{text}", ClientSettings) for text in layers.named("clients")}
@@ -112,6 +115,15 @@ def resolve_run(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
     return config
+
+
+def check_name(setting: str) -> None:
+    """Refuse to name directories after anything that a shell, a table or another system may stumble over."""
+    if not NAME.fullmatch(setting):
+        raise RequestError(
+            f"runs cannot be named after '{setting}' (preset or shards): rename it; letters, digits, '.', '_' and '-', "
+            "at most 64 of them, and no dot at the start"
+        )
 
 
 def own_section(section: S, changes: dict[str, Any], where: str, layers: Layers) -> S:

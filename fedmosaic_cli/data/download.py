@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -14,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
+from fedmosaic_cli import disk
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.files import write_stream
+from fedmosaic_cli.files import append, check_room, make_directories, remove, write, write_stream
+from fedmosaic_cli.lock import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,25 +52,21 @@ def fetch(downloads: tuple[Download, ...], place: Place) -> None:
         done = folder / f".{download.name}.done" if download.members else folder / download.name
         if done.exists() and all((folder / member).is_dir() for member in download.members):
             continue
-        arrived = receive(download, folder, place)
-        if download.members:
-            unpack(arrived, folder, download.members)
-            arrived.unlink()
-            done.touch()
-        else:
-            arrived.replace(done)
+        with locked(folder):
+            arrived = receive(download, folder, place)
+            if download.members:
+                unpack(arrived, folder, download.members)
+                remove(arrived)
+                write(done, b"")
+            else:
+                disk.rename(arrived, done)
 
 
 def receive(download: Download, folder: Path, place: Place) -> Path:
     """The checked file, still under a temporary name."""
     partial = folder / f".{download.name}.part"
     there = partial.stat().st_size if partial.exists() else 0
-    free = shutil.disk_usage(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())).free
-    if free < download.size - there:
-        raise ResourceError(
-            f"{download.name} needs {download.size / 1e9:.2f} GB and there are {free / 1e9:.2f} GB free ({folder}): "
-            "make room or choose another --data-dir"
-        )
+    check_room(folder, download.size - there, f"make room for {download.name} or choose another --data-dir")
     if there < download.size:
         try:
             transfer(download, partial, there, place)
@@ -82,7 +79,7 @@ def receive(download: Download, folder: Path, place: Place) -> Path:
     if partial.stat().st_size < download.size:
         raise ResourceError(f"the connection broke ({download.url}): do it again to go on where it stopped")
     if partial.stat().st_size != download.size or file_sha256(partial) != download.sha256:
-        partial.unlink()
+        remove(partial)
         raise ResourceError(f"what arrived is not the published file ({download.url}): try again, or use a mirror")
     return partial
 
@@ -91,14 +88,14 @@ def transfer(download: Download, partial: Path, there: int, place: Place) -> Non
     """Append what is missing to the partial file."""
     request = urllib.request.Request(download.url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-        partial.parent.mkdir(parents=True, exist_ok=True)
         resumed = there and getattr(answer, "status", None) == http.HTTPStatus.PARTIAL_CONTENT
-        with partial.open("ab" if resumed else "wb") as file:
-            done = there if resumed else 0
-            while block := answer.read(BLOCK):
-                file.write(block)
-                done += len(block)
-                place.watch(f"downloading {download.name}", min(done, download.size), download.size)
+        if not resumed:
+            remove(partial)
+        done = there if resumed else 0
+        while block := answer.read(BLOCK):
+            append(partial, block)
+            done += len(block)
+            place.watch(f"downloading {download.name}", min(done, download.size), download.size)
 
 
 def file_sha256(path: Path) -> str:
@@ -122,7 +119,7 @@ def unpack_members(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None
         if name.startswith("/") or ".." in parts or "\\" in name:
             raise RequestError(f"'{name}' would leave the directory ({archive}): this archive is not to be trusted")
         target = folder.joinpath(*parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(target.parent)
         write_stream(target, content)
 
 

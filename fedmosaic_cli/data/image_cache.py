@@ -33,7 +33,7 @@ from fedmosaic_cli.data.decoding import (
     follow_parent,
 )
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.files import claimed_files, sweep, to_json, write
+from fedmosaic_cli.files import claimed_files, make_directories, remove, sweep, to_json, write
 from fedmosaic_cli.machine import available_cores
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def decode_all(
     """Decode everything and remember it."""
     shape = (len(files), *image_shape(root, files, side))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directories(folder)
         sweep(folder)
         with scratch_array(folder / f"{seen.stem}.npy", shape) as scratch:
             outcome = fill(scratch, root, files, side, place)
@@ -161,7 +161,7 @@ def scratch_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
                 os.posix_fallocate(handle, 0, scratch.stat().st_size)
             yield scratch
         finally:
-            scratch.unlink(missing_ok=True)
+            remove(scratch)
 
 
 def fill(scratch: Path, root: Path, files: Sequence[ImageFile], side: int | None, place: Place) -> Decoded:

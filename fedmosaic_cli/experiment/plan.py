@@ -13,10 +13,10 @@ from fedmosaic_cli.data.picture import distribution_picture, public_picture
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.sources import find_source, load_dataset, locate
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.lock import check_free
 from fedmosaic_cli.records import shards as records
 from fedmosaic_cli.records.checkpoints import newest_manifest
 from fedmosaic_cli.records.exported import load_exported
-from fedmosaic_cli.records.lock import check_free
 from fedmosaic_cli.records.manifest import client_counts, describe
 
 if TYPE_CHECKING:

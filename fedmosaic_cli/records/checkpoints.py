@@ -13,6 +13,7 @@ from safetensors.numpy import save as save_tensors
 from fedmosaic_cli import disk
 from fedmosaic_cli.errors import FedMosaicError, RequestError, ResourceError, RunStateError
 from fedmosaic_cli.files import (
+    check_room,
     make_directories,
     new_directory,
     put,
@@ -54,7 +55,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all; once it has been read back, drop those that are too old."""
     contents = {TENSORS: save_tensors(checkpoint.arrays), VALUES: to_json(checkpoint.values), **checkpoint.logs}
     make_directories(folder)
-    check_room(folder, 2 * sum(map(len, contents.values())))
+    check_room(folder, 2 * sum(map(len, contents.values())), "make room, then go on with --resume")
     path = folder / f"{PREFIX}{checkpoint.round:05d}"
     with new_directory(path) as temporary:
         for name, data in contents.items():
@@ -73,16 +74,6 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         raise ResourceError(f"the disk does not keep what is written to it, {error}: use another one") from None
     for old in all_in(folder)[:-KEPT]:
         remove(old)
-
-
-def check_room(folder: Path, need: int) -> None:
-    """Refuse to begin what the disk cannot hold."""
-    free = disk.free_bytes(folder)
-    if free < need:
-        raise ResourceError(
-            f"{need / 1e6:,.1f} MB of room are needed and {free / 1e6:,.1f} are left ({folder}): "
-            "make room, then go on with --resume"
-        )
 
 
 def all_in(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from fedmosaic_cli.files import (
     write,
     write_together,
 )
-from fedmosaic_cli.records.lock import LOCK
+from fedmosaic_cli.lock import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

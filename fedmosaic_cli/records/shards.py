@@ -14,7 +14,7 @@ from fedmosaic_cli.data.npz_files import read_arrays
 from fedmosaic_cli.data.partition import Partition, Shard, nothing
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import new_directory, put, read_json, read_sealed, sealed, sha256
+from fedmosaic_cli.files import check_room, new_directory, put, read_json, read_sealed, sealed, sha256
 from fedmosaic_cli.records.manifest import (
     PARTS,
     SCHEMA,
@@ -83,6 +83,8 @@ def save(shards: Shards, dataset: Dataset, pictures: Pictures, export: bool, wat
     manifest: dict[str, Any] = {**shards.manifest, "export": export, "files": {}}
     if export:  # where the data lay is nobody's business on another machine
         manifest["found_at"] = ""
+        held = len(dataset) - manifest["left_out"]
+        check_room(shards.path, held * dataset.images[0].nbytes, "make room or choose another --out")
     try:
         with new_directory(shards.path) as folder:
             for number, shard in enumerate(shards.partition.shards, start=1):

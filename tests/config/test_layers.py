@@ -194,3 +194,19 @@ def test_domains_choose_the_data_set_that_has_some():
     layers = Layers()
     layers.set("data.scheme=domain")
     assert resolve_run("x", layers, "local", 0, Place()).data.dataset == "digits-domains"
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n"])
+def test_runs_are_not_named_after_just_anything(name):
+    with pytest.raises(RequestError, match="cannot be named after"):
+        resolve_run(name, layered(), "local", seed=0, place=Place())
+
+
+def test_a_preset_extends_what_lies_beside_it(tmp_path):
+    (tmp_path / "base.yaml").write_text("train: {rounds: 7}")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml")
+    assert load_preset(str(tmp_path / "mine.yaml")).layers[0][1] == {"train": {"rounds": 7}}
+    for elsewhere in ("../base.yaml", str(tmp_path / "base.yaml"), "a/base.yaml"):
+        (tmp_path / "mine.yaml").write_text(f"extends: {elsewhere}")
+        with pytest.raises(RequestError, match="does not lie beside"):
+            load_preset(str(tmp_path / "mine.yaml"))

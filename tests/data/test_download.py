@@ -16,7 +16,8 @@ from fedmosaic_cli.data.download import Download, fetch, unpack
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.data.sources import SOURCES, load_dataset
-from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.errors import RequestError, ResourceError, RunStateError
+from fedmosaic_cli.lock import locked
 from tests.data.files import write_cifar
 
 
@@ -97,7 +98,7 @@ def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
     Shelf.files["big.bin"] = wrong
     with pytest.raises(ResourceError, match="not the published file"):
         fetch((download,), Place(tmp_path))
-    assert list((tmp_path / "set").iterdir()) == []
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_no_network_is_one_line(tmp_path):
@@ -116,7 +117,7 @@ def offered_nothing() -> Download:
 
 
 def test_no_room_is_said_at_once(tmp_path):
-    with pytest.raises(ResourceError, match=r"needs .* GB free"):
+    with pytest.raises(ResourceError, match=r"room are needed .* make room for x.bin"):
         fetch((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), Place(tmp_path))
 
 
@@ -203,3 +204,11 @@ def test_what_is_published_has_sizes_and_checksums():
             assert download.size > 0, name
             assert len(download.sha256) == 64, name
             assert int(download.sha256, 16) >= 0
+
+
+def test_two_downloads_of_one_thing_do_not_meet(shelf, tmp_path):
+    download = offered(shelf, "big.bin", b"0123456789")
+    with locked(tmp_path / "set"), pytest.raises(RunStateError, match="another process is writing here"):
+        fetch((download,), Place(tmp_path))
+    fetch((download,), Place(tmp_path))
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["big.bin"]

@@ -14,7 +14,8 @@ import pytest
 
 from fedmosaic_cli import disk
 from fedmosaic_cli.experiment import environment
-from fedmosaic_cli.records.lock import locked
+from fedmosaic_cli.files import read_sealed, sealed
+from fedmosaic_cli.lock import locked
 from tests.faults.conftest import PARTITION, REPORT, RUN, TRAIN, results
 from tests.faults.test_damage import LONGER
 
@@ -179,3 +180,48 @@ def test_a_process_that_outlives_its_terminal_does(undisturbed, tmp_path):
     time.sleep(1)
     process.send_signal(signal.SIGHUP)
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("schema", [1, 99])
+def test_a_checkpoint_of_another_version_names_the_version(finished, type_in, schema):
+    for manifest in finished.glob("checkpoints/*/manifest.json"):
+        content = {**read_sealed(manifest), "schema": schema}
+        content["environment"]["versions"]["fedmosaic"] = "12.0"
+        manifest.write_bytes(sealed(content))
+    before = files_of(finished)
+    ending = type_in(*LONGER)
+    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert f"checkpoint of schema {schema}" in ending.stderr
+    assert "fedmosaic 12.0" in ending.stderr
+    assert files_of(finished) == before
+
+
+def test_a_bug_leaves_its_traceback_in_the_run_directory(type_in, undisturbed, tmp_path, monkeypatch):
+    shutil.copytree(undisturbed / "shards", tmp_path / "shards")
+
+    def buggy(*arguments):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("fedmosaic_cli.experiment.run.summarise", buggy)
+    ending = type_in(*TRAIN)
+    assert ending.code == 1
+    assert ending.stderr.splitlines()[-1].startswith("error: ZeroDivisionError: a bug (a bug in fedmosaic)")
+    assert "Traceback" not in ending.stderr
+    assert "in buggy" in (tmp_path / RUN / "crash.txt").read_text()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert type_in(*TRAIN).code == 0
+    assert not (tmp_path / RUN / "crash.txt").exists()
+
+
+def test_shards_that_do_not_fit_are_not_begun(type_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 10_000)
+    ending = type_in(*PARTITION, "--export")
+    assert (ending.code, ending.stderr.count("\n")) == (4, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_readers_do_not_care_who_writes(finished, type_in):
+    with locked(finished):
+        assert type_in("evaluate", str(RUN)).code == 0
+        assert type_in("report").code == 0

@@ -1,4 +1,4 @@
-"""One writer a run directory. The system releases the lock when its holder dies, however it dies."""
+"""One writer a directory. The system releases the lock when its holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -87,4 +87,4 @@ def taken(folder: Path) -> RunStateError:
         holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         holder = "it has just begun"
-    return RunStateError(f"another process is writing this run, {holder} ({folder}): wait for it or stop it")
+    return RunStateError(f"another process is writing here, {holder} ({folder}): wait for it or stop it")

@@ -1,0 +1,56 @@
+"""What it costs to lose nothing: a checkpoint after every round, beside the round itself."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ours
+from measuring import timed
+from results import Line, Result, at_most
+from workload import cifar_task
+
+if TYPE_CHECKING:
+    from workload import Plan
+
+# FedMosaic under Adam has the largest state of all presets: a model and twice its size for each client.
+CASES: dict[str, dict[str, Any]] = {"FedMosaic": {"optimizer": "adam", "lr": 1e-3}, "FedAvg": {}}
+
+
+def durability(plan: Plan) -> Result:
+    """Rounds on the shapes of CIFAR-10, each followed by its lines in the logs and a checkpoint."""
+    batch = plan.batches[-1]
+    # One client fewer: its share of the images is what is public.
+    task = cifar_task(plan.sizes, clients=plan.sizes.clients - 1)
+    result = Result(
+        "Durability: a checkpoint after every round",
+        [
+            f"{len(task.shares)} clients, cnn, batch {batch}, 2 workers, {plan.repetitions} rounds in one process; "
+            "wall time. A checkpoint is captured, hashed, written, kept (fsync), renamed, read back and compared; "
+            "written on the file system of the temporary directory."
+        ],
+    )
+    for title, train in CASES.items():
+        federation = ours.federation(title.lower(), task, batch_size=batch, workers=2, **train)
+        with tempfile.TemporaryDirectory() as folder, federation.workers:
+            record = ours.recorder(federation, Path(folder))
+            ours.play_rounds(federation)
+            rounds, saves = [], []
+            for _ in range(plan.repetitions):
+                rounds.append(timed(partial(ours.play_rounds, federation)).wall)
+                saves.append(timed(record).wall)
+            size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / 2**20
+        result.lines += [
+            Line(f"{title}, round", rounds, "s"),
+            Line(f"{title}, log and checkpoint", [1e3 * value for value in saves], "ms"),
+            Line(f"{title}, files", [size], "MB"),
+            Line(
+                f"{title}, log and checkpoint / round",
+                [save / played for save, played in zip(saves, rounds, strict=True)],
+                "ratio",
+                at_most(0.03),
+            ),
+        ]
+    return result
