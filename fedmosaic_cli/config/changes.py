@@ -19,6 +19,8 @@ FREE_TO_CHANGE = {
     "train.checkpoint_every",
     "train.execution",
 }
+# What tells no two results apart. Where a client was left out, the result says so itself.
+BESIDE_THE_RESULT = FREE_TO_CHANGE | {"train.on_nan"}
 # A run can go on with these changed, but then it is one that no single configuration describes.
 ACCEPTABLE = {
     "train.lr",

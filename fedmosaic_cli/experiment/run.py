@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.changes import FREE_TO_CHANGE
+from fedmosaic_cli.config.changes import BESIDE_THE_RESULT
 from fedmosaic_cli.config.run import recorded_run
 from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.rounds import play, servers_by_device
@@ -268,7 +268,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "seed": config.seed,
         "rounds": config.train.rounds,
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in BESIDE_THE_RESULT},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},
