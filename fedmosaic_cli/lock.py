@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import platform
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,9 @@ def check_free(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a directory, which is made if it is not there; if nothing came of it, it is removed again."""
-    made = make_directories(folder)
+    made: list[Path] = []
     try:
-        handle = acquire(folder)
+        handle = acquire(folder, made)
         try:
             introduce(handle)
             yield
@@ -57,20 +57,22 @@ def locked(folder: Path) -> Iterator[None]:
                 disk.remove_directory(empty)
 
 
-def acquire(folder: Path) -> int:
-    """The handle of the lock, held."""
+def acquire(folder: Path, made: list[Path]) -> int:
+    """The handle of the lock, held; the directories that had to be made for it are added to `made`."""
     while True:
-        handle = disk.extend(folder / LOCK)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), (folder / LOCK).stat()):
-                return handle
-        except BlockingIOError:
-            os.close(handle)
-            raise taken(folder) from None
-        except FileNotFoundError:  # its last holder took it away just now
-            pass
-        os.close(handle)
+        made += make_directories(folder)
+        # Whoever held it before may take file and directory away at any moment until it is ours.
+        with suppress(FileNotFoundError):
+            handle = disk.extend(folder / LOCK)
+            with ExitStack() as otherwise:
+                otherwise.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise taken(folder) from None
+                if os.path.samestat(os.fstat(handle), (folder / LOCK).stat()):
+                    otherwise.pop_all()
+                    return handle
 
 
 def introduce(handle: int) -> None:
