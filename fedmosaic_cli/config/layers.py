@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.checks import check_keys, checked
 from fedmosaic_cli.config.clients import ClientSettings
-from fedmosaic_cli.config.yaml_files import parse
+from fedmosaic_cli.config.yaml_files import MOST_DEPTH, parse
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.errors import RequestError, unknown
@@ -39,7 +39,7 @@ class Layers:
                 continue
             for name, inner in as_mapping(values, section, origin).items():
                 if section == "methods":
-                    check_method(name, f"methods.{name}")
+                    check_method(str(name), f"methods.{name}")
                 self._put(origin, f"{section}.{name}", inner)
 
     def origin(self, key: str) -> str:
@@ -66,17 +66,17 @@ class Layers:
     def set(self, assignment: str) -> None:
         """Lay one `section.key=value` over what is there."""
         path, equals, text = assignment.partition("=")
-        section, _, key = path.strip().rpartition(".")
-        if not equals or not section or not key:
+        *sections, key = path.strip().split(".")
+        if not equals or not 0 < len(sections) < MOST_DEPTH or not all((*sections, key)):
             raise RequestError(f"cannot read '{assignment}' (--set): write section.key=value, e.g. train.rounds=20")
         content: dict[str, Any] = {key: parse(text, f"--set {path}")}
-        for name in reversed(section.split(".")):
+        for name in reversed(sections):
             content = {name: content}
         self.add("--set", content)
 
     def _put(self, origin: str, section: str, values: Any) -> None:
         group, _, name = section.partition(".")
-        known: object = METHODS[name] if group == "methods" else ClientSettings if name else SECTIONS[section]
+        known: object = SECTIONS.get(section) or (METHODS[name] if group == "methods" else ClientSettings)
         check_keys(as_mapping(values, section, origin), field_names(known), section)
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -10,29 +11,42 @@ import yaml
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
 LARGEST = 1 << 20
 MOST_DEPTH = 20
 MOST_ALIASES = 100
-MOST_VALUES = 100_000
+MOST_VALUES = 10_000
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-3 for a text and 3:20 for 200, and of two equal keys the last wins; here none of that."""
+    """YAML 1.1 takes 1e-3 for a text and 3:20 for 200, and of two equal keys the last wins; here none of that.
+
+    Tags are refused: they ask for types, and some of those that are safe fail in ways of their own. What is too much
+    is refused while it is read, not after.
+    """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - how yaml declares it
-    aliases = 0
+    aliases = values = depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
             self.aliases += 1
-            if self.aliases > MOST_ALIASES:
-                raise yaml.YAMLError(f"more than {MOST_ALIASES} aliases")
-        return super().compose_node(parent, index)
+        elif event.tag is not None:
+            raise yaml.MarkedYAMLError(problem=f"tag '{event.tag}' has no meaning here", problem_mark=event.start_mark)
+        self.values += 1
+        self.depth += 1
+        check_at_most(MOST_ALIASES, self.aliases, "aliases")
+        check_at_most(MOST_VALUES, self.values, "values")
+        check_at_most(MOST_DEPTH, self.depth, "levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
@@ -40,7 +54,16 @@ class Loader(yaml.SafeLoader):
                     f"key '{key.value}' stands twice, the second time in line {key.start_mark.line + 1}"
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        return super().construct_mapping(node, deep=deep)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        check_at_most(MOST_VALUES, len(node.value), "values, once merged")
+
+
+def check_at_most(most: int, count: int, what: str) -> None:
+    if count > most:
+        raise yaml.YAMLError(f"more than {most} {what}")
 
 
 NUMBER = r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
@@ -71,10 +94,9 @@ def check_extent(content: Any) -> None:
     """Refuse what is nested too deeply, or in itself, or becomes very much once its aliases are written out."""
     level, seen = [content], 0
     for _ in range(MOST_DEPTH):
-        level = [part for value in level for part in parts_of(value)]
+        level = list(islice((part for value in level for part in parts_of(value)), MOST_VALUES + 1))
         seen += len(level)
-        if seen > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES} values")
+        check_at_most(MOST_VALUES, seen, "values")
         if not level:
             return
     raise yaml.YAMLError(f"nested more than {MOST_DEPTH} deep")
@@ -88,14 +110,16 @@ def parts_of(value: Any) -> Iterable[Any]:
 
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
-    if path.exists() and not path.is_file():
-        raise RequestError(f"not a file ({path}): a configuration is YAML in UTF-8")
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"cannot read configuration: {error.strerror} ({path}): check the path") from None
+        if path.exists() and not path.is_file():
+            raise RequestError(f"not a file ({path}): a configuration is YAML in UTF-8")
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # no file has a zero byte in its name
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"cannot read configuration: {reason} ({path}): check the path") from None
     if len(data) > LARGEST:
-        raise RequestError(f"{len(data)} bytes are too many for a configuration ({path}): at most {LARGEST}")
+        raise RequestError(f"the file is too large for a configuration ({path}): at most {LARGEST} bytes")
     try:
         text = data.decode()
     except UnicodeDecodeError:
