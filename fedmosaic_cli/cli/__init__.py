@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal, listen, tell
 
@@ -14,6 +15,8 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib takes a while
+        if isinstance(getattr(sys, name), TextIOWrapper):  # a file's name may be no text; it is shown all the same
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         from fedmosaic_cli.cli.app import app
 

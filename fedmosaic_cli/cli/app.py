@@ -26,8 +26,10 @@ ClickException = typer.BadParameter.__mro__[2]
 # A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
 WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
 READER_GONE = 128 + signal.SIGPIPE
+IMPOSSIBLE_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+LONGEST_LINE = 2000
 
 
 class Entry(NamedTuple):
@@ -95,13 +97,21 @@ def fail(error: BaseException, given: list[str]) -> NoReturn:
         traceback.print_exception(error)
     line, code = describe(error, given)
     with suppress(OSError):
-        sys.stderr.write(f"error: {' '.join(line.split())}\n")
+        sys.stderr.write(f"error: {one_line(line)}\n")
         sys.stderr.flush()
     try:
         sys.stdout.flush()
     except OSError:  # what is left cannot be written; the interpreter would try once more, and complain
         os._exit(code)
     sys.exit(code)
+
+
+def one_line(text: str) -> str:
+    """A message that names what others wrote: that must neither steer the terminal nor flood it."""
+    line = " ".join(text.split())
+    if len(line) > LONGEST_LINE:
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
 def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - a return a kind
@@ -117,7 +127,7 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
         return f"{message}{remark} ({command}): see '{command} --help'", 2
     if isinstance(error, BrokenPipeError):
         return "the reader of the output is gone (stdout): what was written before is complete", READER_GONE
-    if isinstance(error, WRONG_PATH):
+    if isinstance(error, WRONG_PATH) or (isinstance(error, OSError) and error.errno in IMPOSSIBLE_NAME):
         return f"{error.strerror} ({error.filename}): name another path", 2
     if isinstance(error, OSError):
         way_out = "make room" if error.errno in NO_ROOM else "choose another place, or see what is wrong with it"

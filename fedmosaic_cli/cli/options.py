@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -55,6 +56,7 @@ def names(text: str, option: str) -> tuple[str, ...]:
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     """The numbers of a list such as 0,1,2, each at least 0 and none twice."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+    fine = all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)
+    if not fine or len(set(map(int, parts))) < len(parts):
         raise RequestError(f"cannot read '{text}' ({option}): write different whole numbers such as 0,1,2")
     return tuple(map(int, parts))
