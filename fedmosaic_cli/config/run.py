@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.checks import check_keys, checked
@@ -53,17 +54,23 @@ class RunConfig:
     def train_of(self, client: int) -> TrainSettings:
         return self.train if self.method.pooled else self.trainings.get(client, self.train)
 
+    @cached_property
+    def kinds(self) -> dict[tuple[ModelSettings, TrainSettings], list[int]]:
+        """The clients that learn with the same model in the same way: there may be very many of few kinds."""
+        kinds: dict[tuple[ModelSettings, TrainSettings], list[int]] = {}
+        for client in range(1 if self.method.pooled else self.data.clients or 1):
+            kinds.setdefault((self.model_of(client), self.train_of(client)), []).append(client)
+        return kinds
+
     def how_many_like(self, client: int) -> int:
         """How many clients learn with the same model in the same way."""
-        clients = range(1 if self.method.pooled else self.data.clients or 1)
-        model, train = self.model_of(client), self.train_of(client)
-        return sum(self.model_of(other) == model and self.train_of(other) == train for other in clients)
+        return len(self.kinds[self.model_of(client), self.train_of(client)])
 
     def misfit(self) -> Misfit | None:
         """Why the method cannot be played here; None where it can."""
         if self.method.needs_public and not self.data.public_size:
             return Misfit("needs a public set", "there is none (data.public_size)", "partition with one")
-        models = {client: self.model_of(client) for client in range(self.data.clients or 1)}
+        models = {clients[0]: model for (model, _), clients in self.kinds.items()}
         return misfit(self.method, models, self.models.keys())
 
     def to_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def find_devices(name: str) -> list[torch.device]:
 
 def check_networks(config: RunConfig, image_shape: Sequence[int], device: torch.device) -> None:
     """Refuse a run in which some client's network does not fit; see `check_network`."""
-    for model in {config.model_of(client) for client in range(config.data.clients or 1)}:
+    for model in {model for model, _ in config.kinds}:
         check_network(model, config.train, image_shape, device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,20 +41,18 @@ class DataFacts:
 
 def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
-    clients = range(1 if config.method.pooled else config.data.clients or 1)
-    sizes = {model: model_size(model, data) for model in {config.model_of(client) for client in clients}}
     bits = config.method.traffic(world_of(config, data), config.data.public_size or 0)
-    kinds = {(config.model_of(client), config.train_of(client)): client for client in reversed(clients)}
+    ways = {clients[0]: execution_of(config, clients[0], data, device) for clients in config.kinds.values()}
     return {
         "rounds": config.train.rounds,
         "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
         "device": str(device),
-        "workers": worker_count(config.train.workers, len(clients), device),
-        "execution": " and ".join(sorted({execution_of(config, client, data, device) for client in kinds.values()})),
+        "workers": worker_count(config.train.workers, sum(map(len, config.kinds.values())), device),
+        "execution": " and ".join(sorted(set(ways.values()))),
         "data_mb": data.megabytes,
-        "models_mb": sum(copies(config, client) * sizes[config.model_of(client)].bytes for client in clients) / 1e6,
-        "step_mb": max(step_bytes(config, client, data, device) for client in kinds.values()) / 1e6,
-        "parameters": sizes[config.model_of(0)].parameters,
+        "models_mb": states_bytes(config, data) / 1e6,
+        "step_mb": max(step_bytes(config, client, data, device, way) for client, way in ways.items()) / 1e6,
+        "parameters": model_size(config.model_of(0), data).parameters,
         "bits_up": bits.up,
         "bits_down": bits.down,
         "missing": data.missing,
@@ -62,10 +61,16 @@ def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str,
 
 def disk_bytes(config: RunConfig, data: DataFacts) -> int:
     """What a run takes on the disk at most: checkpoints, one more while it is written, and the personal models."""
-    clients = range(1 if config.method.pooled else config.data.clients or 1)
-    weights = [model_size(config.model_of(client), data).bytes for client in clients]
-    states = sum(copies(config, client) * size for client, size in zip(clients, weights, strict=True))
-    return (KEPT + 1) * states + sum(weights)
+    weights = sum(len(clients) * model_size(model, data).bytes for (model, _), clients in config.kinds.items())
+    return (KEPT + 1) * states_bytes(config, data) + weights
+
+
+def states_bytes(config: RunConfig, data: DataFacts) -> int:
+    """What all clients remember."""
+    return sum(
+        len(clients) * copies(config, clients[0]) * model_size(model, data).bytes
+        for (model, _), clients in config.kinds.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def execution_of(config: RunConfig, client: int, data: DataFacts, device: torch.
     return choose(train, model, data.input_shape, config.how_many_like(client), device)
 
 
-def step_bytes(config: RunConfig, client: int, data: DataFacts, device: torch.device) -> int:
+def step_bytes(config: RunConfig, client: int, data: DataFacts, device: torch.device, execution: str) -> int:
     """What a step of a client, and of those who take theirs at the same time, needs beside data and models.
 
     Activations and their gradients, and those of the weights; where clients are stacked, their models and what
@@ -95,15 +100,17 @@ def step_bytes(config: RunConfig, client: int, data: DataFacts, device: torch.de
         return 0
     batch = train.batch_size * (2 if config.method.needs_public else 1)
     weights = model_size(model, data).bytes
-    one = 2 * activation_bytes(on_paper(model, data), data.input_shape, batch) + weights
+    one = 2 * activation_bytes(model, data.input_shape, data.classes, batch) + weights
     at_once, workers = min(alike, train.clients_per_round or alike), worker_count(train.workers, alike, device)
-    if execution_of(config, client, data, device) == "stacked":
+    if execution == "stacked":
         return min(at_once, workers * STACK) * (one + weights * (1 + remembered(train)))
     return min(at_once, workers) * one
 
 
-def activation_bytes(module: Classifier, input_shape: tuple[int, int, int], batch: int) -> int:
+@lru_cache
+def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], classes: int, batch: int) -> int:
     """What the forward pass of a batch keeps for the backward pass, beside the weights."""
+    module = on_paper(model, input_shape, classes)
     kept: list[int] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,22 +124,26 @@ def activation_bytes(module: Classifier, input_shape: tuple[int, int, int], batc
 
 
 def model_size(model: ModelSettings, data: DataFacts) -> ModelSize:
-    if not model.is_network:
-        return ModelSize()
-    module = on_paper(model, data)
+    return network_size(model, data.input_shape, data.classes) if model.is_network else ModelSize()
+
+
+@lru_cache
+def network_size(model: ModelSettings, input_shape: tuple[int, int, int], classes: int) -> ModelSize:
+    module = on_paper(model, input_shape, classes)
     tensors = module.state_dict().values()
     return ModelSize(sum(t.numel() * t.element_size() for t in tensors), sum(p.numel() for p in module.parameters()))
 
 
-def on_paper(model: ModelSettings, data: DataFacts) -> Classifier:
+def on_paper(model: ModelSettings, input_shape: tuple[int, int, int], classes: int) -> Classifier:
     """The network without its numbers."""
     with torch.device("meta"):
-        return build(model, data.input_shape, data.classes)
+        return build(model, input_shape, classes)
 
 
 def world_of(config: RunConfig, data: DataFacts) -> World:
     """What everybody would know, without a single number."""
-    module = on_paper(config.model_of(0), data) if config.model_of(0).is_network else None
+    first = config.model_of(0)
+    module = on_paper(first, data.input_shape, data.classes) if first.is_network else None
     return World(
         num_classes=data.classes,
         init=dict(module.state_dict()) if module else {},
