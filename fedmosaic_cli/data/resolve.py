@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.data.settings import MOST_CLIENTS
 from fedmosaic_cli.data.sources import find_source, locate
 from fedmosaic_cli.data.sources.source import Look
 from fedmosaic_cli.errors import RequestError, unknown
@@ -31,6 +32,11 @@ def resolve(settings: DataSettings, place: Place) -> DataSettings:
         names = check_domains(settings, look.domains)
         per_domain = settings.clients_per_domain or CLIENTS_A_DOMAIN[settings.scheme]
         filled |= {"domains": names, "clients_per_domain": per_domain, "clients": per_domain * len(names)}
+        if per_domain * len(names) > MOST_CLIENTS:
+            raise RequestError(
+                f"{per_domain} clients in each of {len(names)} domains are too many (data.clients_per_domain): "
+                f"at most {MOST_CLIENTS} in all"
+            )
     else:
         if settings.domains:
             check_domains(settings, look.domains)

@@ -11,6 +11,7 @@ from fedmosaic_cli.settings import Integers, Section, Texts
 Scheme = Literal["iid", "pathological", "dirichlet", "domain", "hybrid", "natural"]
 Protocol = Literal["official", "pfllib", "fedbn"]
 NoiseKind = Literal["symmetric", "asymmetric"]
+MOST_CLIENTS = 100_000
 
 # What each scheme reads beside the settings that all of them do.
 OWN_PARAMETERS = {
@@ -29,18 +30,18 @@ class DataSettings(Section):
     dataset: str = "digits"
     scheme: Scheme = "dirichlet"
     protocol: Protocol = "official"
-    clients: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     alpha: Annotated[float, Field(gt=0)] = 0.1
-    classes_per_client: Annotated[int, Field(ge=1)] = 2
+    classes_per_client: Annotated[int, Field(ge=1, le=65_536)] = 2
     balanced: bool = True
-    clients_per_domain: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    clients_per_domain: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     domains: Texts = ()
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     public_size: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     public_alpha: Annotated[float, Field(gt=0)] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    min_size: Annotated[int, Field(ge=2)] | None = None
+    min_size: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
     flip_labels: Integers = ()
     label_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     label_noise_kind: NoiseKind = "symmetric"

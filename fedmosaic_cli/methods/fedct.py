@@ -33,7 +33,7 @@ class FedCT(Method):
     1 is the paper's choice: its first round has no pseudo-labels yet. 0 means the same, for the same reason.
     """
 
-    warmup_rounds: Annotated[int, Field(ge=0)] = 1
+    warmup_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 1
 
     name = "fedct"
     title = "FedCT"

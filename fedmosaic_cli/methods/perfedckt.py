@@ -31,7 +31,7 @@ class PerFedCKT(Method):
     """With `mu` 0 this is Local, bit for bit. With one cluster everybody learns from the mean of all."""
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 0.1
-    clusters: Annotated[int, Field(ge=1)] = 5
+    clusters: Annotated[int, Field(ge=1, le=100_000)] = 5
 
     name = "perfedckt"
     title = "PerFed-CKT"

@@ -11,6 +11,7 @@ from fedmosaic_cli.settings import Integers, Section
 Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
 Estimator = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
+MOST_LAYERS = 100
 
 
 # Which keys of the section, beside the name, each model reads.
@@ -45,8 +46,8 @@ class ModelSettings(Section):
     @field_validator("hidden")
     @classmethod
     def widths_are_positive(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        if any(not 1 <= width <= 65_536 for width in hidden):
-            raise ValueError("a list of widths between 1 and 65536")
+        if len(hidden) > MOST_LAYERS or any(not 1 <= width <= 65_536 for width in hidden):
+            raise ValueError(f"a list of at most {MOST_LAYERS} widths between 1 and 65536")
         return hidden
 
     @property

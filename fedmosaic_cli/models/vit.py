@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COLOURS = 3
 CHANNELS_PER_HEAD = 4
+MOST_PATCHES = 65_536
 
 
 class ViT(Classifier):
@@ -34,6 +35,11 @@ class ViT(Classifier):
         if height != width or height % patch:
             raise RequestError(
                 f"images of {width}x{height} cannot be cut into {patch}x{patch} patches (model.patch): choose another"
+            )
+        if (height // patch) ** 2 > MOST_PATCHES:  # attention takes the square of their number
+            raise RequestError(
+                f"images of {width}x{height} have more than {MOST_PATCHES} patches of {patch}x{patch} (model.patch): "
+                "choose larger ones"
             )
         channels = self.heads * max(CHANNELS_PER_HEAD, round(settings.width * self.channels / self.heads))
         transformer = VisionTransformer(
