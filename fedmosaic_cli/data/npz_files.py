@@ -20,15 +20,20 @@ MOST_EXPANDED = 100
 ALWAYS_ALLOWED_BYTES = 1 << 30
 
 
-def read_arrays(path: Path, choose: Callable[[Collection[str]], Collection[str]]) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path,
+    choose: Callable[[Collection[str]], Collection[str]],
+    always_allowed: int | None = None,
+) -> dict[str, NDArray[Any]]:
     """Those arrays that are chosen, by name, out of the names that there are.
 
+    So many bytes may always come out of a file, and more only in proportion to its size.
     A file that is no such archive fails with an error of the libraries that read it, whichever that is.
     """
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
     with zipfile.ZipFile(path) as archive:
-        check_expansion(archive, path)
+        check_expansion(archive, path, always_allowed)
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         return {name: read_member(archive, name) for name in choose(names)}
 
@@ -39,7 +44,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     with archive.open(info) as member:
         shape, _, kind = read_header(member)
         held = info.file_size - member.tell()
-    if kind.hasobject or math.prod(shape) * kind.itemsize != held:
+    if kind.hasobject or not kind.itemsize or math.prod(shape) * kind.itemsize != held:
         raise ValueError(f"'{name}' is not the array that its header tells of")
     with archive.open(info) as member:
         array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
@@ -54,8 +59,9 @@ def read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, fortran, kind
 
 
-def check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
+def check_expansion(archive: zipfile.ZipFile, path: Path, always_allowed: int | None = None) -> None:
     """Refuse an archive that would fill the memory out of next to nothing."""
     size = sum(info.file_size for info in archive.infolist())
-    if size > max(ALWAYS_ALLOWED_BYTES, MOST_EXPANDED * path.stat().st_size):
+    allowed = ALWAYS_ALLOWED_BYTES if always_allowed is None else always_allowed
+    if size > max(allowed, MOST_EXPANDED * path.stat().st_size):
         raise RequestError(f"{size} bytes would come out of {path.stat().st_size} ({path}): this is no data")

@@ -98,11 +98,17 @@ def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:
     for spot in (*places, place):
         if spot is place or find_source(settings.dataset).find(spot.data_dir):
             dataset = load_dataset(settings, spot)
-            if dataset.fingerprint == manifest["source_fingerprint"]:
+            if dataset.fingerprint == manifest["source_fingerprint"] and fits(dataset, manifest):
                 return dataset, shards.partition
     raise RequestError(
         f"'{settings.dataset}' here is not the data these shards were made from ({shards.path}): make the shards anew"
     )
+
+
+def fits(dataset: Dataset, manifest: dict[str, Any]) -> bool:
+    """Whether the manifest tells of this data: indices into other data would point anywhere."""
+    facts = (len(dataset), list(dataset.images.shape[1:]), list(dataset.class_names))
+    return facts == (manifest["examples"], manifest["image_shape"], manifest["class_names"])
 
 
 def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place, nonidentical: bool = False) -> None:

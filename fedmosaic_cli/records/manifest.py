@@ -6,12 +6,15 @@ import csv
 import io
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedmosaic_cli.data.partition import Partition, Shard, test_fraction
 from fedmosaic_cli.data.schemes import least_size
+from fedmosaic_cli.data.settings import MOST_CLIENTS
 from fedmosaic_cli.files import sha256
 
 if TYPE_CHECKING:
@@ -27,6 +30,60 @@ SCHEMA = 3
 PARTS = ("train", "test", "val")
 # What says where the shards were made and what else lies beside them; the digest stands for the partition alone.
 NOT_IN_DIGEST = ("digest", "export", "files", "found_at", "remarks")
+MOST_CLASSES = 65_536
+MOST_PIXELS = 10**9
+
+
+class Part(BaseModel):
+    """How many examples, of which classes."""
+
+    model_config = ConfigDict(strict=True)
+
+    size: Annotated[int, Field(ge=1)]
+    class_counts: list[Annotated[int, Field(ge=0)]]
+
+
+class PublicPart(Part):
+    """The one part that may be empty."""
+
+    size: Annotated[int, Field(ge=0)]
+
+
+class ClientEntry(BaseModel):
+    """What is read of a client's entry."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+    domain: str | None
+    labels_flipped: bool
+    train: Part
+    test: Part
+    val: Part | None = None
+
+
+class Manifest(BaseModel):
+    """What is read of a manifest, which may be anybody's: a digest tells of damage, not of sense."""
+
+    model_config = ConfigDict(strict=True)
+
+    dataset: str
+    seed: Annotated[int, Field(ge=0)]
+    class_names: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
+    image_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=3, max_length=3)]
+    examples: Annotated[int, Field(ge=1, le=10**12)]
+    clients: list[ClientEntry]
+    public: PublicPart
+    export: bool
+    files: dict[str, str]
+    found_at: str
+
+    @field_validator("image_shape")
+    @classmethod
+    def an_image_is_small(cls, shape: list[int]) -> list[int]:
+        if prod(shape) > MOST_PIXELS:
+            raise ValueError("no image has so many pixels")
+        return shape
 
 
 def describe(dataset: Dataset, partition: Partition, found_at: str = "") -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedmosaic_cli.files import check_room, new_directory, put, read_json, read_
 from fedmosaic_cli.records.manifest import (
     PARTS,
     SCHEMA,
+    Manifest,
     arrays_digest,
     distribution_csv,
     index_arrays,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 PUBLIC = "public.npz"
-MOST_CLASSES = 65_536
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,15 @@ def load(path: Path) -> Shards:
     manifest = read_json(path / MANIFEST)
     damaged = RequestError(f"the manifest does not match its digest ({path / MANIFEST}): make the shards anew")
     try:
-        if manifest["schema"] != SCHEMA:
-            raise RequestError(f"schema {manifest['schema']} is not {SCHEMA} ({path / MANIFEST}): make the shards anew")
+        schema = manifest["schema"]
+        if type(schema) is not int:
+            raise damaged
+        if schema != SCHEMA:
+            raise RequestError(f"schema {schema} is not {SCHEMA} ({path / MANIFEST}): make the shards anew")
         manifest = read_sealed(path / MANIFEST)
         if manifest["digest"] != manifest_digest(manifest):
             raise damaged
+        Manifest.model_validate(manifest)
         settings = DataSettings(**manifest["settings"])
         shards = tuple(load_client(path, entry, manifest) for entry in manifest["clients"])
         public = load_arrays(path / PUBLIC, ["index"], manifest)["index"]
@@ -170,6 +174,8 @@ def load(path: Path) -> Shards:
         if [shard.client for shard in shards] != list(range(settings.clients or 0)):
             raise damaged
         check_disjoint(path, partition, manifest["examples"])
+        if len(public) != settings.public_size:
+            raise damaged
         check_counts(manifest["public"], public, manifest)
         for shard, entry in zip(shards, manifest["clients"], strict=True):
             for name, index in shard.parts().items():
@@ -205,7 +211,7 @@ def load_arrays(path: Path, names: list[str], manifest: dict[str, Any]) -> Array
     try:
         if sha256(path.read_bytes() if path.is_file() or not path.exists() else b"") != manifest["files"][path.name]:
             raise ValueError("another file")
-        return read_arrays(path, lambda _: names)
+        return read_arrays(path, lambda _: names, always_allowed=0)
     except FileNotFoundError:
         raise RequestError(f"shard file is missing ({path}): make the shards anew") from None
     except (MemoryError, PermissionError):
@@ -221,9 +227,8 @@ def check_digest(path: Path, arrays: Arrays, digest: str) -> None:
 
 def check_counts(described: dict[str, Any], index: Index, manifest: dict[str, Any]) -> None:
     """A part is as large as the manifest says, and its classes are counted."""
-    counts, classes = described["class_counts"], len(manifest["class_names"])
-    whole = all(type(count) is int and count >= 0 for count in counts)
-    if not (whole and described["size"] == len(index) == sum(counts) and len(counts) == classes <= MOST_CLASSES):
+    counts = described["class_counts"]
+    if not described["size"] == len(index) == sum(counts) or len(counts) != len(manifest["class_names"]):
         raise ValueError("a part of another size")
 
 
@@ -233,15 +238,17 @@ def check_disjoint(path: Path, partition: Partition, examples: int) -> None:
     for shard in partition.shards:
         parts |= {f"{client_file(shard.client)} ({name})": index for name, index in shard.parts().items()}
     for name, index in parts.items():
-        if index.dtype != np.int64 or index.ndim != 1 or np.any(np.diff(index) <= 0):
+        # Compared, not subtracted: a difference of two very large numbers may be any number.
+        if index.dtype != np.int64 or index.ndim != 1 or np.any(index[1:] <= index[:-1]):
             raise RequestError(f"indices are not sorted whole numbers in {name} ({path}): make the shards anew")
         if len(index) and not 0 <= index[0] <= index[-1] < examples:
             wrong = index[-1] if index[0] >= 0 else index[0]
             raise RequestError(
                 f"index {wrong} in {name} is not one of {examples} examples ({path}): make the shards anew"
             )
-    times = np.bincount(np.concatenate(list(parts.values())), minlength=1)
-    if times.max() > 1:
-        twice = int(np.argmax(times > 1))
+    everything = np.sort(np.concatenate(list(parts.values())))
+    repeated = everything[1:][everything[1:] == everything[:-1]]
+    if len(repeated):
+        twice = int(repeated[0])
         owners = [name for name, index in parts.items() if twice in index]
         raise RequestError(f"example {twice} is in both {owners[0]} and {owners[1]} ({path}): make the shards anew")
