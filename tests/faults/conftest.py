@@ -72,6 +72,23 @@ def type_in(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture(scope="session")
+def loaded():
+    """What is loaded once a process is there: it is no work of a command that is measured."""
+    assert CliRunner().invoke(app, ["train", "--preset", "quickstart", "--dry-run"]).exit_code == 0
+
+
+@pytest.fixture
+def judge(loaded, type_in, tmp_path, figures):
+    """Types commands in, and holds each to what is promised of all of them."""
+    from tests.faults.judge import Judge
+
+    judge = Judge(type_in, tmp_path)
+    yield judge
+    if judge.codes.total() > 100:
+        figures(judge.counts())
+
+
 def results(folder: Path) -> dict[str, bytes]:
     """What must be the same however a run came about."""
     kept = ["shards/*", f"{RUN}/rounds.jsonl", f"{RUN}/summary.json", f"{RUN}/models/*", f"{RUN}/evaluation*.json"]
