@@ -105,8 +105,7 @@ def signalled(number, folder, chance, uninterrupted) -> str:
     assert process.returncode in (0, CODES[number], -number), errors
     if process.returncode == CODES[number]:
         assert "Traceback" not in errors
-        assert "stop" in errors
-        assert "--resume" in errors or "nothing was" in errors
+        assert "go on with --resume" in errors or "stopped on request" in errors
     return {0: "was done already", CODES[number]: "in order"}.get(process.returncode, "before it began")
 
 
