@@ -37,7 +37,9 @@ def interrupted(folder, chance, uninterrupted) -> tuple[int, Counter[str]]:
         while True:
             process = start(arguments, folder)
             try:
-                _, errors = process.communicate(timeout=chance.uniform(0, 1.2 * duration))
+                # Training is where most is to be lost: the other commands get through more often.
+                longest = 1.2 * duration if arguments is TRAIN else 4 * duration
+                _, errors = process.communicate(timeout=chance.uniform(0, longest))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
