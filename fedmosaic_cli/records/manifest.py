@@ -32,6 +32,7 @@ PARTS = ("train", "test", "val")
 NOT_IN_DIGEST = ("digest", "export", "files", "found_at", "remarks")
 MOST_CLASSES = 65_536
 MOST_PIXELS = 10**9
+Simple = str | int | float | bool | None
 
 
 class Part(BaseModel):
@@ -60,6 +61,8 @@ class ClientEntry(BaseModel):
     train: Part
     test: Part
     val: Part | None = None
+    noisy_labels: Annotated[int, Field(ge=0)] = 0
+    sha256: str
 
 
 class Manifest(BaseModel):
@@ -68,10 +71,16 @@ class Manifest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     dataset: str
+    scheme: str
+    protocol: str
+    tested_on: str
+    parameters: dict[str, Simple | list[Simple]]
     seed: Annotated[int, Field(ge=0)]
     class_names: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
     image_shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=3, max_length=3)]
     examples: Annotated[int, Field(ge=1, le=10**12)]
+    left_out: Annotated[int, Field(ge=0)]
+    source_fingerprint: str
     clients: list[ClientEntry]
     public: PublicPart
     export: bool

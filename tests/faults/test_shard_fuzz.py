@@ -34,11 +34,20 @@ MANIFEST, PUBLIC, CLIENTS = "manifest.json", "public.npz", [f"client-00{n}.npz" 
 READ = [MANIFEST, PUBLIC, *CLIENTS]
 
 Files = dict[str, bytes]
+
+
+class Made(dict[str, Files]):
+    """Files by the kind of the shards: nothing to look at."""
+
+    def __repr__(self) -> str:
+        return f"Made({', '.join(self)})"
+
+
 Arrays = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, Files]:
+def made(tmp_path_factory) -> Made:
     """The files of shards without and with the examples, made once."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
@@ -47,9 +56,8 @@ def made(tmp_path_factory) -> dict[str, Files]:
         for name, more in (("plain", ()), ("exported", ("--export",))):
             arguments = ["partition", "--scheme", "iid", "--clients", "3", "--public-size", "30", "--out", name, *more]
             assert CliRunner().invoke(app, arguments).exit_code == 0
-    return {
-        name: {path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("plain", "exported")
-    }
+    kinds = ("plain", "exported")
+    return Made({name: {path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in kinds})
 
 
 def lay_out(files: Files, folder: Path) -> None:
@@ -74,7 +82,7 @@ def test_what_was_made_can_be_used(judge, made, tmp_path, kind):
     assert train(judge, "nothing wrong", tmp_path) == 0
 
 
-def damaged(made: dict[str, Files], rng: random.Random) -> tuple[str, Files]:
+def damaged(made: Made, rng: random.Random) -> tuple[str, Files]:
     """One file that is read is not what it was; what was done, and all files."""
     files = dict(made[rng.choice(["plain", "exported"])])
     name = rng.choice(READ)
@@ -111,7 +119,7 @@ def damaged(made: dict[str, Files], rng: random.Random) -> tuple[str, Files]:
     return f"{what} {name} at {at}", files
 
 
-def try_damage(seed: int, judge: Judge, made: dict[str, Files], folder: Path) -> None:
+def try_damage(seed: int, judge: Judge, made: Made, folder: Path) -> None:
     what, files = damaged(made, random.Random(f"shards {seed}"))
     lay_out(files, folder)
     assert judge(*DRY, given=(seed, what)).code == 2, f"{seed}: {what} was not noticed"
@@ -269,6 +277,21 @@ def test_a_wrong_kind_for_what_is_read(judge, made, tmp_path, key, value):
     assert judge(*DRY, given=(key, value)).code == 2
 
 
+def test_everything_is_there_or_it_is_refused(judge, made, tmp_path):
+    """Whatever a manifest lacks is missed at once, not after the run."""
+    files = made["plain"]
+    for place in [place for place in places(manifest_of(files)) if place[0] not in ("parameters", "settings")]:
+        content = manifest_of(files)
+        *above, key = place
+        holder: Any = content
+        for step in above:
+            holder = holder[step]
+        del holder[key]
+        lay_out(resealed(files, content), tmp_path)
+        if judge(*DRY, given=place).code == 0:
+            assert train(judge, place, tmp_path) == 0
+
+
 @pytest.mark.parametrize("number", [-1, 1, True, 0.0, "0", "../000", "/client-000", 10**18, None])
 def test_a_client_of_another_name(judge, made, tmp_path, number):
     files = made["plain"]
@@ -420,7 +443,7 @@ def test_examples_that_the_data_does_not_have(judge, made, tmp_path):
     assert train(judge, "a far index", tmp_path) == 2
 
 
-def try_arrays(seed: int, judge: Judge, made: dict[str, Files], folder: Path) -> None:
+def try_arrays(seed: int, judge: Judge, made: Made, folder: Path) -> None:
     """Some parts of a client changed, all of it vouched for."""
     rng = random.Random(f"arrays {seed}")
     name = rng.choice(CLIENTS)
