@@ -157,10 +157,11 @@ def test_a_file_whose_name_is_no_text_is_a_file(loaded, tmp_path, monkeypatch):
     """The name has to be shown, on an output that takes text alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmosaic_cli.cli.listen", lambda: None)
-    monkeypatch.setattr("sys.argv", ["fedmosaic", "train", "--preset", "\udcff.yaml", "--dry-run"])
+    monkeypatch.setattr("sys.argv", ["fedmosaic", "train", "--preset", "ours.yaml", "--dry-run"])
     shown = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="utf-8"))
-    (tmp_path / "\udcff.yaml").write_text("extends: quickstart\n")
+    (tmp_path / "ours.yaml").write_text('extends: "\\udcff.yaml"\n')
+    (tmp_path / "\udcff.yaml").write_text("train: {rounds: 3}\n")
     with pytest.raises(SystemExit, match="0"):
         main()
     assert rb"\udcff" in shown.getvalue()
