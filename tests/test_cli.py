@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -153,51 +152,6 @@ def test_the_same_run_twice_gives_the_same_bytes_with_any_number_of_workers(tmp_
         assert done.returncode == 0, done.stderr
     folders = [tmp_path / name / "quickstart" / "fedmosaic-entropy" / "seed-0" for name in ("a", "b")]
     assert results(folders[0]) == results(folders[1])
-
-
-@pytest.mark.parametrize("command", [["train"], ["baseline", "fedavg"]])
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, command):
-    arguments = [*command, "--preset", "quickstart", "--rounds", "80", "--set", "train.checkpoint_every=3"]
-    done = fedmosaic(*arguments, "--runs-dir", "whole", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [whole] = (tmp_path / "whole").glob("*/*/seed-0")
-    killed = tmp_path / "killed" / whole.relative_to(tmp_path / "whole")
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedmosaic_cli", *arguments, "--runs-dir", "killed"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for_rounds(killed / "rounds.jsonl", lines=50)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "summary.json").exists(), "it was killed too late to show anything"
-
-    done = fedmosaic(*arguments, "--runs-dir", "killed", "--resume", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "resumed after round" in done.stderr
-    assert results(killed) == results(whole)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_after_the_round_and_the_run_goes_on_to_the_same_bytes(tmp_path, number, code):
-    arguments = ["train", "--preset", "quickstart", "--rounds", "150"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    log = tmp_path / RUN / "rounds.jsonl"
-    wait_for_rounds(log, lines=60)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "go on with --resume" in errors
-    assert "Traceback" not in errors
-    played = len(log.read_text().splitlines()) // 10
-    assert (tmp_path / RUN / "checkpoints" / f"round-{played:05d}").is_dir()
-    assert fedmosaic(*arguments, "--resume", cwd=tmp_path).returncode == 0
-    assert fedmosaic(*arguments, "--runs-dir", "whole", cwd=tmp_path).returncode == 0
-    assert results(tmp_path / RUN) == results(tmp_path / "whole" / RUN.relative_to("runs"))
 
 
 def test_resume_leaves_finished_runs_alone_and_can_add_rounds(tmp_path):
@@ -496,37 +450,6 @@ def test_a_terminal_gets_a_moving_bar_and_colours(tmp_path):
     assert b"\x1b[" in seen
     assert b"eta" in seen
     assert "━".encode() in seen
-
-
-def test_a_run_has_one_writer(tmp_path):
-    arguments = ["train", "--preset", "quickstart", "--rounds", "500"]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "fedmosaic_cli", *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for_rounds(tmp_path / RUN / "rounds.jsonl", lines=10)
-        second = fedmosaic(*arguments, "--resume", cwd=tmp_path)
-        assert second.returncode == 3
-        assert "another process is writing here" in second.stderr.splitlines()[-1]
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
-
-
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
-    arguments = ("train", "--preset", "quickstart", "--set", "train.checkpoint_every=2", "--rounds")
-    assert fedmosaic(*arguments, "6", cwd=tmp_path).returncode == 0
-    (tmp_path / RUN / "checkpoints" / "round-00006" / "state.safetensors").write_bytes(b"")
-    done = fedmosaic(*arguments, "8", "--resume", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "warning: checkpoint file is damaged" in done.stderr
-    assert "resumed after round 4" in done.stderr
-    assert fedmosaic(*arguments, "8", "--runs-dir", "whole", cwd=tmp_path).returncode == 0
-    assert results(tmp_path / RUN) == results(tmp_path / "whole" / RUN.relative_to("runs"))
 
 
 def test_what_to_do_next_keeps_the_conditions(invoke):
