@@ -113,7 +113,7 @@ def recorder(federation: Federation, folder: Path) -> Callable[[], None]:
 
     def record() -> None:
         files.append([row] * len(federation.standing.clients), {"seconds": 1.0})
-        save_checkpoint(files, federation, {"config": {}, "environment": {}, "nonidentical": []})
+        save_checkpoint(files, federation, {"config": {}, "environment": {"versions": {}}, "nonidentical": []})
 
     return record
 

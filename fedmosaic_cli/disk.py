@@ -19,13 +19,18 @@ def create(path: Path) -> int:
 
 
 def extend(path: Path) -> int:
-    """A file to write to the end of; it is made if there is none."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    """A file to write to the end of; it is made if there is none. Nobody is waited for at the other end of a pipe."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def write(handle: int, data: memoryview) -> int:
     """Write at least a part of `data`; how much of it."""
     return os.write(handle, data)
+
+
+def empty(handle: int) -> None:
+    """Drop what a file holds."""
+    os.ftruncate(handle, 0)
 
 
 def keep(path: Path) -> None:

@@ -155,22 +155,36 @@ def claimed_files(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
             os.close(handle)
 
 
-def claim(path: Path, make: Callable[[Path], int]) -> tuple[int, Path]:
+def claim(path: Path, make: Callable[[Path], int | None]) -> tuple[int, Path]:
     """Make something under a name beside `path`, locked as long as this process lives; its handle and name."""
     while True:
         temporary = temporary_name(path)
         handle = make(temporary)
-        with suppress(OSError):  # not every file system has locks; there, what is left behind stays
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if temporary.exists():
+        if handle is None:
+            continue
+        if is_ours(handle) and temporary.exists():
             return handle, temporary
         os.close(handle)  # swept away between its making and its locking: once more
 
 
-def of_directory(path: Path) -> int:
-    """Make a directory; a handle to lock it by."""
+def is_ours(handle: int) -> bool:
+    """Lock what was just made, unless somebody who sweeps has done so."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # not every file system has locks; there, what is left behind stays
+        pass
+    return True
+
+
+def of_directory(path: Path) -> int | None:
+    """Make a directory; a handle to lock it by, unless it was swept away at once."""
     disk.make_directory(path)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
 
 
 def sweep(folder: Path) -> None:
@@ -219,12 +233,20 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; no key may stand twice, no number may be none."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= LARGEST_JSON else b""
-        return json.loads(data, object_pairs_hook=without_repetition, parse_constant=no_number)
+        return json.loads(read_file(path, LARGEST_JSON), object_pairs_hook=without_repetition, parse_constant=no_number)
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, RecursionError):
         raise RequestError(f"not valid JSON ({path}): the file is damaged; make it anew") from None
+
+
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """The content of a file of at most so many bytes; what is no file could be read for ever."""
+    if path.exists() and not path.is_file():
+        raise RequestError(f"not a file ({path}): move it away")
+    if most is not None and path.stat().st_size > most:
+        raise RequestError(f"the file is too large to be one of ours ({path}): at most {most} bytes")
+    return path.read_bytes()
 
 
 def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

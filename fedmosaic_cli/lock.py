@@ -24,7 +24,7 @@ LOCK = ".lock"
 def check_free(folder: Path) -> None:
     """Refuse a directory that somebody is writing to; nothing is touched."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return
     try:
@@ -77,7 +77,7 @@ def acquire(folder: Path, made: list[Path]) -> int:
 
 def introduce(handle: int) -> None:
     """Leave word for others who want to write here."""
-    os.ftruncate(handle, 0)
+    disk.empty(handle)
     since = datetime.now(UTC).isoformat(timespec="seconds")
     pour(handle, [json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode()])
 

@@ -96,15 +96,15 @@ def test_only_the_command_line_speaks_and_exits(path):
 
 
 CHANGES_FILES = re.compile(
-    r"(os|shutil)\.(open|write|replace|rename|link|mkdir|makedirs|unlink|remove|rmdir|rmtree|copy\w*|move)"
-    r"|.*\.(write_bytes|write_text|touch|unlink|rmdir|mkdir|hardlink_to|symlink_to|rename)"
+    r"(os|shutil)\.(open|write|replace|rename|link|mkdir|makedirs|unlink|remove|rmdir|rmtree|copy\w*|move|\w*truncate|\w*fallocate)"
+    r"|.*\.(write_bytes|write_text|touch|unlink|rmdir|mkdir|hardlink_to|symlink_to|rename|open_memmap|tofile)"
 )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_files_change_in_one_place_only(path):
-    """What goes around it could not be made to fail by a test."""
-    if path.name == "disk.py":
+    """What goes around it could not be made to fail by a test. The cache of images is written by many processes."""
+    if path.name in ("disk.py", "image_cache.py"):
         return
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):

@@ -22,5 +22,5 @@ def main() -> None:
 
         app(prog_name="fedmosaic")
     except InterruptedBySignal as request:
-        tell("stopped on request (fedmosaic): nothing was begun")
+        tell("stopped on request (fedmosaic): what was finished is kept")
         sys.exit(request.code)

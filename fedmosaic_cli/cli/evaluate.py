@@ -20,6 +20,7 @@ from fedmosaic_cli.cli.options import (
     VerboseOption,
 )
 from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.files import write_together
 from fedmosaic_cli.records.runs import RunFiles
@@ -58,6 +59,9 @@ def evaluate(
     with data_place(data_dir, quiet or as_json) as place:
         # All of them first: if one is unfit, nothing is written.
         results = [(RunFiles(run), examine(RunFiles(run), split.value, device.value, place)) for run in runs]
+    for files, result in results:
+        if not files.finished() or files.summary()["rounds"] != result["rounds"]:
+            raise RequestError(f"the run went on in the meantime ({files.path}): evaluate it when it is finished")
     write_together(dict(files.evaluation(split.value, result) for files, result in results))
     if as_json:
         say_json([result for _, result in results])

@@ -6,6 +6,7 @@ Loaded before everything else: whoever presses Ctrl-C while libraries are loadin
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from contextlib import contextmanager, suppress
@@ -61,14 +62,15 @@ class StopRequest:
         if self.code:
             self._leave("stopped at once: go on with --resume and the same options")
         self.code = exit_code(number)
-        tell(f"stopping after this round, or in {self._grace:g} s without it; once more to stop at once")
-        if self._grace:
-            signal.setitimer(signal.ITIMER_REAL, self._grace)
-        else:
+        if not self._grace:
             self.time_is_up(number, frame)
+        signal.setitimer(signal.ITIMER_REAL, self._grace)
+        tell(f"stopping after this round, or in {self._grace:g} s without it; once more to stop at once")
 
     def time_is_up(self, number: int, frame: FrameType | None) -> None:
-        self._leave(f"the round did not end within {self._grace:g} s and is dropped: go on with --resume")
+        self._leave(
+            f"the round did not end within {self._grace:g} s and is dropped: go on with --resume and the same options"
+        )
 
     def _leave(self, text: str) -> NoReturn:
         # Workers are threads, and everything on disk is whole at any time: there is nothing to wait for.
@@ -92,6 +94,11 @@ def stop_request(grace: float) -> Iterator[StopRequest]:
 
 
 def tell(text: str) -> None:
-    """A line to whoever listens, past all buffers: a handler may interrupt somebody who is writing to them."""
+    """A line to whoever listens, past all buffers: a handler may interrupt somebody who is writing to them.
+
+    Nobody is waited for: a pipe that is full, because its reader sleeps, would keep us from stopping.
+    """
     with suppress(OSError, ValueError):
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())
+        stderr = sys.stderr.fileno()
+        if select.select([], [stderr], [], 0)[1]:
+            os.write(stderr, f"{text}\n".encode())

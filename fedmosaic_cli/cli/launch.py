@@ -23,7 +23,7 @@ from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError
+from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError, ResourceError
 from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
 from fedmosaic_cli.files import check_room, write
 from fedmosaic_cli.lock import locked
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.request import Request
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.records.shards import Shards
+
+LONGEST_GRACE = 86_400
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
 
     Methods that were not named one by one (`if_they_fit`) are left out where these clients cannot play them.
     """
+    if not 0 <= request.grace <= LONGEST_GRACE:
+        raise RequestError(f"a time of {request.grace} s (--grace): it must be between 0 and {LONGEST_GRACE}")
     layers, setting, given = layers_of(methods, request)
     with ExitStack() as hold:
         with data_place(request.data_dir, request.quiet or request.as_json) as place:
@@ -70,7 +74,7 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
             hold.enter_context(held(runs, request, place))
             shards = shards_by_seed(runs, given, request, place)
             notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
-        check_fit(request.device.value, runs, shards)
+        check_fit(request, runs, shards)
         warn(runs)
         make(runs, shards, request, place)
 
@@ -113,6 +117,8 @@ def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request
         raise failures[0]
     if failures:
         raise FailedRunError(f"{len(failures)} of {len(runs)} runs failed, the first: {failures[0]}")
+    if asked_to_stop():  # too late to stop anything here, but not for what the shell would do next
+        raise typer.Exit(asked_to_stop.code)
 
 
 def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
@@ -155,19 +161,24 @@ def caution(run: Planned) -> str:
     return config.method.caution(config.train.rounds, participants, config.model_of(0).has_batch_norm)
 
 
-def check_fit(device: str, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
-    """Refuse a device that is not there and a network that cannot see the images. From here on torch is needed."""
+def check_fit(request: Request, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
+    """Refuse a device that is not there, a run that cannot go on, a network that cannot see the images, and a disk
+    that is too full. From here on torch is needed."""
     from fedmosaic_cli.experiment.assemble import check_networks, find_devices
+    from fedmosaic_cli.experiment.continuation import check_beforehand
     from fedmosaic_cli.experiment.costs import disk_bytes, facts_of_shards
+    from fedmosaic_cli.experiment.environment import surroundings
 
-    first = find_devices(device)[0]
+    devices = find_devices(request.device.value)
     need = 0
     for run in runs:
         found = shards[run.config.partition_seed]
-        facts = facts_of_shards(found.shards if isinstance(found, Deal) else found)
+        dealt = found.shards if isinstance(found, Deal) else found
+        check_beforehand(run.files, surroundings(devices, dealt.digest), request.allow_nonidentical)
+        facts = facts_of_shards(dealt)
         channels, height, width = facts.input_shape
-        check_networks(run.config, (height, width, channels), first)
-        need += 0 if run.files.finished() else disk_bytes(run.config, facts)
+        check_networks(run.config, (height, width, channels), devices[0])
+        need += max(0, disk_bytes(run.config, facts) - run.files.size())
     check_room(runs[0].files.path, need, "make room or choose another --runs-dir")
 
 
@@ -200,6 +211,10 @@ def follow(
                 raise typer.Exit(asked_to_stop.code)
             else:
                 return event.summary
+    except FileNotFoundError as error:
+        raise ResourceError(
+            f"{error.strerror} ({error.filename}): somebody took it away while the run was writing; start it again"
+        ) from None
     except (FedMosaicError, typer.Exit, OSError):
         raise
     except Exception:

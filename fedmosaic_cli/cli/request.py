@@ -65,7 +65,7 @@ class Request:
         typer.Option(help="If a client diverges: stop, or skip its part in the round.", show_default="stop"),
     ] = None
     grace: Annotated[
-        float, typer.Option(min=0, help="Told to stop, seconds to wait for the round to end before it is dropped.")
+        float, typer.Option(help="Told to stop, seconds to wait for the round to end before it is dropped.")
     ] = 30.0
     allow_nonidentical: Annotated[
         bool,

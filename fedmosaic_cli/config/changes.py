@@ -18,9 +18,9 @@ FREE_TO_CHANGE = {
     "train.images",
     "train.checkpoint_every",
     "train.execution",
+    # Before it says anything, a run has met no client that diverged.
+    "train.on_nan",
 }
-# What tells no two results apart. Where a client was left out, the result says so itself.
-BESIDE_THE_RESULT = FREE_TO_CHANGE | {"train.on_nan"}
 # A run can go on with these changed, but then it is one that no single configuration describes.
 ACCEPTABLE = {
     "train.lr",
@@ -28,7 +28,6 @@ ACCEPTABLE = {
     "train.local_epochs",
     "train.local_steps",
     "train.clients_per_round",
-    "train.on_nan",
 }
 
 

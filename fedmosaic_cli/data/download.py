@@ -59,7 +59,9 @@ def fetch(downloads: tuple[Download, ...], place: Place) -> None:
                 remove(arrived)
                 write(done, b"")
             else:
+                disk.keep(arrived)
                 disk.rename(arrived, done)
+                disk.keep(folder)
 
 
 def receive(download: Download, folder: Path, place: Place) -> Path:

@@ -69,7 +69,10 @@ class SimulatedClient:
         self.left_out = False
 
     def check(self, models: State | Received) -> None:
-        """Refuse to go on with a model that is none any more."""
+        """Refuse to go on with a model, or from a loss, that is none any more."""
+        for name, value in self.notes.items():
+            if value is not None and not math.isfinite(value):
+                raise DivergenceError(self.id, self.round, name)
         for name, model in models.items():
             if isinstance(model, dict) and not name.endswith(OPTIMIZER) and not params.finite(model):
                 raise DivergenceError(self.id, self.round, "its model")

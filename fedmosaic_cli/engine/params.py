@@ -34,13 +34,17 @@ def models_on(state: State, device: torch.device) -> State:
     return {name: on(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
+# A few layers of such weights multiply to more than single precision holds.
+AS_GOOD_AS_INFINITE = 1e8
+
+
 def finite(parameters: Parameters) -> bool:
-    """Whether every number of the model is one."""
+    """Whether every number of the model is one, and none so large that no loss could be."""
     import torch
 
     # One answer for the whole model: each would be a wait for the device.
     numbers = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
-    return not numbers or bool(torch.stack(torch._foreach_norm(numbers, torch.inf)).isfinite().all())
+    return not numbers or bool((torch.stack(torch._foreach_norm(numbers, torch.inf)) < AS_GOOD_AS_INFINITE).all())
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:

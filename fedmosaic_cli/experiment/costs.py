@@ -60,9 +60,9 @@ def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str,
 
 
 def disk_bytes(config: RunConfig, data: DataFacts) -> int:
-    """What a run takes on the disk at most: checkpoints, one more while it is written, and the personal models."""
+    """What a run takes on the disk at most: checkpoints, room for two more while one is written, personal models."""
     weights = sum(len(clients) * model_size(model, data).bytes for (model, _), clients in config.kinds.items())
-    return (KEPT + 1) * states_bytes(config, data) + weights
+    return (KEPT + 2) * states_bytes(config, data) + weights
 
 
 def states_bytes(config: RunConfig, data: DataFacts) -> int:

@@ -11,6 +11,8 @@ from fedmosaic_cli import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from fedmosaic_cli.engine.rounds import Federation
     from fedmosaic_cli.records.shards import Shards
 
@@ -39,14 +41,25 @@ def environment(federation: Federation, shards: Shards, arguments: Sequence[str]
     import torch
 
     return {
-        "versions": versions(),
-        "platform": platform.platform(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": ", ".join(map(str, federation.devices)),
+        **surroundings(federation.devices, shards.digest),
         "execution": federation.execution,
         "workers": federation.workers.count,
         "threads_per_worker": torch.get_num_threads(),
         "shards": str(shards.path.absolute()),
-        "shards_digest": shards.digest,
         "arguments": list(arguments),
+    }
+
+
+def surroundings(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
+    """What is there before a run is put together."""
+    import torch
+
+    gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": ", ".join(map(str, devices)),
+        "gpu": ", ".join(sorted(gpus)) or None,
+        "shards_digest": shards_digest,
     }

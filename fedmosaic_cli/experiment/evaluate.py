@@ -50,7 +50,8 @@ def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> d
     for shard in dealt.shards:
         examples = table.examples(shard, split)
         learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
-        mark = score(learner, load_model(files, shard.client, learner, device), examples)
+        model = load_model(files, shard.client, summary.get("models", {}), learner, device)
+        mark = score(learner, model, examples)
         marks.append(
             {
                 "client": shard.client,
@@ -84,9 +85,11 @@ def data_of(files: RunFiles, config: RunConfig, digest: str, place: Place) -> tu
     return again.dataset, again.shards.partition
 
 
-def load_model(files: RunFiles, client: int, learner: Learner, device: torch.device) -> Parameters:
+def load_model(
+    files: RunFiles, client: int, digests: dict[str, str], learner: Learner, device: torch.device
+) -> Parameters:
     """A saved model, if it fits the architecture of the run."""
-    parameters = to_tensors(files.load_model(client), device)
+    parameters = to_tensors(files.load_model(client, digests), device)
     expected = learner.initial_parameters(0)
     if {name: t.shape for name, t in parameters.items()} != {name: t.shape for name, t in expected.items()}:
         raise RequestError(

@@ -116,11 +116,17 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place, no
 
     With `nonidentical`, some of what makes the run end in another result is accepted.
     """
+    files.check_kinds()
     check_free(files.path)
     check_directory(files, resume)
     if not files.exists():
         return
     for difference in differences(configuration_of(files, place), config):
+        if is_done(files, config):
+            raise RequestError(
+                f"the run is finished, under another configuration: {difference.text} ({files.config}): "
+                "use another --run-dir"
+            )
         if not (nonidentical and difference.acceptable):
             ways = "set it back, or use another --run-dir"
             if difference.acceptable:
@@ -128,11 +134,19 @@ def check_run(config: RunConfig, files: RunFiles, resume: bool, place: Place, no
             raise RequestError(f"cannot resume with another configuration: {difference.text} ({files.config}): {ways}")
 
 
+def is_done(files: RunFiles, config: RunConfig) -> bool:
+    """Whether there is no round left to play."""
+    try:
+        return files.finished() and bool(files.summary()["rounds"] == config.train.rounds)
+    except RequestError:
+        return False
+
+
 def check_directory(files: RunFiles, resume: bool) -> None:
     """Refuse to begin a run where there is something already."""
     if files.exists() and not resume:
         raise RequestError(
-            f"run directory is not empty ({files.path}): add --resume to go on, or choose another --runs-dir"
+            f"run directory is not empty ({files.path}): add --resume to go on, or choose another place for it"
         )
 
 
@@ -148,6 +162,8 @@ def configuration_of(files: RunFiles, place: Place) -> RunConfig:
 
 def check_finished(files: RunFiles) -> None:
     """Refuse what is not a finished run."""
+    if files.finished() and not files.config.exists():
+        raise RequestError(f"the configuration is missing ({files.config}): mend the run with --resume")
     if not files.config.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
     if not files.finished():

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.changes import BESIDE_THE_RESULT
+from fedmosaic_cli.config.changes import FREE_TO_CHANGE
 from fedmosaic_cli.config.run import recorded_run
 from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.rounds import play, servers_by_device
 from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.errors import DivergenceError, FailedRunError
+from fedmosaic_cli.errors import DivergenceError, FailedRunError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble, find_devices
 from fedmosaic_cli.experiment.continuation import check_departures, departures
 from fedmosaic_cli.experiment.environment import environment
-from fedmosaic_cli.experiment.plan import open_shards
+from fedmosaic_cli.experiment.plan import configuration_of, open_shards
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import checkpoints
-from fedmosaic_cli.records.runs import SCHEMA, RunFiles
+from fedmosaic_cli.records.runs import DIGESTS, SCHEMA, RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,8 +134,8 @@ def record_rounds(
 ) -> Iterator[Event]:
     """Play the rounds that remain, each logged, some kept as checkpoints.
 
-    A checkpoint is made every so many rounds, and once the last is older than anybody waits for a round to end: so a
-    round that is dropped when time is up is the only one that is lost.
+    A checkpoint is made every so many rounds, and before the last one is older than anybody waits for a round to end:
+    so hardly more than a round is lost when one is dropped because time is up.
     """
     last, rounds = config.train.rounds, play(federation, config.train.rounds)
     started = saved = time.perf_counter()
@@ -143,7 +143,9 @@ def record_rounds(
         seconds = time.perf_counter() - started
         files.append(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
         stopping = terms.asked_to_stop() and done.number < last
-        due = done.number % config.train.checkpoint_every == 0 or time.perf_counter() - saved >= terms.grace
+        # As long as this round took, the next one may.
+        late = time.perf_counter() - saved + seconds >= terms.grace
+        due = done.number % config.train.checkpoint_every == 0 or late
         if stopping or due or done.number == last:
             save_checkpoint(files, federation, origin)
             saved = time.perf_counter()
@@ -167,8 +169,9 @@ def next_round(rounds: Iterator[Round], config: RunConfig, files: RunFiles) -> R
         kept = checkpoints.all_in(files.checkpoints)
         raise FailedRunError(
             f"client {error.client} diverged in round {error.round} of {config.method.variant}, seed {config.seed}, "
-            f"{error.what} is not finite ({values}): lower the learning rate, or leave such clients out with "
-            f"--on-nan skip; {f'{kept[-1]} is kept' if kept else 'there is no checkpoint yet'}"
+            f"{error.what} is not finite ({values}): lower the learning rate"
+            f"{', or leave such clients out with --on-nan skip' if config.train.on_nan == 'stop' else ''}; "
+            f"{f'{kept[-1]} is kept' if kept else 'there is no checkpoint yet'}"
         ) from None
 
 
@@ -190,6 +193,7 @@ def go_back(
     checkpoint, damaged = checkpoints.load_newest(files.checkpoints)
     origin: dict[str, Any] = {"config": config.to_dict(), "environment": now, "nonidentical": []}
     if checkpoint is None:
+        check_nothing_lost(files, config, place)
         files.open(origin["config"], now, {})
         return Resumed(0, []) if begun else None, origin
     was = checkpoint.origin
@@ -205,6 +209,17 @@ def go_back(
         checkpoints.set_aside(path)
     files.open(origin["config"], origin["environment"], checkpoint.logs)
     return Resumed(checkpoint.round, warnings), origin
+
+
+def check_nothing_lost(files: RunFiles, config: RunConfig, place: Place) -> None:
+    """Refuse to begin again what had come so far that there must have been checkpoints."""
+    if not files.exists():
+        return
+    every = max(config.train.checkpoint_every, configuration_of(files, place).train.checkpoint_every)
+    if files.finished() or (files.path / DIGESTS).exists() or files.rounds_logged() >= every:
+        raise RunStateError(
+            f"its checkpoints are gone ({files.checkpoints}): put them back, or start the run anew in another place"
+        )
 
 
 def changed_logs(files: RunFiles, before: dict[str, bytes]) -> list[str]:
@@ -268,7 +283,7 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "seed": config.seed,
         "rounds": config.train.rounds,
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in BESIDE_THE_RESULT},
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
         "accuracy": {**averages(last, sizes), "per_client": last},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
@@ -17,6 +19,7 @@ from fedmosaic_cli.files import (
     make_directories,
     new_directory,
     put,
+    read_file,
     read_json,
     read_sealed,
     remove,
@@ -34,6 +37,36 @@ SCHEMA = 2
 KEPT = 2
 TENSORS, VALUES, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 PREFIX = "round-"
+
+
+class FileEntry(BaseModel):
+    """What is known of a file beforehand."""
+
+    model_config = ConfigDict(strict=True)
+
+    size: int
+    sha256: str
+
+
+class Environment(BaseModel):
+    """On what a run was made: whatever is said of it, and versions."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    versions: dict[str, str]
+
+
+class Manifest(BaseModel):
+    """What is read of a manifest, which may be anybody's: a checksum tells of damage, not of sense."""
+
+    model_config = ConfigDict(strict=True)
+
+    round: Annotated[int, Field(ge=1)]
+    config: dict[str, Any]
+    environment: Environment
+    nonidentical: list[str]
+    logs: list[str]
+    files: dict[Annotated[str, Field(pattern=r"^[a-z]+\.[a-z]+$")], FileEntry]
 
 
 @dataclass(frozen=True)
@@ -92,6 +125,24 @@ def newest_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
+def check_usable(folder: Path) -> None:
+    """Refuse to go on where there are checkpoints, but none that is whole."""
+    problem = ""
+    for path in reversed(all_in(folder)):
+        try:
+            verify(path)
+        except RunStateError as error:
+            problem = problem or str(error)
+        else:
+            return
+    if problem:
+        raise none_is_valid(problem)
+
+
+def none_is_valid(problem: str) -> RunStateError:
+    return RunStateError(f"no valid checkpoint, {problem}: start the run anew in another place")
+
+
 def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     """The newest checkpoint that is whole, and what is wrong with each newer one; None where there are none."""
     damaged: dict[Path, str] = {}
@@ -101,7 +152,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
         except RunStateError as error:
             damaged[path] = str(error)
     if damaged:
-        raise RunStateError(f"no valid checkpoint, {next(iter(damaged.values()))}: start the run anew in another place")
+        raise none_is_valid(next(iter(damaged.values())))
     return None, {}
 
 
@@ -116,13 +167,13 @@ def load(path: Path) -> Checkpoint:
     try:
         return Checkpoint(
             round=manifest["round"],
-            arrays=load_tensors((path / TENSORS).read_bytes()),
+            arrays=load_tensors(read_file(path / TENSORS)),
             values=read_json(path / VALUES),
-            logs={name: (path / name).read_bytes() for name in manifest["logs"]},
+            logs={name: read_file(path / name) for name in manifest["logs"]},
             origin={key: manifest[key] for key in ("config", "environment", "nonidentical")},
         )
-    except OSError as error:
-        raise RunStateError(f"cannot read a checkpoint, {error.strerror} ({path})") from None
+    except (OSError, RequestError, SafetensorError) as error:
+        raise RunStateError(f"cannot read a checkpoint, {error} ({path})") from None
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -130,12 +181,10 @@ def verify(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     for name, expected in manifest["files"].items():
         try:
-            with (path / name).open("rb") as file:
-                whole = hashlib.file_digest(file, "sha256").hexdigest() == expected["sha256"]
+            if (path / name).stat().st_size != expected["size"] or file_sha256(path / name) != expected["sha256"]:
+                raise RunStateError(f"checkpoint file is damaged ({path / name})")
         except OSError as error:
             raise RunStateError(f"cannot read a checkpoint, {error.strerror} ({path / name})") from None
-        if not whole:
-            raise RunStateError(f"checkpoint file is damaged ({path / name})")
     return manifest
 
 
@@ -143,12 +192,26 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, if it is one that this version reads."""
     try:
         manifest = read_sealed(path / MANIFEST)
-    except (RequestError, OSError) as error:
+        if type(manifest["schema"]) is not int:
+            raise TypeError("a schema is a number")
+        if manifest["schema"] != SCHEMA:
+            made_by = manifest["environment"]["versions"]["fedmosaic"]
+            raise OtherSchemaError(
+                f"checkpoint of schema {manifest['schema']}, this version reads {SCHEMA} ({path}): "
+                f"go on with fedmosaic {made_by}"
+            )
+        Manifest.model_validate(manifest)
+    except OtherSchemaError:
+        raise
+    except (RequestError, OSError, KeyError, TypeError, ValidationError) as error:
         raise RunStateError(f"checkpoint is damaged ({path / MANIFEST})") from error
-    if manifest.get("schema") != SCHEMA:
-        made_by = manifest.get("environment", {}).get("versions", {}).get("fedmosaic", "another version")
-        raise RequestError(
-            f"checkpoint of schema {manifest.get('schema')}, this version reads {SCHEMA} ({path}): "
-            f"go on with fedmosaic {made_by}"
-        )
     return manifest
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class OtherSchemaError(RequestError):
+    """A checkpoint that is whole, but not for us."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from safetensors.numpy import save as save_tensors
 from fedmosaic_cli import disk
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import (
+    LARGEST_JSON,
     append,
     is_temporary,
     new_directory,
     put,
+    read_file,
     read_json,
     remove,
     sealed,
@@ -43,6 +46,10 @@ CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
 DIGESTS = "SHA256SUMS"
 ROUNDS, TIMINGS = "rounds.jsonl", "timings.jsonl"
 MODELS = "models"
+FILES = (CONFIG, ENVIRONMENT, ROUNDS, TIMINGS, SUMMARY, DIGESTS)
+DIGEST_LINE = re.compile(
+    r"([0-9a-f]{64})  ((?:config\.yaml|env\.json|\w+\.jsonl|summary\.json|models/client-\d+\.safetensors))"
+)
 
 SPLITS = ("test", "train", "val")
 REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
@@ -75,13 +82,25 @@ class RunFiles:
         return self.path / "crash.txt"
 
     def exists(self) -> bool:
-        """Whether there is anything here; what a run that was killed before it began left behind is nothing."""
+        """Whether there is anything here; what a run that ended before it began left behind is nothing."""
         if not self.path.is_dir():
             return self.path.exists()
-        return any(entry.name != LOCK and not is_temporary(entry) for entry in self.path.iterdir())
+        nothing = (LOCK, self.crash.name)
+        return any(entry.name not in nothing and not is_temporary(entry) for entry in self.path.iterdir())
 
     def finished(self) -> bool:
         return (self.path / SUMMARY).is_file()
+
+    def check_kinds(self) -> None:
+        """Refuse a directory in which something else lies under a name of ours."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
+        for name in (*FILES, *map(evaluation_name, SPLITS), LOCK, self.crash.name):
+            if (self.path / name).exists() and not (self.path / name).is_file():
+                raise RequestError(f"this is not a file ({self.path / name}): move it away")
+        for folder in (self.checkpoints, self.path / MODELS):
+            if folder.exists() and not folder.is_dir():
+                raise RequestError(f"this is not a directory ({folder}): move it away")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], logs: Mapping[str, bytes]) -> None:
         """Begin, or go back to where the logs were these: what came after is played again."""
@@ -104,6 +123,17 @@ class RunFiles:
 
     def logs(self) -> dict[str, bytes]:
         return {name: (self.path / name).read_bytes() for name in (ROUNDS, TIMINGS)}
+
+    def rounds_logged(self) -> int:
+        """How far the log goes, as far as it can be read."""
+        try:
+            return max((row["round"] for row in self.rounds()), default=0)
+        except (RequestError, KeyError, TypeError):
+            return 0
+
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def rounds(self) -> list[dict[str, Any]]:
         """All lines of rounds.jsonl."""
@@ -134,13 +164,12 @@ class RunFiles:
                     last = arrays, path
         return digests
 
-    def load_model(self, client: int) -> Arrays:
+    def load_model(self, client: int, digests: dict[str, str]) -> Arrays:
         """The personal model of one client, if it is the one that the run wrote."""
         path = self.path / MODELS / model_name(client)
-        expected = self.summary().get("models", {}).get(path.name)
         try:
-            data = path.read_bytes()
-            if expected not in (None, sha256(data)):
+            data = read_file(path)
+            if digests.get(path.name) != sha256(data):
                 raise ValueError("another file")
             return load_tensors(data)
         except Exception as error:
@@ -158,24 +187,31 @@ class RunFiles:
 
     def damage(self) -> list[Path]:
         """The files of a finished run that are not as they were written."""
-        digests = self.digests()
-        if digests is None or SUMMARY not in digests:
+        try:
+            digests = self.digests()
+        except RequestError:
+            digests = None
+        if digests is None:
             return [self.path / DIGESTS]
         return [self.path / name for name in digests if not self.is_whole(name, digests)]
 
     def is_whole(self, name: str, digests: dict[str, str]) -> bool:
         try:
-            return sha256((self.path / name).read_bytes()) == digests.get(name)
-        except OSError:
+            return sha256(read_file(self.path / name)) == digests.get(name)
+        except (RequestError, OSError):
             return False
 
     def digests(self) -> dict[str, str] | None:
-        """What each file's digest should be, by name; None where that is not known."""
-        try:
-            lines = (self.path / DIGESTS).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
+        """What each file's digest should be, by name; None where nobody wrote it down."""
+        path = self.path / DIGESTS
+        if not path.exists():
             return None
-        return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        lines = read_file(path, LARGEST_JSON).decode(errors="replace").splitlines()
+        found = [DIGEST_LINE.fullmatch(line) for line in lines]
+        digests = {match[2]: match[1] for match in found if match}
+        if not all(found) or not {CONFIG, ENVIRONMENT, ROUNDS, TIMINGS, SUMMARY} <= digests.keys():
+            raise RequestError(f"the file was changed or is damaged ({path}): mend the run with --resume")
+        return digests
 
     def check(self, *names: str) -> None:
         """Refuse files that are not as the run wrote them; where no digests are left, nothing can be said."""

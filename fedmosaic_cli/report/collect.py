@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import SUMMARY, RunFiles
+from fedmosaic_cli.records.runs import CONFIG, SUMMARY, RunFiles
 from fedmosaic_cli.report.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
     if not runs_dir.is_dir():
         raise RequestError(f"no runs here ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
     lines, skipped = [], []
-    for config in sorted(runs_dir.rglob("config.yaml")):
-        files = RunFiles(config.parent)
+    for folder in sorted({path.parent for name in (CONFIG, SUMMARY) for path in runs_dir.rglob(name)}):
+        files = RunFiles(folder)
         try:
             if not files.finished():
                 raise RequestError(f"not finished, {SUMMARY} is missing")

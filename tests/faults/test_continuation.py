@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from fedmosaic_cli import disk
 from fedmosaic_cli.experiment import environment
-from fedmosaic_cli.files import read_sealed, sealed
+from fedmosaic_cli.files import read_sealed, remove, sealed
 from fedmosaic_cli.lock import locked
 from tests.faults.conftest import PARTITION, REPORT, RUN, TRAIN, results
 from tests.faults.test_damage import LONGER
@@ -140,16 +141,49 @@ def test_nobody_is_refused_for_a_lock_that_was_left_behind(finished, type_in):
     assert not (finished / ".lock").exists()
 
 
-def start_long_run(folder, *more: str):
+def start_run(folder, *more: str, once="checkpoints/round-00002"):
     """A run with many rounds, once it is under way."""
     arguments = [*TRAIN, "--rounds", "100000", *more]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=folder, stderr=subprocess.PIPE, text=True
     )
-    while not (folder / RUN / "checkpoints" / "round-00002").exists():
+    while not (folder / RUN / once).exists():
         assert process.poll() is None
         time.sleep(0.01)
     return process
+
+
+ENDLESS = ("--set", "train.local_steps=1000000")
+
+
+@pytest.mark.parametrize(("signals", "grace", "words"), [(1, "0.5", "did not end within 0.5 s"), (2, "30", "at once")])
+def test_a_round_that_does_not_end_is_not_waited_for(undisturbed, tmp_path, signals, grace, words):
+    shutil.copytree(undisturbed / "shards", tmp_path / "shards")
+    process = start_run(tmp_path, *ENDLESS, "--grace", grace, once="rounds.jsonl")
+    for _ in range(signals):
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert words in errors
+
+
+def test_a_reader_who_sleeps_does_not_keep_a_run_from_stopping(undisturbed, tmp_path):
+    shutil.copytree(undisturbed / "shards", tmp_path / "shards")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    arguments = [sys.executable, "-m", "fedmosaic_cli", *TRAIN, *ENDLESS, "-q", "--grace", "0.5"]
+    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=writer)
+    while not (tmp_path / RUN / "rounds.jsonl").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 143
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +195,8 @@ def start_long_run(folder, *more: str):
 )
 def test_told_to_stop_a_run_ends_in_time(undisturbed, tmp_path, more, words):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
-    process = start_long_run(tmp_path, *more)
-    process.send_signal(signal.SIGTERM)
+    process = start_run(tmp_path, *more)
+    process.send_signal(signal.SIGHUP)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
     assert words in errors
@@ -227,3 +261,128 @@ def test_readers_do_not_care_who_writes(finished, type_in):
     with locked(finished):
         assert type_in("evaluate", str(RUN)).code == 0
         assert type_in("report").code == 0
+
+
+def test_a_failure_before_the_first_round_leaves_nothing_in_the_way(type_in, undisturbed, tmp_path, monkeypatch):
+    shutil.copytree(undisturbed / "shards", tmp_path / "shards")
+
+    def greedy(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("fedmosaic_cli.experiment.run.assemble", greedy)
+    assert type_in(*TRAIN).code == 4
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert type_in(*(word for word in TRAIN if word != "--resume")).code == 0
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+def test_where_checkpoints_are_gone_nothing_is_begun_again_unasked(finished, type_in, state):
+    shutil.rmtree(finished / "checkpoints")
+    if state == "finished":
+        assert type_in(*TRAIN).code == 0, "there is nothing to do"
+    else:
+        for name in ("summary.json", "SHA256SUMS"):
+            (finished / name).unlink()
+    before = files_of(finished)
+    ending = type_in(*LONGER)
+    assert (ending.code, ending.stderr.count("\n")) == (3, 1)
+    assert "its checkpoints are gone" in ending.stderr
+    assert files_of(finished) == before
+
+
+def test_the_first_of_many_runs_is_not_begun_if_the_last_cannot_be(finished, type_in):
+    both = ("baseline", "local", "fedavg", *TRAIN[1 : TRAIN.index("methods.fedmosaic.warmup_rounds=1") - 1])
+    assert type_in(*both).code == 0
+    other = finished.parents[1] / "fedavg" / "seed-0"
+    (other / "summary.json").unlink()
+    for manifest in other.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    longer = [word if word != "3" else "5" for word in both]
+    local = files_of(finished.parents[1] / "local")
+    ending = type_in(*longer)
+    assert ending.code == 3
+    assert "fedavg" in ending.stderr
+    assert files_of(finished.parents[1] / "local") == local
+
+
+SENSELESS = {
+    "no files": lambda manifest: manifest.pop("files"),
+    "config": lambda manifest: manifest.update(config=[1]),
+    "environment": lambda manifest: manifest.update(environment=[]),
+    "schema": lambda manifest: manifest.update(schema="2"),
+    "names": lambda manifest: manifest["files"].update({"../../x": {"size": 1, "sha256": ""}}),
+    "round": lambda manifest: manifest.update(round=True),
+}
+
+
+@pytest.mark.parametrize("change", SENSELESS.values(), ids=SENSELESS)
+def test_a_checkpoint_that_makes_no_sense_is_passed_over(finished, type_in, change):
+    path = finished / "checkpoints" / "round-00003" / "manifest.json"
+    manifest = read_sealed(path)
+    change(manifest)
+    path.write_bytes(sealed(manifest))
+    ending = type_in(*LONGER)
+    assert ending.code == 0, ending.stderr
+    assert "using the checkpoint of round 2" in ending.stderr
+
+
+ODD_PLACES = ["config.yaml", "env.json", "rounds.jsonl", "SHA256SUMS", "summary.json", ".lock", "models"]
+
+
+@pytest.mark.parametrize("name", [*ODD_PLACES, "checkpoints/round-00003/manifest.json", "checkpoints"])
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_what_is_no_file_is_neither_read_nor_replaced(finished, type_in, name, kind):
+    """A pipe could be read for ever; and nothing is taken away before it is clear that the run can go on."""
+    remove(finished / name)
+    (os.mkfifo if kind == "pipe" or name in ("models", "checkpoints") else os.mkdir)(finished / name)
+    before = files_of(finished)
+    for arguments in (("report",), ("evaluate", str(RUN))):
+        assert type_in(*arguments).code in (0, 2)
+    (finished / "evaluation.json").write_bytes(before[finished / "evaluation.json"])
+    ending = type_in(*LONGER)
+    if ending.code == 0:
+        assert "manifest" in name, ending.stderr
+        return
+    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert str(RUN / name) in ending.stderr
+    assert files_of(finished) == before
+
+
+@pytest.mark.parametrize("content", ["", "x", "0" * 64 + "  ../../x\n"])
+def test_digests_that_are_none_are_named(finished, type_in, content):
+    (finished / "SHA256SUMS").write_text(content)
+    assert "SHA256SUMS" in type_in("evaluate", str(RUN)).stderr
+    assert "SHA256SUMS" in type_in("report").stderr
+    assert "SHA256SUMS" in type_in(*TRAIN).stderr
+    assert type_in("report").stderr == ""
+
+
+def test_a_finished_run_has_no_other_learning_rate(finished, type_in):
+    ending = type_in(*TRAIN, "--set", "train.lr=0.5", ACCEPT)
+    assert ending.code == 2
+    assert "the run is finished, under another configuration: train.lr" in ending.stderr
+
+
+def test_a_run_without_its_configuration_is_still_one(finished, type_in):
+    (finished / "config.yaml").unlink()
+    assert "mend the run with --resume" in type_in("evaluate", str(RUN)).stderr
+    assert "FedMosaic" in type_in("report").stdout
+    assert type_in(*TRAIN).code == 0
+    assert type_in("evaluate", str(RUN)).code == 0
+
+
+@pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e12"])
+def test_a_grace_that_no_clock_knows(type_in, tmp_path, grace):
+    ending = type_in(*TRAIN, "--grace", grace)
+    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert "--grace" in ending.stderr
+
+
+def test_a_client_may_be_left_out_of_a_run_that_it_had_stopped(type_in, tmp_path):
+    wild = ("baseline", "local", "--preset", "quickstart", "--rounds", "2", "--set", "train.optimizer=sgd", "-q")
+    wild = (*wild, "--set", "clients.0.lr=1e20", "--set", "train.local_steps=1")
+    assert type_in(*wild).code == 1
+    assert type_in(*wild, "--resume", "--on-nan", "skip").code == 0
+    summary = json.loads((tmp_path / "runs" / "quickstart" / "local" / "seed-0" / "summary.json").read_text())
+    assert (summary["nonidentical"], summary["left_out"]) == ([], {"0": 2})

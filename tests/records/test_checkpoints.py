@@ -10,7 +10,8 @@ from fedmosaic_cli.records.checkpoints import Checkpoint, all_in, load_newest, s
 
 
 def checkpoint(number: int) -> Checkpoint:
-    arrays, origin = {"a": np.full(3, number, dtype=np.float32)}, {"config": {}, "environment": {}, "nonidentical": []}
+    arrays = {"a": np.full(3, number, dtype=np.float32)}
+    origin = {"config": {}, "environment": {"versions": {}}, "nonidentical": []}
     return Checkpoint(number, arrays, {"b": number}, {"rounds.jsonl": b"line\n" * number}, origin)
 
 
