@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedmosaic_cli.files import new_directory, write, write_stream
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import claimed_files, new_directory, put, read_json, read_sealed, sealed, write, write_stream
 
 
 class Breaks(io.BytesIO):
@@ -34,3 +36,51 @@ def test_a_directory_that_was_not_finished_is_no_directory(tmp_path):
     with pytest.raises(RuntimeError):
         half()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_writers_do_not_sweep_each_other_away(tmp_path):
+    """Each removes what nobody holds; what another has just made, it holds only a moment later."""
+
+    def work(writer: int) -> None:
+        for number in range(60):
+            with new_directory(tmp_path / f"{writer}-{number}") as folder:
+                put(folder / "file", b"content")
+            write(tmp_path / f"{writer}-{number}.txt", b"content")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(list(tmp_path.iterdir())) == 2 * 4 * 60
+
+
+def test_what_a_dead_writer_left_is_swept_away_and_what_a_living_one_makes_is_not(tmp_path):
+    left = tmp_path / ".file.0123456789ab.part"
+    left.write_bytes(b"half")
+    foreign = tmp_path / ".download.part"
+    foreign.write_bytes(b"somebody else's")
+    with claimed_files([tmp_path / "file"]) as [(_, alive)]:
+        write(tmp_path / "other", b"new")
+        assert alive.exists()
+        assert not left.exists()
+        alive.unlink()
+    assert foreign.exists()
+
+
+def test_a_file_with_a_checksum_believes_no_other_content(tmp_path):
+    path = tmp_path / "document.json"
+    write(path, sealed({"number": 1e-05, "text": "e"}))
+    assert read_sealed(path) == {"number": 1e-05, "text": "e"}
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(RequestError):
+                read_sealed(path)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": Infinity}', "[" * 100_000, "", "\xff"])
+def test_json_that_is_not_ours_is_refused(tmp_path, text):
+    (tmp_path / "file.json").write_text(text, encoding="latin-1")
+    with pytest.raises(RequestError, match="not valid JSON"):
+        read_json(tmp_path / "file.json")
