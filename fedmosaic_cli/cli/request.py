@@ -71,7 +71,7 @@ class Request:
         bool,
         typer.Option(
             "--allow-nonidentical",
-            help="Resume under other versions, devices or hyper-parameters; reports mark such a run.",
+            help="With --resume: go on under other versions, devices or hyper-parameters; reports mark such a run.",
         ),
     ] = False
     device: DeviceOption = Device.auto
