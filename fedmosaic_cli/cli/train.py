@@ -25,6 +25,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --preset quickstart --execution threads --workers 1
+    fedmosaic train --preset quickstart --rounds 60 --resume
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(["fedmosaic"], request)
