@@ -55,16 +55,16 @@ def write_stream(path: Path, content: BinaryIO) -> None:
 
 def put(path: Path, data: bytes) -> None:
     """Write a new file plainly, where what it lies in is nobody's yet."""
-    handle = disk.create(path)
-    try:
-        pour(handle, [data])
-    finally:
-        os.close(handle)
+    fill(disk.create(path), data)
 
 
 def append(path: Path, data: bytes) -> None:
     """Write to the end of a file."""
-    handle = disk.extend(path)
+    fill(disk.extend(path), data)
+
+
+def fill(handle: int, data: bytes) -> None:
+    """Write to an open file, and close it."""
     try:
         pour(handle, [data])
     finally:

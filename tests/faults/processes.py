@@ -7,19 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUN = Path("runs") / "shards" / "fedmosaic-frequency" / "seed-0"
+from tests.faults.conftest import EVALUATE, PARTITION, RUN
+
 ROUNDS = 20
-PARTITION = ("partition", "--scheme", "iid", "--clients", "3", "--public-size", "30", "--out", "shards", "-q")
 TRAIN = (
     *("train", "--shards", "shards", "--rounds", str(ROUNDS), "--resume", "--set", "train.checkpoint_every=1"),
     *("--set", "train.local_steps=20", "--set", "methods.fedmosaic.warmup_rounds=1"),
 )
-EVALUATE = ("evaluate", str(RUN), "-q")
-PIPELINE = (PARTITION, TRAIN, EVALUATE)
+PIPELINE = (PARTITION, TRAIN, (*EVALUATE, "-q"))
 
 
 def start(arguments: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
-    """A command in the background, in a session of its own: whatever it starts can be found."""
+    """A command in the background, set apart so that whatever it starts can be found."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments],
         cwd=folder,
@@ -45,7 +44,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def orphans(leader: int) -> list[str]:
-    """The processes of a session that outlived it."""
+    """What a command started, and left behind."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

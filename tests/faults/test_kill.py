@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 
 from fedmosaic_cli.records.checkpoints import load_newest
-from tests.faults.conftest import leftovers
-from tests.faults.processes import PIPELINE, ROUNDS, RUN, TRAIN, orphans, results, run, start
+from tests.faults.conftest import RUN, leftovers
+from tests.faults.processes import PIPELINE, ROUNDS, TRAIN, orphans, results, run, start
 
 
 @pytest.fixture(scope="module")
