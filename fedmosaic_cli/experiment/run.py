@@ -212,11 +212,14 @@ def go_back(
 
 
 def check_nothing_lost(files: RunFiles, config: RunConfig, place: Place) -> None:
-    """Refuse to begin again what had come so far that there must have been checkpoints."""
+    """Refuse to begin again what had come so far that there must have been checkpoints.
+
+    The round after which the first is made may be logged before it is there.
+    """
     if not files.exists():
         return
     every = max(config.train.checkpoint_every, configuration_of(files, place).train.checkpoint_every)
-    if files.finished() or (files.path / DIGESTS).exists() or files.rounds_logged() >= every:
+    if files.finished() or (files.path / DIGESTS).exists() or files.rounds_logged() > every:
         raise RunStateError(
             f"its checkpoints are gone ({files.checkpoints}): put them back, or start the run anew in another place"
         )
