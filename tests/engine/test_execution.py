@@ -455,8 +455,8 @@ print((faults() - before) / 6)
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     kept, handed_back = faults_a_step("keep"), faults_a_step("as it is")
-    assert kept < 100
-    assert kept < handed_back, "or there is nothing to gain"
+    # A system that is short of memory takes pages away from anybody, and a few come back as faults.
+    assert kept < handed_back / 4
 
 
 def test_a_diverging_client_is_named_whatever_the_execution():
