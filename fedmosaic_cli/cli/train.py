@@ -25,7 +25,8 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --preset quickstart --execution threads --workers 1
-    fedmosaic train --preset quickstart --rounds 60 --resume
+    fedmosaic train --preset quickstart --rounds 60 --resume --grace 5
+    fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(["fedmosaic"], request)
@@ -47,7 +48,7 @@ def baseline(
     fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
     fedmosaic baseline ditto --preset quickstart --set methods.ditto.mu=0.1
     fedmosaic baseline fedavg --preset quickstart --set train.clients_per_round=5
-    fedmosaic baseline all --preset quickstart --resume
+    fedmosaic baseline all --preset quickstart --resume --on-nan skip
     """
     if list_methods:
         show_methods(request.as_json)
