@@ -118,6 +118,7 @@ def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request
     if failures:
         raise FailedRunError(f"{len(failures)} of {len(runs)} runs failed, the first: {failures[0]}")
     if asked_to_stop():  # too late to stop anything here, but not for what the shell would do next
+        remark("asked to stop in the last round: everything is finished")
         raise typer.Exit(asked_to_stop.code)
 
 
