@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import tarfile
 import urllib.error
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from fedmosaic_cli import disk
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.files import append, check_room, make_directories, remove, write, write_stream
+from fedmosaic_cli.files import append, check_room, file_sha256, make_directories, remove, write, write_stream
 from fedmosaic_cli.lock import locked
 
 if TYPE_CHECKING:
@@ -98,11 +97,6 @@ def transfer(download: Download, partial: Path, there: int, place: Place) -> Non
             append(partial, block)
             done += len(block)
             place.watch(f"downloading {download.name}", min(done, download.size), download.size)
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:

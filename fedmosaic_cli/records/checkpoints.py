@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from fedmosaic_cli import disk
 from fedmosaic_cli.errors import FedMosaicError, RequestError, ResourceError, RunStateError
 from fedmosaic_cli.files import (
     check_room,
+    file_sha256,
     make_directories,
     new_directory,
     put,
@@ -206,11 +206,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (RequestError, OSError, KeyError, TypeError, ValidationError) as error:
         raise RunStateError(f"checkpoint is damaged ({path / MANIFEST})") from error
     return manifest
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class OtherSchemaError(RequestError):
