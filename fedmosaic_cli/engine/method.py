@@ -247,6 +247,10 @@ class Method(ABC):
         """The global model as this client would use it; None where a method has none. Nothing is changed."""
         return None
 
+    def pseudo_labels(self, server: State) -> Tensor | None:
+        """What the crowd says of the public set, a label an example; None where it says nothing."""
+        return None
+
     def traffic(self, world: World, public_size: int) -> Traffic:
         """What a round of exchange costs a client, foretold."""
         return Traffic()

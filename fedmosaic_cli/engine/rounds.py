@@ -72,6 +72,8 @@ class Federation:
     """How clients are run; see `engine.execution`."""
     skips: bool = False
     """Whether a client that diverges is left out of the round, instead of being the end of the run."""
+    public_truth: torch.Tensor | None = None
+    """The public set's labels, where somebody knows them. Nobody who takes part does: they are for the log alone."""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -145,13 +147,14 @@ def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[st
     """Let everybody sit the exam, and lay the marks beside what happened in the round."""
     method, seen_from = federation.method, servers_by_device(federation)
     client_of = {client.id: client for client in federation.standing.clients}
+    consensus = pseudo_label_accuracy(federation)
 
     def sit(exam: Exam) -> dict[str, Any]:
         client = client_of[exam.owner]
         server = seen_from[client.private.device]
         personal, shared = method.personal(server, client), method.global_model(server, client)
         mark = score(client.learner, personal, exam.test)
-        extra = {}
+        extra = dict(consensus)
         if shared is not None:
             same = all(shared[name] is tensor for name, tensor in personal.items())
             extra["global_accuracy"] = (mark if same else score(client.learner, shared, exam.test)).accuracy
@@ -162,6 +165,14 @@ def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[st
     learners = [client_of[exam.owner].learner for exam in federation.exams]
     pairs = zip(federation.exams, learners, strict=True)
     return federation.workers.map(sit, [Job(exam, len(exam.test), each.team, exam.test.device) for exam, each in pairs])
+
+
+def pseudo_label_accuracy(federation: Federation) -> dict[str, float]:
+    """How many of the pseudo-labels are right: an oracle's view, by labels that no client and no server has."""
+    labels, truth = federation.method.pseudo_labels(federation.standing.server), federation.public_truth
+    if labels is None or truth is None:
+        return {}
+    return {"pseudo_label_accuracy": (labels == truth).double().mean().item()}
 
 
 def servers_by_device(federation: Federation) -> dict[torch.device, State]:

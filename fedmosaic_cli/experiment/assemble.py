@@ -182,8 +182,24 @@ def assemble(
     standing = begin(config.method, clients, world)
     skips = config.train.on_nan == "skip"
     return Federation(
-        config.method, world, exams, workers, standing, config.seed, in_a_round, devices[0], classroom.execution, skips
+        config.method,
+        world,
+        exams,
+        workers,
+        standing,
+        config.seed,
+        in_a_round,
+        devices[0],
+        classroom.execution,
+        skips,
+        public_truth(dataset, partition, devices[0]),
     )
+
+
+def public_truth(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:
+    """The labels of the public set, where the data set knows all of them; exported shards do not carry them."""
+    labels = dataset.labels[partition.public]
+    return torch.tensor(labels, device=device) if len(labels) and labels.min() >= 0 else None
 
 
 def exam_of(table: Table, shard: Shard, owner: int) -> Exam:

@@ -107,7 +107,7 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
     federation = assemble(config, *open_shards(shards, place), find_devices(terms.device))
     with federation.workers:
         now = environment(federation, shards, terms.arguments)
-        resumed, origin = go_back(config, files, federation, now, place, terms.nonidentical)
+        resumed, origin = go_back(config, files, federation, now, shards.manifest, place, terms.nonidentical)
         yield Begun(federation.devices, federation.execution, federation.workers.count)
         if resumed is not None:
             mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
@@ -120,6 +120,7 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
         rows = files.rounds()
         summary = {
             **summarise(config, shards, rows),
+            "device": ", ".join(sorted({device.type for device in federation.devices})),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
             "left_out": left_out(rows),
@@ -183,7 +184,13 @@ def numbers_of(config: RunConfig) -> dict[str, float]:
 
 
 def go_back(
-    config: RunConfig, files: RunFiles, federation: Federation, now: dict[str, Any], place: Place, nonidentical: bool
+    config: RunConfig,
+    files: RunFiles,
+    federation: Federation,
+    now: dict[str, Any],
+    manifest: dict[str, Any],
+    place: Place,
+    nonidentical: bool,
 ) -> tuple[Resumed | None, dict[str, Any]]:
     """Bring federation and files to the newest checkpoint, or to the start; where the run comes from.
 
@@ -194,7 +201,7 @@ def go_back(
     origin: dict[str, Any] = {"config": config.to_dict(), "environment": now, "nonidentical": []}
     if checkpoint is None:
         check_nothing_lost(files, config, place)
-        files.open(origin["config"], now, {})
+        files.open(origin["config"], now, manifest, {})
         return Resumed(0, []) if begun else None, origin
     was = checkpoint.origin
     found = departures(recorded_run(was["config"], str(files.checkpoints), place), config, was["environment"], now)
@@ -207,7 +214,7 @@ def go_back(
     warnings += changed_logs(files, checkpoint.logs)
     for path in damaged:
         checkpoints.set_aside(path)
-    files.open(origin["config"], origin["environment"], checkpoint.logs)
+    files.open(origin["config"], origin["environment"], manifest, checkpoint.logs)
     return Resumed(checkpoint.round, warnings), origin
 
 

@@ -67,6 +67,9 @@ class FedCT(Method):
     def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
         return {"labels": self.consensus(list(uploads.values()), world.num_classes)}
 
+    def pseudo_labels(self, server: State) -> Tensor | None:
+        return server.get("labels")
+
     def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
         """The pseudo-labels that the clients' opinions amount to."""
         return majority_vote(stacked(opinions, "labels"), num_classes)

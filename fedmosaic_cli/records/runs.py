@@ -21,6 +21,7 @@ from fedmosaic_cli.files import (
     put,
     read_file,
     read_json,
+    read_sealed,
     remove,
     sealed,
     sha256,
@@ -42,13 +43,15 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
+# The manifest of the shards: who holds what, for those who look at the run when the shards are gone.
+SHARDS = "shards.json"
 # Of all files of a finished run, in the form that `sha256sum --check` reads.
 DIGESTS = "SHA256SUMS"
 ROUNDS, TIMINGS = "rounds.jsonl", "timings.jsonl"
 MODELS = "models"
-FILES = (CONFIG, ENVIRONMENT, ROUNDS, TIMINGS, SUMMARY, DIGESTS)
+FILES = (CONFIG, ENVIRONMENT, SHARDS, ROUNDS, TIMINGS, SUMMARY, DIGESTS)
 DIGEST_LINE = re.compile(
-    r"([0-9a-f]{64})  ((?:config\.yaml|env\.json|\w+\.jsonl|summary\.json|models/client-\d+\.safetensors))"
+    r"([0-9a-f]{64})  ((?:config\.yaml|env\.json|shards\.json|\w+\.jsonl|summary\.json|models/client-\d+\.safetensors))"
 )
 
 SPLITS = ("test", "train", "val")
@@ -102,7 +105,13 @@ class RunFiles:
             if folder.exists() and not folder.is_dir():
                 raise RequestError(f"this is not a directory ({folder}): move it away")
 
-    def open(self, config: dict[str, Any], environment: dict[str, Any], logs: Mapping[str, bytes]) -> None:
+    def open(
+        self,
+        config: dict[str, Any],
+        environment: dict[str, Any],
+        shards: dict[str, Any],
+        logs: Mapping[str, bytes],
+    ) -> None:
         """Begin, or go back to where the logs were these: what came after is played again."""
         # A run that goes on is not finished any more, and what was said of its end no longer holds.
         for outdated in (SUMMARY, DIGESTS, *map(evaluation_name, SPLITS), self.crash.name):
@@ -112,6 +121,7 @@ class RunFiles:
             {
                 self.config: yaml.safe_dump(config, sort_keys=False).encode(),
                 self.path / ENVIRONMENT: to_json(environment),
+                self.path / SHARDS: sealed(shards),
                 **{self.path / name: logs.get(name, b"") for name in (ROUNDS, TIMINGS)},
             }
         )
@@ -179,7 +189,9 @@ class RunFiles:
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the digests of everything, and then the summary."""
         data = to_json(summary)
-        digests = {name: sha256((self.path / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, ROUNDS, TIMINGS)}
+        digests = {
+            name: sha256((self.path / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, SHARDS, ROUNDS, TIMINGS)
+        }
         digests |= {f"{MODELS}/{name}": digest for name, digest in summary["models"].items()}
         lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY: sha256(data)}.items()]
         write(self.path / DIGESTS, "".join(lines).encode())
@@ -227,6 +239,11 @@ class RunFiles:
         path = self.path / ENVIRONMENT
         content = read_json(path) if path.is_file() else {}
         return content if isinstance(content, dict) else {}
+
+    def shards(self) -> dict[str, Any]:
+        """The manifest of the shards that the run was made with."""
+        self.check(SHARDS)
+        return read_sealed(self.path / SHARDS)
 
     def summary(self) -> dict[str, Any]:
         self.check(SUMMARY)
