@@ -1,0 +1,171 @@
+"""Settings: the runs that may be compared with each other, method by method."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.records.runs import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+MOST_WORDS = 2
+"""So many differences between two settings of one name are spelled out beside it."""
+
+Key = tuple[str, str]
+"""A method and what tells several rows of it apart."""
+LOCAL: Key = ("local", "")
+CENTRALIZED: Key = ("centralized", "")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others."""
+
+    name: str
+    label: str
+    runs: pd.DataFrame
+
+    @property
+    def slug(self) -> str:
+        """The label as a part of a file's name."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.") or "setting"
+
+    @cached_property
+    def terms(self) -> dict[str, Any]:
+        """What all of its runs have in common."""
+        terms: dict[str, Any] = self.runs.terms.iloc[0]
+        return terms
+
+    @property
+    def dataset(self) -> str:
+        return str(self.terms["dataset"])
+
+    @property
+    def scheme(self) -> str:
+        return str(self.terms["scheme"])
+
+    @property
+    def model(self) -> str:
+        return str(self.terms["model"].get("name", ""))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds that any of its methods was run with."""
+        return tuple(sorted(map(int, set(self.runs.seed))))
+
+    @cached_property
+    def methods(self) -> dict[Key, pd.DataFrame]:
+        """The runs of each method, a line a seed, in the order of the paper's rows."""
+        groups: dict[Key, pd.DataFrame] = {}
+        for (method, variant), same in self.runs.groupby(["method", "variant"]):
+            differing = differing_keys([json.loads(text) for text in same.hyperparameters.unique()])
+            kind = str(variant).removeprefix(str(method)).lstrip("-")
+            for hyperparameters, group in same.groupby("hyperparameters"):
+                chosen = json.loads(str(hyperparameters))
+                details = [f"{name}={chosen.get(name)}" for name in differing]
+                groups[str(method), ", ".join(filter(None, [kind, *details]))] = group.sort_values("seed")
+        return {key: groups[key] for key in sorted(groups, key=paper_order)}
+
+    @cached_property
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        """Who holds what, by the digest of the shards, as far as the runs kept it: an entry for each digest."""
+        found = {}
+        for digest, runs in self.runs.groupby("digest"):
+            for path in runs.path:
+                try:
+                    manifest = RunFiles(path).shards()
+                except (RequestError, OSError):
+                    continue
+                if manifest.get("digest") == digest and isinstance(manifest.get("clients"), list):
+                    found[str(digest)] = manifest
+                    break
+        return found
+
+    def domains(self, digest: str) -> list[str]:
+        """The domain of each client, "" where it has none; nothing where nobody knows."""
+        clients = self.manifests.get(digest, {}).get("clients", [])
+        return [str(client.get("domain") or "") for client in clients]
+
+    def in_domain(self, domain: str) -> pd.DataFrame:
+        """The same runs, each with the mean over the clients of one domain as its accuracy. Where a run does not tell
+        of single clients, or has none of the domain, it is left out."""
+        kept, means = [], []
+        for number, digest, marks in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
+            domains = self.domains(digest)
+            mine = [mark for mark, where in zip(marks or (), domains, strict=False) if where == domain]
+            if mine and len(marks) == len(domains):
+                kept.append(number)
+                means.append(fmean(mine))
+        return self.runs.loc[kept].assign(accuracy=means)
+
+
+def settings_of(frame: pd.DataFrame) -> list[Setting]:
+    """The settings of all runs, by name; those of one name are told apart by what differs."""
+    found = []
+    for name, runs in frame.groupby("setting"):
+        protocols = {str(protocol): same for protocol, same in runs.groupby("protocol")}
+        flat = {protocol: flattened(same.terms.iloc[0]) for protocol, same in protocols.items()}
+        differing = differing_keys(list(flat.values()))
+        for protocol, same in protocols.items():
+            words = ", ".join(f"{key.rpartition('.')[2]}={flat[protocol].get(key)}" for key in differing)
+            told_apart = words if len(differing) <= MOST_WORDS else protocol
+            found.append(Setting(str(name), f"{name} [{told_apart}]" if differing else str(name), same))
+    labels = [setting.label for setting in found]
+    return [
+        setting
+        if labels.count(setting.label) == 1
+        else Setting(setting.name, f"{setting.name} [{setting.runs.protocol.iloc[0]}]", setting.runs)
+        for setting in found
+    ]
+
+
+def differences(settings: Sequence[Setting]) -> list[str]:
+    """Why settings of one name are not one: a sentence a name."""
+    by_name: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_name.setdefault(setting.name, []).append(setting)
+    sentences = []
+    for name, same in by_name.items():
+        flat = [flattened(setting.terms) for setting in same]
+        words = [
+            f"{key} is {', '.join(f'{terms.get(key)} in [{s.runs.protocol.iloc[0]}]' for terms, s in zip(flat, same, strict=True))}"
+            for key in differing_keys(flat)
+        ]
+        if words:
+            sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(words)}.")
+    return sentences
+
+
+def flattened(terms: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dictionary as one with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in terms.items():
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def differing_keys(choices: list[dict[str, Any]]) -> list[str]:
+    """The keys under which these do not all have the same."""
+    names = sorted({name for choice in choices for name in choice})
+    return [name for name in names if len({json.dumps(choice.get(name)) for choice in choices}) > 1]
+
+
+def paper_order(key: Key) -> tuple[int, str]:
+    """Where a row stands: methods as in the paper, variants of one by name."""
+    return list(METHODS).index(key[0]), key[1]
+
+
+def title_of(key: Key) -> str:
+    """The paper's spelling, with what tells several rows of one method apart."""
+    method, detail = key
+    return f"{METHODS[method].title} ({detail})" if detail else METHODS[method].title

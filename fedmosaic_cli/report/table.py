@@ -1,0 +1,154 @@
+"""A comparison table: methods by settings, each cell a mean over seeds and what it is worth beside the baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.report.collect import CAVEATS
+from fedmosaic_cli.report.published import Published, published_of
+from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, paper_order, title_of
+from fedmosaic_cli.report.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+    from fedmosaic_cli.report.settings import Key, Setting
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method in a setting: mean and sample standard deviation over seeds, as fractions."""
+
+    mean: float
+    std: float | None
+    seeds: tuple[int, ...]
+    verdict: Verdict
+    best: bool
+    caveats: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What we found, what the paper printed, either of which may be missing."""
+
+    ours: Result | None = None
+    published: Published | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, as a fraction."""
+        return self.ours.mean - self.published.mean if self.ours and self.published else None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting, or one domain of it, under a heading that neighbours may share. `setting` is None where nobody ran
+    what the paper has here; `preset` and `domain` say what that is."""
+
+    label: str
+    setting: Setting | None
+    preset: str
+    heading: str = ""
+    domain: str = ""
+
+    def runs(self) -> Mapping[Key, pd.DataFrame]:
+        """The runs of each method, `accuracy` being the column's."""
+        if self.setting is None:
+            return {}
+        if not self.domain:
+            return self.setting.methods
+        lines = self.setting.in_domain(self.domain)
+        picked = {key: lines.loc[lines.index.intersection(runs.index)] for key, runs in self.setting.methods.items()}
+        return {key: runs.sort_values("seed") for key, runs in picked.items() if len(runs)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, with a cell a column."""
+
+    key: Key
+    title: str
+    family: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`name` is that of its files. `caption` says what the numbers are, `notes` under which protocol they came about,
+    `commands` how to fill the cells that are empty."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    caption: str
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    paper: bool = field(default=False)
+    """Whether the published numbers stand beside ours."""
+
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts that occur, in the order of their definition."""
+        seen = {cell.ours.verdict for row in self.rows for cell in row.cells if cell.ours}
+        return [verdict for verdict in Verdict if verdict in seen]
+
+    def seeds(self, column: int) -> tuple[int, ...]:
+        """All seeds that any method of a column was run with."""
+        cells = [row.cells[column].ours for row in self.rows]
+        return tuple(sorted({seed for result in cells if result for seed in result.seeds}))
+
+
+def rows_of(columns: Sequence[Column], keys: Sequence[Key], paper: bool) -> tuple[Row, ...]:
+    """A row for each of `keys`, in their order, and for everything else that was run, in the paper's."""
+    results = [results_of(column.runs()) for column in columns]
+    found = {key for by_method in results for key in by_method}
+    every = [*keys, *sorted(found - set(keys), key=paper_order)] if keys else sorted(found, key=paper_order)
+    return tuple(
+        Row(
+            key,
+            title_of(key),
+            METHODS[key[0]].family,
+            tuple(
+                Cell(by_method.get(key), published_of(column.preset, column.domain, key) if paper else None)
+                for column, by_method in zip(columns, results, strict=True)
+            ),
+        )
+        for key in every
+    )
+
+
+def results_of(groups: Mapping[Key, pd.DataFrame]) -> dict[Key, Result]:
+    """The results of one column. Those that print as the best are all marked as the best."""
+    means = {key: float(runs.accuracy.mean()) for key, runs in groups.items()}
+    highest = max((as_printed(mean) for mean in means.values()), default=0.0)
+    return {
+        key: Result(
+            mean=means[key],
+            std=float(runs.accuracy.std()) if len(runs) > 1 else None,
+            seeds=tuple(int(seed) for seed in runs.seed),
+            verdict=Verdict.BASELINE if key in (LOCAL, CENTRALIZED) else verdict_of(runs, groups),
+            best=as_printed(means[key]) == highest,
+            caveats="".join(mark for mark in CAVEATS if runs.caveats.str.contains(mark).any()),
+        )
+        for key, runs in groups.items()
+    }
+
+
+def as_printed(fraction: float) -> float:
+    """To a hundredth of a percent: what looks the same to a reader should be treated the same."""
+    return round(100 * fraction, 2)
+
+
+def verdict_of(runs: pd.DataFrame, groups: Mapping[Key, pd.DataFrame]) -> Verdict:
+    """A method against both baselines, on the seeds that all three were run with."""
+    if LOCAL not in groups or CENTRALIZED not in groups:
+        return Verdict.UNKNOWN
+    by_seed = [frame.set_index("seed").accuracy for frame in (runs, groups[LOCAL], groups[CENTRALIZED])]
+    common = sorted(set.intersection(*(set(each.index) for each in by_seed)))
+    if not common:
+        return Verdict.UNKNOWN
+    accuracy, local, centralized = (float(each[common].mean()) for each in by_seed)
+    return judge(accuracy, local, centralized)
