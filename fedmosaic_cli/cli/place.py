@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fedmosaic_cli.cli.console import err, remark
-from fedmosaic_cli.data.place import DATA_DIR, Place
+from fedmosaic_cli.data.place import DATA_DIR, Place, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from rich.progress import TaskID
+
+    from fedmosaic_cli.data.place import Watch
 
 # In a pipe, a line this often is enough.
 SECONDS_BETWEEN_LINES = 2.0
@@ -25,14 +27,20 @@ SECONDS_BETWEEN_LINES = 2.0
 @contextmanager
 def data_place(data_dir: Path | None, quiet: bool) -> Iterator[Place]:
     """The place of this command. What it watches is shown while the context lasts."""
-    data_dir = data_dir or DATA_DIR
+    with watching(quiet) as watch:
+        yield Place(data_dir or DATA_DIR, watch=watch)
+
+
+@contextmanager
+def watching(quiet: bool) -> Iterator[Watch]:
+    """Somebody to tell how far work has come, who shows it in the way that suits where stderr goes."""
     if quiet:
-        yield Place(data_dir)
+        yield unseen
     elif sys.stderr.isatty():
         with Bar() as bar:
-            yield Place(data_dir, watch=bar)
+            yield bar
     else:
-        yield Place(data_dir, watch=Lines())
+        yield Lines()
 
 
 class Bar:

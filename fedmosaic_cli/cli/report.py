@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmosaic_cli.cli.console import out, remark, say, say_json
-from fedmosaic_cli.cli.options import DebugOption, JsonOption
+from fedmosaic_cli.cli.options import DebugOption, JsonOption, QuietOption
+from fedmosaic_cli.cli.place import watching
 from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.statistics import Comparison, Ranking
+    from fedmosaic_cli.report.table import Table
+
+MOST_SKIPPED = 20
+
+
+class TableName(StrEnum):
+    label_skew = "label-skew"
+    feature_shift = "feature-shift"
+    hybrid = "hybrid"
+    compact = "compact"
+    all = "all"
+
+
+class Form(StrEnum):
+    """How results are printed."""
+
+    latex = "latex"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
+    terminal = "terminal"
 
 
 def report(
@@ -20,10 +49,26 @@ def report(
     latex: Annotated[bool, typer.Option("--latex", help="LaTeX: compiles alone, or \\input it.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown (the default in a pipe).")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV, a line a cell, in full precision.")] = False,
+    table: Annotated[
+        TableName | None,
+        typer.Option(help="One of the paper's tables, or all four.", show_default="all settings side by side"),
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper/--no-paper", help="Put the published numbers beside ours, with the difference.")
+    ] = False,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Instead of tables: tests over clients, ranks over settings.")
+    ] = False,
     output: Annotated[
-        Path | None, typer.Option("--out", help="Also write table.md, .tex, .csv and .svg here.", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Also write every table, the statistics and figures here.", show_default=False),
+    ] = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="With --out: draw figures.")] = True,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write everything as one page to look at.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Compare methods over settings: mean (std) over seeds, in the colours of the paper.
@@ -34,33 +79,127 @@ def report(
     \b
     [bold]Examples[/bold]
     fedmosaic report
+    fedmosaic report --table hybrid --paper
     fedmosaic report --latex > table.tex && pdflatex table.tex
-    fedmosaic report runs --out tables
+    fedmosaic report --statistics
+    fedmosaic report runs --out results --html results/index.html
     """
-    if latex + markdown + as_csv + as_json > 1:
-        raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")
+    form = form_of(latex, markdown, as_csv, as_json)
+    check_targets(output, html)
 
-    from fedmosaic_cli.files import make_directories, write_together
-    from fedmosaic_cli.report.collect import collect, tabulate
-    from fedmosaic_cli.report.tables import to_csv, to_json, to_latex, to_markdown, to_svg, to_terminal
+    from fedmosaic_cli.report.collect import collect
+    from fedmosaic_cli.report.settings import settings_of
 
-    frame, skipped = collect(runs_dir)
-    for run in skipped:
+    with watching(quiet) as watch:
+        frame, skipped = collect(runs_dir, watch)
+    for run in skipped[:MOST_SKIPPED]:
         remark(f"skipped {run.path}: {run.reason}")
+    if len(skipped) > MOST_SKIPPED:
+        remark(f"skipped {len(skipped) - MOST_SKIPPED} more runs; --html lists all of them")
     if frame.empty:
         raise RequestError(f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
-    table = tabulate(frame)
-    if output:
-        make_directories(output)
-        texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(table), "svg": to_svg(table)}
-        write_together({output / f"table.{ending}": text.encode() for ending, text in texts.items()})
-    if as_json:
-        say_json(to_json(table))
-    elif latex:
-        say(to_latex(table))
-    elif as_csv:
-        say(to_csv(table))
-    elif markdown or not sys.stdout.isatty():
-        say(to_markdown(table))
+    settings = settings_of(frame)
+    if statistics:
+        show_statistics(*compared(settings), form)
     else:
-        out().print(to_terminal(table))
+        show_tables(chosen_tables(table, settings, paper, runs_dir), form)
+    if output:
+        write_results(output, settings, paper)
+        remark(f"written: {output}")
+
+
+def form_of(latex: bool, markdown: bool, as_csv: bool, as_json: bool) -> Form:
+    """The one form that is asked for, or the one that suits where stdout goes."""
+    wanted = {Form.latex: latex, Form.markdown: markdown, Form.csv: as_csv, Form.json: as_json}
+    asked = [form for form, on in wanted.items() if on]
+    if len(asked) > 1:
+        raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")
+    return asked[0] if asked else Form.terminal if sys.stdout.isatty() else Form.markdown
+
+
+def check_targets(output: Path | None, html: Path | None) -> None:
+    """Refuse places that cannot be written to before anything is read."""
+    if output and output.exists() and not output.is_dir():
+        raise RequestError(f"not a directory ({output}): choose another --out")
+    if html and html.is_dir():
+        raise RequestError(f"this is a directory ({html}): name a file, e.g. --html {html / 'index.html'}")
+
+
+def chosen_tables(name: TableName | None, settings: Sequence[Setting], paper: bool, runs_dir: Path) -> list[Table]:
+    """The table that is asked for; of all four, those that there is something to put in."""
+    from fedmosaic_cli.report.paper import FORMS, overview, paper_table
+
+    if name is None:
+        return [overview(settings, paper)]
+    names = list(FORMS) if name is TableName.all else [name.value]
+    made = {each: paper_table(each, settings, paper) for each in names}
+    tables = [table for table in made.values() if table]
+    if not tables:
+        stand_in = FORMS[names[0]].stand_in
+        raise RequestError(
+            f"no runs for the table '{name.value}' ({runs_dir}): make some with 'fedmosaic baseline all --preset "
+            f"{stand_in}', or see the published numbers with --paper"
+        )
+    for each, table in made.items():
+        if table is None:
+            remark(f"left out, no runs for it: the table '{each}'")
+    return tables
+
+
+def show_tables(tables: Sequence[Table], form: Form) -> None:
+    from fedmosaic_cli.report.latex import alone
+    from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
+
+    if form is Form.json:
+        say_json(to_json(tables))
+    elif form is Form.csv:
+        say(to_csv(tables))
+    elif form is Form.latex:
+        say(alone(tables))
+    elif form is Form.markdown:
+        say("\n".join(map(to_markdown, tables)))
+    else:
+        for table in tables:
+            out().print(to_terminal(table))
+
+
+def compared(settings: Sequence[Setting]) -> tuple[list[Comparison], Ranking | None]:
+    from fedmosaic_cli.report.statistics import compare_with_local, rank
+
+    return [line for setting in settings for line in compare_with_local(setting)], rank(settings)
+
+
+def write_results(output: Path, settings: Sequence[Setting], paper: bool) -> None:
+    """All tables, the statistics and the figures, as files."""
+    from fedmosaic_cli.files import make_directories, write_together
+    from fedmosaic_cli.report.results import every_table, result_files
+
+    files = result_files(every_table(settings, paper), *compared(settings))
+    make_directories(output)
+    write_together({output / name: content for name, content in files.items()})
+
+
+def show_statistics(comparisons: list[Comparison], ranking: Ranking | None, form: Form) -> None:
+    from fedmosaic_cli.report.sheets import (
+        entries_of,
+        sheet_to_latex,
+        sheet_to_markdown,
+        sheet_to_terminal,
+        sheets_of,
+        sheets_to_csv,
+    )
+
+    sheets = sheets_of(comparisons, ranking)
+    if not sheets:
+        raise RequestError(
+            "nothing to compare with (--statistics): run Local too, e.g. 'fedmosaic baseline local --preset quickstart'"
+        )
+    if form is Form.json:
+        say_json(entries_of(comparisons, ranking))
+    elif form is Form.csv:
+        say(sheets_to_csv(comparisons, ranking))
+    elif form is Form.terminal:
+        for sheet in sheets:
+            out().print(sheet_to_terminal(sheet))
+    else:
+        say("\n".join(map(sheet_to_latex if form is Form.latex else sheet_to_markdown, sheets)))

@@ -24,7 +24,7 @@ class FedBN(FedAvg):
 
     name = "fedbn"
     title = "FedBN"
-    family = "PFL"
+    family = "FL"
     travels = "model parameters but batch normalisation, both ways"
     citation = "Li et al., ICLR 2021"
     evaluated = "the global model with the client's own batch normalisation"

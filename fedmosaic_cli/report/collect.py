@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.data.place import unseen
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pandas as pd
+
+    from fedmosaic_cli.data.place import Watch
 
 COLUMNS = [
     *("setting", "protocol", "method", "variant", "hyperparameters", "seed"),
@@ -41,7 +44,7 @@ class Skipped:
     reason: str
 
 
-def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
+def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[Skipped]]:
     """One line a finished run below `runs_dir`, and the runs that are left out.
 
     `terms` is what runs must have in common to be compared, `protocol` a digest of it; `per_client` are accuracies by
@@ -52,7 +55,9 @@ def collect(runs_dir: Path) -> tuple[pd.DataFrame, list[Skipped]]:
     if not runs_dir.is_dir():
         raise RequestError(f"no runs here ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
     lines, skipped = [], []
-    for files in map(RunFiles, run_directories(runs_dir)):
+    folders = list(run_directories(runs_dir))
+    for number, files in enumerate(map(RunFiles, folders), start=1):
+        watch("reading runs", number, len(folders))
         try:
             if not files.finished():
                 raise RequestError(f"not finished, {SUMMARY} is missing")

@@ -29,7 +29,9 @@ def published() -> dict[tuple[str, str, str], Published]:
     """
     text = (files("fedmosaic_cli.report") / "published.csv").read_text(encoding="utf-8")
     return {
-        (line["preset"], line["domain"], line["variant"]): Published(float(line["mean"]) / 100, float(line["std"]) / 100)
+        (line["preset"], line["domain"], line["variant"]): Published(
+            float(line["mean"]) / 100, float(line["std"]) / 100
+        )
         for line in csv.DictReader(text.splitlines())
     }
 

@@ -27,7 +27,7 @@ LOCAL: Key = ("local", "")
 CENTRALIZED: Key = ("centralized", "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others."""
 
@@ -120,6 +120,7 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
             words = ", ".join(f"{key.rpartition('.')[2]}={flat[protocol].get(key)}" for key in differing)
             told_apart = words if len(differing) <= MOST_WORDS else protocol
             found.append(Setting(str(name), f"{name} [{told_apart}]" if differing else str(name), same))
+    found.sort(key=lambda setting: natural_order(setting.label))
     labels = [setting.label for setting in found]
     return [
         setting
@@ -127,6 +128,12 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
         else Setting(setting.name, f"{setting.name} [{setting.runs.protocol.iloc[0]}]", setting.runs)
         for setting in found
     ]
+
+
+def natural_order(text: str) -> list[tuple[int, int, str]]:
+    """A key by which u-30 comes before u-100."""
+    parts = re.split(r"(\d+)", text)
+    return [(0, int(part), "") if part.isdecimal() and len(part) < 16 else (1, 0, part) for part in parts]
 
 
 def differences(settings: Sequence[Setting]) -> list[str]:
@@ -137,13 +144,15 @@ def differences(settings: Sequence[Setting]) -> list[str]:
     sentences = []
     for name, same in by_name.items():
         flat = [flattened(setting.terms) for setting in same]
-        words = [
-            f"{key} is {', '.join(f'{terms.get(key)} in [{s.runs.protocol.iloc[0]}]' for terms, s in zip(flat, same, strict=True))}"
-            for key in differing_keys(flat)
-        ]
+        words = [f"{key} is {values_of(key, same)}" for key in differing_keys(flat)]
         if words:
             sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(words)}.")
     return sentences
+
+
+def values_of(key: str, settings: Sequence[Setting]) -> str:
+    """What each of the settings has under a dotted key."""
+    return ", ".join(f"{flattened(s.terms).get(key)} in {s.label.removeprefix(s.name).strip()}" for s in settings)
 
 
 def flattened(terms: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -33,10 +33,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Cell:
-    """What we found, what the paper printed, either of which may be missing."""
+    """What we found and what the paper printed, either of which may be missing; `command` fills what is."""
 
     ours: Result | None = None
     published: Published | None = None
+    command: str = ""
 
     @property
     def difference(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The comparison table as Markdown, LaTeX, CSV, and on a terminal."""
+"""A table as text: Markdown, CSV, JSON, and for a terminal. LaTeX has a file of its own."""
 
 from __future__ import annotations
 
@@ -10,105 +10,72 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.collect import CAVEATS
-from fedmosaic_cli.report.verdict import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group
     from rich.text import Text
 
-    from fedmosaic_cli.report.collect import Cell, Row, Table
+    from fedmosaic_cli.report.table import Cell, Column, Result, Row, Table
 
 MISSING = "-"
 NO_LIMIT = 1000
+FIELDS = (
+    *("setting", "family", "method", "mean", "std", "seeds", "verdict", "caveats"),
+    *("domain", "published", "published_std", "difference", "table", "command"),
+)
 
 
 def to_markdown(table: Table) -> str:
     """A GitHub table. Verdicts are marks, the best of a column is bold."""
-    lines = ["| | Method | " + " | ".join(map(escape_markdown, table.columns)) + " |"]
-    lines.append("|---|---|" + "---:|" * len(table.columns))
+    heads = [escape_markdown(": ".join(filter(None, (column.heading, column.label)))) for column in table.columns]
+    lines = [f"| | Method | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads)]
     for family, rows in families(table):
         for number, row in enumerate(rows):
             cells = [markdown_cell(cell, table, column) for column, cell in enumerate(row.cells)]
-            lines.append(f"| {family if number == 0 else ''} | {row.title} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", table.caption, legend(table)]).rstrip() + "\n"
+            name = family if number == 0 else ""
+            lines.append(f"| {name} | {escape_markdown(row.title)} | {' | '.join(cells)} |")
+    lines += ["", escape_markdown(table.caption), *([legend(table)] if legend(table) else [])]
+    if table.notes:
+        lines += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
+    if table.commands:
+        lines += ["", "Missing:", "", *(f"    {command}" for command in table.commands)]
+    return "\n".join(lines) + "\n"
 
 
-def to_json(table: Table) -> list[dict[str, Any]]:
-    """An entry a cell, accuracies as fractions in full precision."""
+def to_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """An entry a cell, accuracies as fractions in full precision; a cell without a number says how to fill it."""
     return [
-        {
-            "setting": column,
-            "family": row.family,
-            "method": row.title,
-            "mean": cell.mean,
-            "std": cell.std,
-            "seeds": list(cell.seeds),
-            "verdict": cell.verdict.meaning,
-            "caveats": [CAVEATS[mark] for mark in cell.caveats],
-        }
+        entry_of(table, row, column, cell)
+        for table in tables
         for row in table.rows
         for column, cell in zip(table.columns, row.cells, strict=True)
-        if cell
+        if cell.ours or cell.published or cell.command
     ]
 
 
-def to_csv(table: Table) -> str:
+def entry_of(table: Table, row: Row, column: Column, cell: Cell) -> dict[str, Any]:
+    ours, paper = cell.ours, cell.published
+    values = (
+        *(column.setting.label if column.setting else column.preset, row.family, row.title),
+        *(ours and ours.mean, ours and ours.std, list(ours.seeds) if ours else []),
+        *(ours and ours.verdict.meaning, [CAVEATS[mark] for mark in ours.caveats] if ours else []),
+        *(column.domain or None, paper and paper.mean, paper and paper.std, cell.difference),
+        *(table.name, cell.command or None),
+    )
+    return dict(zip(FIELDS, values, strict=True))
+
+
+def to_csv(tables: Sequence[Table]) -> str:
     """The same, a line a cell."""
     text = io.StringIO()
-    entries = [
-        {**entry, "seeds": " ".join(map(str, entry["seeds"])), "caveats": "; ".join(entry["caveats"])}
-        for entry in to_json(table)
-    ]
-    writer = csv.DictWriter(text, fieldnames=list(entries[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(entries)
+    for entry in to_json(tables):
+        joined = {"seeds": " ".join(map(str, entry["seeds"])), "caveats": "; ".join(entry["caveats"])}
+        writer.writerow({**entry, **joined})
     return text.getvalue()
-
-
-def to_latex(table: Table) -> str:
-    """A booktabs table that compiles on its own and can be \\input into a paper with booktabs, graphicx and xcolor."""
-    colours = [verdict for verdict in Verdict if verdict.colour]
-    body: list[str] = []
-    for number, (family, rows) in enumerate(families(table)):
-        body += ["    \\midrule"] if number else []
-        for position, row in enumerate(rows):
-            cells = [latex_cell(cell, table, column) for column, cell in enumerate(row.cells)]
-            name = escape_latex(family) if position == 0 else ""
-            body.append("    " + " & ".join([name, escape_latex(row.title), *cells]) + " \\\\")
-    key = ", ".join(f"\\{macro(verdict)}{{{verdict.meaning}}}" for verdict in table.verdicts() if verdict.colour)
-    return "\n".join(
-        [
-            "% Compiles on its own; in a paper, load booktabs, graphicx and xcolor and \\input this file.",
-            "\\makeatletter",
-            "\\ifx\\@classoptionslist\\relax",
-            "  \\documentclass{article}",
-            "  \\usepackage{booktabs,graphicx,xcolor}",
-            "  \\begin{document}",
-            "  \\def\\fedmosaicends{\\end{document}}",
-            "\\else",
-            "  \\def\\fedmosaicends{}",
-            "\\fi",
-            "\\makeatother",
-            *(f"\\definecolor{{{macro(v)}}}{{HTML}}{{{v.colour}}}" for v in colours),
-            *(f"\\providecommand{{\\{macro(v)}}}[1]{{\\textcolor{{{macro(v)}}}{{#1}}}}" for v in colours),
-            "\\begin{table}[t]",
-            "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
-            f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {key}.' if key else ''}}}",
-            "  \\smallskip",
-            "  % Shrunk to the line where it is too wide for it.",
-            "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
-            f"  \\begin{{tabular}}{{ll{'r' * len(table.columns)}}}",
-            "    \\toprule",
-            "    & Method & " + " & ".join(map(escape_latex, table.columns)) + " \\\\",
-            "    \\midrule",
-            *body,
-            "    \\bottomrule",
-            "  \\end{tabular}}",
-            "\\end{table}",
-            "\\fedmosaicends",
-            "",
-        ]
-    )
 
 
 def to_terminal(table: Table) -> Group:
@@ -122,14 +89,20 @@ def to_terminal(table: Table) -> Group:
     view.add_column("")
     view.add_column("Method")
     for column in table.columns:
-        view.add_column(Text(column), justify="right", overflow="fold")
+        head = "\n".join(filter(None, (column.heading, column.label)))
+        view.add_column(Text(head), justify="right", overflow="fold")
     for family, rows in families(table):
         for number, row in enumerate(rows):
             cells = [terminal_cell(cell, table, column) for column, cell in enumerate(row.cells)]
             view.add_row(
-                Text(family if number == 0 else "", style="dim"), row.title, *cells, end_section=number == len(rows) - 1
+                Text(family if number == 0 else "", style="dim"),
+                Text(row.title),
+                *cells,
+                end_section=number == len(rows) - 1,
             )
-    return Group(view, Text(f"{table.caption}\n{legend(table)}".rstrip(), style="dim"))
+    below = [table.caption, legend(table), *table.notes]
+    missing = [Text("missing:", style="dim"), *map(Text, table.commands)] if table.commands else []
+    return Group(view, Text("\n".join(filter(None, below)), style="dim"), *missing)
 
 
 def to_svg(table: Table) -> str:
@@ -146,43 +119,43 @@ def to_svg(table: Table) -> str:
     return canvas.export_svg(title="fedmosaic report", code_format=template)
 
 
-def terminal_cell(cell: Cell | None, table: Table, column: int) -> Text:
+def terminal_cell(cell: Cell, table: Table, column: int) -> Text:
     from rich.text import Text
 
-    if cell is None:
-        return Text(MISSING, style="dim")
-    style = f"#{cell.verdict.colour}" if cell.verdict.colour else ""
-    return Text(
-        f"{plain(cell, table, column)} {cell.verdict.mark or ' '}", style=f"bold {style}" if cell.best else style
-    )
+    if cell.ours is None:
+        return Text(f"{MISSING}{beside(cell)}  ", style="dim")
+    verdict = cell.ours.verdict
+    style = f"#{verdict.colour}" if verdict.colour else ""
+    text = f"{number_of(cell.ours, table, column)} {verdict.mark or ' '}{beside(cell)}"
+    return Text(text, style=f"bold {style}" if cell.ours.best else style)
 
 
-def markdown_cell(cell: Cell | None, table: Table, column: int) -> str:
-    if cell is None:
-        return MISSING
-    text = plain(cell, table, column)
-    return f"{f'**{text}**' if cell.best else text} {cell.verdict.mark}".rstrip()
+def markdown_cell(cell: Cell, table: Table, column: int) -> str:
+    if cell.ours is None:
+        return f"{MISSING}{escape_inside(beside(cell))}"
+    text = number_of(cell.ours, table, column)
+    text = f"{f'**{text}**' if cell.ours.best else text} {cell.ours.verdict.mark}".rstrip()
+    return text + escape_inside(beside(cell))
 
 
-def latex_cell(cell: Cell | None, table: Table, column: int) -> str:
-    if cell is None:
-        return "--"
-    text = f"{percent(cell.mean)}" if not cell.best else f"\\textbf{{{percent(cell.mean)}}}"
-    text += escape_latex(cell.caveats)
-    text += f" {{\\tiny ({percent(cell.std)})}}" if cell.std is not None else ""
-    text += share_of_seeds(cell, table, column)
-    return f"\\{macro(cell.verdict)}{{{text}}}" if cell.verdict.colour else text
+def number_of(result: Result, table: Table, column: int) -> str:
+    """Mean, caveats, spread, and how many seeds."""
+    spread = f" ({percent(result.std)})" if result.std is not None else ""
+    return percent(result.mean) + result.caveats + spread + share_of_seeds(result, table, column)
 
 
-def plain(cell: Cell, table: Table, column: int) -> str:
-    spread = f" ({percent(cell.std)})" if cell.std is not None else ""
-    return percent(cell.mean) + cell.caveats + spread + share_of_seeds(cell, table, column)
+def beside(cell: Cell) -> str:
+    """The published number, and how far ours is from it."""
+    if cell.published is None:
+        return ""
+    away = "" if cell.difference is None else f", {100 * cell.difference:+.2f}"
+    return f" [{percent(cell.published.mean)}{away}]"
 
 
-def share_of_seeds(cell: Cell, table: Table, column: int) -> str:
+def share_of_seeds(result: Result, table: Table, column: int) -> str:
     """Said only where a method lacks seeds that others of the column have."""
     every = len(table.seeds(column))
-    return "" if len(cell.seeds) == every else f" [{len(cell.seeds)} of {every} seeds]"
+    return "" if len(result.seeds) == every else f" [{len(result.seeds)} of {every} seeds]"
 
 
 def percent(fraction: float) -> str:
@@ -200,17 +173,10 @@ def families(table: Table) -> list[tuple[str, list[Row]]]:
     return [(family, list(rows)) for family, rows in groupby(table.rows, key=lambda row: row.family)]
 
 
-def macro(verdict: Verdict) -> str:
-    """The LaTeX macro of a verdict: letters only, and unlikely to be taken."""
-    return "verdict" + verdict.name.lower().replace("_", "")
-
-
-def escape_latex(text: str) -> str:
-    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    special |= {"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}"}
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return "".join(special.get(character, character) for character in text)
-
-
 def escape_markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|")
+    """Text that means nothing to Markdown. An underscore inside a word is none of its signs."""
+    return escape_inside(" ".join(text.split()))
+
+
+def escape_inside(text: str) -> str:
+    return re.sub(r"([\\|*`<\[\]$~])", r"\\\1", text)

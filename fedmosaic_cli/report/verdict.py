@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+# Of an accuracy; no test part is so large that a later digit could mean anything.
+DIGITS = 9
+
 
 class Verdict(Enum):
     """Name, mark in plain text, colour of the paper."""
@@ -22,9 +25,10 @@ class Verdict(Enum):
 
 
 def judge(accuracy: float, local: float | None, centralized: float | None) -> Verdict:
-    """The verdict on a method. Unrounded values are compared; a tie is neither better nor worse."""
+    """The verdict on a method. A tie is neither better nor worse; means that differ by rounding alone are a tie."""
     if local is None or centralized is None:
         return Verdict.UNKNOWN
+    accuracy, local, centralized = (round(value, DIGITS) for value in (accuracy, local, centralized))
     if accuracy < local:
         return Verdict.WORSE_THAN_BOTH if accuracy < centralized else Verdict.WORSE_THAN_LOCAL
     if accuracy > local and accuracy > centralized:

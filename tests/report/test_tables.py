@@ -3,114 +3,116 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.collect import collect, tabulate
-from fedmosaic_cli.report.tables import to_csv, to_latex, to_markdown
+from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.latex import PREAMBLE, alone, document, preamble, to_latex
+from fedmosaic_cli.report.paper import FORMS, overview, paper_table
+from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
 from fedmosaic_cli.report.verdict import Verdict, judge
 
-
-@pytest.fixture
-def runs(tmp_path):
-    """A function that writes a finished run."""
-
-    def write(setting, variant, seed, accuracy, **changes):
-        method = variant.split("-")[0]
-        summary = {
-            "schema": 1,
-            "preset": setting,
-            "dataset": "digits",
-            "scheme": "dirichlet",
-            "method": method,
-            "variant": variant,
-            "hyperparameters": {},
-            "seed": seed,
-            "rounds": 30,
-            "model": {"name": "mlp"},
-            "train": {"lr": 0.1},
-            "shards": {"parameters": {"alpha": 1.0}},
-            "accuracy": {"client_mean": accuracy},
-            "evaluation": {"clients": "each on its own test part"},
-            **changes,
-        }
-        folder = tmp_path / "runs" / changes.get("folder", setting) / variant / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("")
-        (folder / "summary.json").write_text(json.dumps(summary))
-        return folder
-
-    write.folder = tmp_path / "runs"
-    return write
+GOLDEN = Path(__file__).parent / "golden"
+OFFICE = ("amazon", "amazon", "webcam")
 
 
-def table_of(runs):
-    return tabulate(collect(runs.folder)[0])
+def table_of(runs, name=None, paper=False):
+    settings = settings_of(collect(runs.folder)[0])
+    return paper_table(name, settings, paper) if name else overview(settings, paper)
 
 
 def fill(runs):
+    """A column of the paper with gaps, a name that means something everywhere, one seed, a tie, domains."""
     for seed, (local, central, fedavg, ours) in enumerate([(0.90, 0.95, 0.80, 0.96), (0.92, 0.97, 0.84, 0.98)]):
-        runs("quick_start", "local", seed, local)
-        runs("quick_start", "centralized", seed, central)
-        runs("quick_start", "fedavg", seed, fedavg)
-        runs("quick_start", "fedmosaic-entropy", seed, ours)
-    runs("other|one", "local", 0, 0.5)
-    runs("other|one", "centralized", 0, 0.4)
-    runs("other|one", "fedct", 0, 0.45)
+        for variant, value in {"local": local, "centralized": central, "fedavg": fedavg}.items():
+            runs("practical-cifar10", variant, seed, value, dataset="cifar10")
+        runs("practical-cifar10", "fedmosaic-frequency", seed, ours, dataset="cifar10")
+    runs("practical-cifar10", "fedprox", 1, 0.95, dataset="cifar10")
+    odd = {"scheme": "pathological", "parameters": {"classes_per_client": 2}}
+    for variant, value in {"local": 0.5, "centralized": 0.4, "fedct": 0.45, "ditto": 0.5}.items():
+        runs("50%_of|{x}\\<b>*$", variant, 0, value, **odd)
+    for seed, shift in ((0, 0.0), (2, 0.1)):
+        office = {"domains": OFFICE, "scheme": "domain", "dataset": "office10", "parameters": {}}
+        runs("feature-shift-office10", "local", seed, [0.5 + shift, 0.7, 0.6], **office)
+        runs("feature-shift-office10", "centralized", seed, [0.7, 0.7, 0.5], **office)
+        runs("feature-shift-office10", "fedmosaic-entropy", seed, [0.8, 0.8, 0.55 + shift], **office)
+    left_out = {"scheme": "hybrid", "left_out": {"1": 2}, "dataset": "digits-domains"}
+    runs("quickstart-hybrid", "fedmosaic-entropy", 0, 0.25, nonidentical=["after round 3: torch"], **left_out)
 
 
-def test_markdown(runs):
+@pytest.mark.parametrize("name", [None, *FORMS])
+@pytest.mark.parametrize("paper", [False, True], ids=["ours", "paper"])
+@pytest.mark.parametrize("form", ["md", "tex", "csv", "txt"])
+def test_the_tables_of_a_golden_file(runs, name, paper, form):
     fill(runs)
-    assert to_markdown(table_of(runs)) == (
-        "| | Method | other\\|one | quick_start |\n"
-        "|---|---|---:|---:|\n"
-        "| baseline | Centralized | 40.00 | 96.00 (1.41) |\n"
-        "|  | Local training | **50.00** | 91.00 (1.41) |\n"
-        "| FL | FedAvg | - | 82.00 (2.83) ▼ |\n"
-        "|  | FedCT | 45.00 ▽ | - |\n"
-        "| co-training | FedMosaic (entropy) | - | **97.00 (1.41)** ▲ |\n"
-        "\n"
-        "Test accuracy (%): mean over clients, each on its own test part, personal model of the last round; "
-        "mean (sample standard deviation) over seeds 0, 1.\n"
-        "▼ worse than both baselines; ▽ worse than local training; ▲ better than both baselines.\n"
-    )
+    table = table_of(runs, name, paper)
+    console = Console(width=200)
+    with console.capture() as terminal:
+        console.print(to_terminal(table))
+    texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv([table]), "txt": terminal.get()}
+    expected = GOLDEN / f"{table.name}{'-paper' if paper else ''}.{form}"
+    if "WRITE_GOLDEN" in os.environ:  # then read the difference
+        expected.write_text(texts[form], encoding="utf-8")
+    assert texts[form] == expected.read_text(encoding="utf-8")
 
 
-def test_csv_holds_full_precision(runs):
-    runs("s", "local", 0, 0.123456789)
-    assert to_csv(table_of(runs)) == (
-        "setting,family,method,mean,std,seeds,verdict,caveats\ns,baseline,Local training,0.123456789,,0,baseline,\n"
-    )
-
-
-def test_latex_has_colours_bold_and_escapes(runs):
+def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
     fill(runs)
-    text = to_latex(table_of(runs))
-    assert "quick\\_start" in text
-    assert "\\verdictbetterthanboth{\\textbf{97.00} {\\tiny (1.41)}}" in text
-    assert "\\verdictworsethanboth{82.00 {\\tiny (2.83)}}" in text
-    assert "\\verdictbaseline{96.00 {\\tiny (1.41)}}" in text
+    entries = to_json([table_of(runs, "label-skew")])
+    gap = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedCT"))
+    assert gap["mean"] is None
+    assert gap["command"] == "fedmosaic baseline fedct --preset practical-cifar10 --seeds 0,1"
+    full = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedMosaic (frequency)"))
+    assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
+
+
+def test_a_gap_is_filled_under_the_conditions_of_the_runs_beside_it(runs):
+    folder = runs("quickstart", "local", 0, 0.9)
+    runs("quickstart", "fedavg", 1, 0.9)
+    words = ["baseline", "local", "--preset=quickstart", "--set", "train.lr=0.1 ", "--seed", "0", "-q", "--resume"]
+    (folder / "env.json").write_text(json.dumps({"arguments": words}))
+    conditions = "--preset=quickstart --set 'train.lr=0.1 '"
+    assert table_of(runs).commands == (
+        f"fedmosaic baseline local {conditions} --seeds 1",
+        f"fedmosaic baseline fedavg {conditions} --seeds 0",
+    )
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
-@pytest.mark.parametrize("alone", [True, False])
-def test_latex_compiles_alone_and_inside_a_paper(runs, tmp_path, alone):
+@pytest.mark.parametrize("how", ["alone", "inside a paper", "beside the preamble"])
+def test_latex_compiles(runs, tmp_path, how):
     fill(runs)
-    (tmp_path / "table.tex").write_text(to_latex(table_of(runs)), encoding="utf-8")
-    (tmp_path / "paper.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,graphicx,xcolor}\\begin{document}A\\input{table}B\\end{document}"
-    )
+    tables = [table_of(runs), *(table_of(runs, name, paper=True) for name in FORMS)]
+    packages = "\\usepackage{booktabs,graphicx,multirow,xcolor}"
+    texts = {
+        "alone": {"main.tex": alone(tables)},
+        "inside a paper": {
+            "main.tex": f"\\documentclass{{article}}{packages}\\begin{{document}}A\\input{{table}}B\\end{{document}}",
+            "table.tex": alone(tables),
+        },
+        "beside the preamble": {
+            "main.tex": document(tables),
+            PREAMBLE: preamble(),
+            **{f"{table.name}.tex": to_latex(table) for table in tables},
+        },
+    }
+    for name, text in texts[how].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex" if alone else "paper.tex"],
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,8 @@ def test_latex_compiles_alone_and_inside_a_paper(runs, tmp_path, alone):
         (0.8, 0.6, 0.7, Verdict.BETTER_THAN_BOTH),
         (0.6, 0.6, 0.5, Verdict.NEITHER),
         (0.7, 0.6, 0.7, Verdict.NEITHER),
+        ((0.55 + 0.65) / 2, 0.6, 0.5, Verdict.NEITHER),
+        (0.1 + 0.2, 0.2, 0.3, Verdict.NEITHER),
         (0.7, None, 0.7, Verdict.UNKNOWN),
         (0.7, 0.7, None, Verdict.UNKNOWN),
     ],
@@ -130,17 +134,33 @@ def test_the_colour_rule(accuracy, local, central, verdict):
     assert judge(accuracy, local, central) is verdict
 
 
-def test_a_method_that_lacks_seeds_says_so(runs):
-    for seed in (0, 1, 2):
-        runs("s", "local", seed, 0.9)
+def test_a_method_is_judged_on_the_seeds_that_it_shares_with_the_baselines(runs):
+    for seed, value in enumerate([0.5, 0.9]):
+        runs("s", "local", seed, value)
+        runs("s", "centralized", seed, value)
+    # Better than the baselines' mean of 70, worse than they are with this seed.
     runs("s", "fedavg", 1, 0.8)
-    assert "80.00 [1 of 3 seeds]" in to_markdown(table_of(runs))
+    assert {row.title: row.cells[0].ours.verdict for row in table_of(runs).rows}["FedAvg"] is Verdict.WORSE_THAN_BOTH
 
 
-def test_runs_of_another_protocol_do_not_share_a_column(runs):
+def test_runs_of_another_protocol_do_not_share_a_column_and_the_notes_say_why(runs):
     runs("s", "local", 0, 0.9)
-    runs("s", "local", 1, 0.7, shards={"parameters": {"alpha": 0.1}})
-    assert len(table_of(runs).columns) == 2
+    runs("s", "local", 1, 0.7, rounds=50)
+    table = table_of(runs)
+    assert [column.label for column in table.columns] == ["s [rounds=30]", "s [rounds=50]"]
+    assert (
+        "Runs of s are not in one column, because they differ: rounds is 30 in [rounds=30], 50 in [rounds=50]."
+        in table.notes
+    )
+
+
+def test_many_differences_are_told_apart_by_a_digest_and_named_below(runs):
+    runs("s", "local", 0, 0.9)
+    runs("s", "local", 1, 0.7, rounds=50, dataset="cifar10", train={"lr": 0.2})
+    table = table_of(runs)
+    assert all(column.label.startswith("s [") and "=" not in column.label for column in table.columns)
+    sentence = next(note for note in table.notes if "differ" in note)
+    assert all(word in sentence for word in ("rounds is", "dataset is", "train.lr is"))
 
 
 def test_runs_with_other_hyperparameters_do_not_share_a_row(runs):
@@ -150,49 +170,36 @@ def test_runs_with_other_hyperparameters_do_not_share_a_row(runs):
     assert titles == ["FedMosaic (entropy, trust=0.5)", "FedMosaic (entropy, trust=paper)"]
 
 
-def test_a_copied_run_counts_once(runs):
-    first = runs("s", "local", 0, 0.9)
-    shutil.copytree(first, first.with_name("copy-of-seed-0"))
-    frame, skipped = collect(runs.folder)
-    assert len(frame) == 1
-    assert "already" in skipped[0].reason
+def test_what_prints_the_same_is_best_together(runs):
+    for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
+        runs("s", variant, 0, value)
+    assert {row.title: row.cells[0].ours.best for row in table_of(runs).rows} == {
+        "Local training": True,
+        "FedAvg": True,
+        "FedCT": False,
+    }
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "{",
-        "[]",
-        '{"schema": 99}',
-        '{"schema": 1}',
-        '{"schema": 1, "shards": 3}',
-    ],
-)
-def test_a_damaged_run_is_skipped_with_a_reason(runs, damage):
+def test_a_table_of_the_paper_without_runs_is_none_unless_its_numbers_are_asked_for(runs):
     runs("s", "local", 0, 0.9)
-    bad = runs("s", "fedavg", 0, 0.9)
-    (bad / "summary.json").write_text(damage)
-    frame, skipped = collect(runs.folder)
-    assert len(frame) == 1
-    assert [run.path for run in skipped] == [bad]
-    assert skipped[0].reason
+    assert table_of(runs, "hybrid") is None
+    table = table_of(runs, "hybrid", paper=True)
+    assert [column.label for column in table.columns] == ["DomainNet", "DomainNet (ViT)", "Office-10"]
+    assert table.rows[-1].cells[2].published.mean == pytest.approx(0.8943)
 
 
-def test_an_unfinished_run_and_an_unknown_method_are_skipped(runs):
-    (runs("s", "local", 0, 0.9) / "summary.json").unlink()
-    runs("s", "fedmagic", 0, 0.9)
-    frame, skipped = collect(runs.folder)
-    assert frame.empty
-    assert ["unknown method" in run.reason or "not finished" in run.reason for run in skipped] == [True, True]
+def test_a_domain_s_mean_is_over_its_clients_alone(runs):
+    runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
+    table = table_of(runs, "feature-shift")
+    row = next(row for row in table.rows if row.title == "Local training")
+    assert {c.domain: round(cell.ours.mean, 12) for c, cell in zip(table.columns, row.cells, strict=True)} == {
+        "amazon": 0.3,
+        "webcam": 1.0,
+    }
 
 
-def test_no_directory_is_a_wrong_request(tmp_path):
-    with pytest.raises(RequestError, match="no runs here"):
-        collect(tmp_path / "missing")
-
-
-def test_the_best_of_a_column_is_marked_even_when_several_tie(runs):
-    for variant in ("local", "fedavg"):
-        runs("s", variant, 0, 0.9)
-    cells = [row.cells[0] for row in table_of(runs).rows]
-    assert [cell.best for cell in cells] == [True, True]
+def test_without_the_manifest_of_the_shards_there_is_one_column_for_all_domains(runs):
+    folder = runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
+    (folder / "shards.json").unlink()
+    table = table_of(runs, "feature-shift")
+    assert [(column.heading, column.label) for column in table.columns] == [("f", "all")]
