@@ -24,6 +24,7 @@ from durability import durability
 from measuring import machine
 from memory import memory
 from peers import peers
+from reporting import reporting
 from rounds import rounds, tiny, workers
 from scaling import scaling
 from startup import startup
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[Plan], Result]] = {
     "memory": memory,
     "durability": durability,
     "startup": startup,
+    "report": reporting,
     "peers": peers,
 }
 # Other tools take longer to start than a smoke test may last: with --quick they have to be asked for.

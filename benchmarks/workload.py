@@ -41,6 +41,9 @@ class Plan:
     client_counts: tuple[int, ...] = (15, 100, 1000)
     public_sizes: tuple[int, ...] = (250, 1_000, 3_000, 10_000)
     many: int = 1_000
+    report_runs: int = 2_000
+    report_rounds: int = 200
+    report_clients: int = 30
     peer_clients: int = 5
     peer_rounds: int = 3
     peer_repetitions: int = 2
@@ -57,6 +60,9 @@ QUICK = Plan(
     client_counts=(15, 30),
     public_sizes=(20, 60),
     many=50,
+    report_runs=40,
+    report_rounds=5,
+    report_clients=6,
     peer_repetitions=1,
 )
 
