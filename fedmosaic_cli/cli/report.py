@@ -17,6 +17,7 @@ from fedmosaic_cli.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedmosaic_cli.report.collect import Skipped
     from fedmosaic_cli.report.settings import Setting
     from fedmosaic_cli.report.statistics import Comparison, Ranking
     from fedmosaic_cli.report.table import Table
@@ -92,12 +93,10 @@ def report(
 
     with watching(quiet) as watch:
         frame, skipped = collect(runs_dir, watch)
-    for run in skipped[:MOST_SKIPPED]:
-        remark(f"skipped {run.path}: {run.reason}")
-    if len(skipped) > MOST_SKIPPED:
-        remark(f"skipped {len(skipped) - MOST_SKIPPED} more runs; --html lists all of them")
     if frame.empty:
-        raise RequestError(f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
+        why = f"; {len(skipped)} skipped, the first, {skipped[0].path}: {skipped[0].reason}" if skipped else ""
+        raise RequestError(f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'{why}")
+    tell_skipped(skipped)
     settings = settings_of(frame)
     if statistics:
         show_statistics(*compared(settings), form)
@@ -106,6 +105,13 @@ def report(
     if output:
         write_results(output, settings, paper)
         remark(f"written: {output}")
+
+
+def tell_skipped(skipped: Sequence[Skipped]) -> None:
+    for run in skipped[:MOST_SKIPPED]:
+        remark(f"skipped {run.path}: {run.reason}")
+    if len(skipped) > MOST_SKIPPED:
+        remark(f"skipped {len(skipped) - MOST_SKIPPED} more runs; --html lists all of them")
 
 
 def form_of(latex: bool, markdown: bool, as_csv: bool, as_json: bool) -> Form:
