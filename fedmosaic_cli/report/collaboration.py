@@ -1,0 +1,84 @@
+"""Did collaboration help? A run against Local training on the same shards, client by client."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Accuracies are quotients of whole numbers: times the number of examples they are whole again, but for rounding.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Collaboration:
+    """How many clients are better off than alone, equally well, and worse; gains are differences of accuracies.
+
+    The largest gain and the largest loss are at least 0: 0 where nobody gained, or lost.
+    """
+
+    helped: int
+    unharmed: int
+    hurt: int
+    mean_gain: float
+    largest_gain: float
+    largest_loss: float
+    gains: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the gains, which stand with the clients."""
+        return {name: value for name, value in asdict(self).items() if name != "gains"}
+
+
+def compare(accuracies: Sequence[float], local: Sequence[float], sizes: Sequence[int]) -> Collaboration:
+    """The accuracies of all clients beside those of their Local models on the same `sizes` examples each.
+
+    What decides is the number of right answers: two quotients that should be equal may differ in their last bit.
+    Raises ValueError where these are no accuracies on so many examples.
+    """
+    if not len(accuracies) == len(local) == len(sizes) or not sizes:
+        raise ValueError(f"{len(accuracies)} accuracies, {len(local)} of Local, {len(sizes)} sizes")
+    pairs = zip(right_answers(accuracies, sizes), right_answers(local, sizes), strict=True)
+    more = [ours - alone for ours, alone in pairs]
+    gains = tuple(difference / size for difference, size in zip(more, sizes, strict=True))
+    return Collaboration(
+        helped=sum(difference > 0 for difference in more),
+        unharmed=more.count(0),
+        hurt=sum(difference < 0 for difference in more),
+        mean_gain=fmean(gains),
+        largest_gain=max(0.0, *gains),
+        largest_loss=max(0.0, *(-gain for gain in gains)),
+        gains=gains,
+    )
+
+
+def right_answers(accuracies: Sequence[float], sizes: Sequence[int]) -> list[int]:
+    """How many answers were right. Raises ValueError for what is no share of so many answers."""
+    numbers = [round(accuracy * size) for accuracy, size in zip(accuracies, sizes, strict=True)]
+    for number, accuracy, size in zip(numbers, accuracies, sizes, strict=True):
+        if not 0 <= number <= size or abs(accuracy * size - number) > ROUNDING:
+            raise ValueError(f"{accuracy} is no accuracy on {size} examples")
+    return numbers
+
+
+def misfit(run: Mapping[str, Any], local: Mapping[str, Any]) -> str | None:
+    """Why the summary `local` is not that of the run's own Local run; None where it is.
+
+    Nothing may differ but the method: the same shards, seed, rounds, model and training settings.
+    """
+    if local["method"] != "local":
+        return f"it is a run of '{local['method']}', not of Local"
+    if run["shards"]["digest"] != local["shards"].get("digest"):
+        return "it was made on other shards"
+    for key in ("seed", "rounds"):
+        if run[key] != local[key]:
+            return f"it was made with {key} {local[key]}, not {run[key]}"
+    for section in ("model", "train", "clients"):
+        ours, theirs = run.get(section) or {}, local.get(section) or {}
+        for key in sorted({*ours, *theirs}):
+            if ours.get(key) != theirs.get(key):
+                return f"it was made with {section}.{key} {theirs.get(key)}, not {ours.get(key)}"
+    return None
