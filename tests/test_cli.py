@@ -121,7 +121,9 @@ def test_a_run_leaves_the_files_it_promises(finished_runs):
     }
     assert promised | {"bits", "evaluation"} <= summary.keys()
     assert summary["models"].keys() == {path.name for path in (run / "models").iterdir()}
-    assert {"client_mean", "sample_weighted", "client_std", "worst", "per_client"} == summary["accuracy"].keys()
+    assert {"client_mean", "sample_weighted", "client_std", "worst", "worst_decile", "per_client"} == summary[
+        "accuracy"
+    ].keys()
     assert summary["evaluation"]["round"] == "last"
     assert summary["bits"] == {
         "up": sum(row["bits_up"] for row in rows),

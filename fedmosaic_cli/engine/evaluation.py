@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
+
+# What a client is examined in, and whether the larger number is the worse one.
+METRICS = {"accuracy": False, "loss": True, "macro_f1": False, "balanced_accuracy": False, "calibration_error": True}
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,18 @@ class Score:
     count: int
 
 
+@dataclass(frozen=True)
+class Examination:
+    """The same in full. A row of `confusion` is a class, a column what examples of it were taken for."""
+
+    accuracy: float
+    loss: float
+    macro_f1: float
+    balanced_accuracy: float
+    calibration_error: float
+    confusion: list[list[int]]
+
+
 def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
     logits, labels = learner.predict(parameters, examples), examples.targets
@@ -30,11 +48,57 @@ def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score
     return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 
 
-def averages(accuracies: list[float], sizes: list[int]) -> dict[str, float]:
-    """The accuracies of all clients in a few numbers."""
+def examine(logits: Tensor, labels: Tensor) -> Examination:
+    """What logits [examples, classes] for these labels are worth. Both lie with the host: a GPU is not asked again."""
+    classes, predicted = logits.shape[1], logits.argmax(dim=1)
+    confusion = (labels * classes + predicted).bincount(minlength=classes**2).reshape(classes, classes)
+    return Examination(
+        confusion.trace().item() / len(labels),
+        mean_cross_entropy(logits.log_softmax(dim=1), labels),
+        macro_f1(confusion),
+        balanced_accuracy(confusion),
+        calibration_error(logits, labels),
+        confusion.tolist(),
+    )
+
+
+def macro_f1(confusion: Tensor) -> float:
+    """The mean over classes of 2 TP / (2 TP + FP + FN); classes that nobody has and nobody guesses are left out."""
+    right, there = confusion.diagonal().double(), (confusion.sum(dim=0) + confusion.sum(dim=1)).double()
+    return (2 * right[there > 0] / there[there > 0]).mean().item()
+
+
+def balanced_accuracy(confusion: Tensor) -> float:
+    """The mean over the classes that are there of the share of their examples that were told right."""
+    right, there = confusion.diagonal().double(), confusion.sum(dim=1).double()
+    return (right[there > 0] / there[there > 0]).mean().item()
+
+
+def calibration_error(logits: Tensor, labels: Tensor, bins: int = CALIBRATION_BINS) -> float:
+    """The expected calibration error: how far the probability of the answers is from the share of right ones.
+
+    Answers are sorted by their probability into `bins` of equal width, each with its upper edge; the distance between
+    mean probability and accuracy is averaged over bins, each weighted by its answers.
+    """
+    import torch
+
+    confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
+    places = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    excess = confidence - (predicted == labels).double()
+    by_bin = torch.zeros(bins, dtype=excess.dtype).index_add(0, places, excess)
+    return by_bin.abs().sum().item() / len(labels)
+
+
+def averages(values: list[float], sizes: list[int], larger_is_worse: bool = False) -> dict[str, float]:
+    """The values of all clients, who have so many examples each, in a few numbers.
+
+    The worst decile is the mean over the worst tenth of the clients, rounded up: of one where there are up to ten.
+    """
+    worst_first = sorted(values, reverse=larger_is_worse)
     return {
-        "client_mean": fmean(accuracies),
-        "sample_weighted": fmean(accuracies, weights=sizes),
-        "client_std": pstdev(accuracies),
-        "worst": min(accuracies),
+        "client_mean": fmean(values),
+        "sample_weighted": fmean(values, weights=sizes),
+        "client_std": pstdev(values),
+        "worst": worst_first[0],
+        "worst_decile": fmean(worst_first[: -(-len(values) // 10)]),
     }
