@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, say, say_json
+from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.evaluation_view import show
+from fedmosaic_cli.cli.local_run import LocalRun, NoLocalRun, Recorded, find_local, recorded
 from fedmosaic_cli.cli.options import (
     DataDirOption,
     DebugOption,
@@ -20,10 +23,12 @@ from fedmosaic_cli.cli.options import (
     VerboseOption,
 )
 from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.files import write_together
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.report.collaboration import compare
+
+Results = dict[Path, dict[str, Any]]
 
 
 class SplitName(StrEnum):
@@ -33,8 +38,14 @@ class SplitName(StrEnum):
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")],
     split: Annotated[SplitName, typer.Option(help="Which part of each client's data.")] = SplitName.test,
+    local: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="The Local run to compare with.", show_default="among the RUNs, or beside each"
+        ),
+    ] = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = Device.auto,
     as_json: JsonOption = False,
@@ -44,52 +55,118 @@ def evaluate(
 ) -> None:
     """Examine the saved personal models of finished runs, without training.
 
-    Writes evaluation.json into each run directory.
+    Accuracy, loss, macro-F1, balanced accuracy, calibration error and confusion of every client; and how many clients
+    collaboration helped, left unharmed or hurt, against their Local models on the same shards.
+    Writes evaluation.json into each run directory (evaluation-train.json for --split train).
 
     \b
     [bold]Examples[/bold]
     fedmosaic evaluate runs/quickstart/*/seed-0
-    fedmosaic evaluate runs/quickstart/local/seed-0 --split train --verbose
+    fedmosaic evaluate runs/quickstart/fedmosaic-entropy/seed-0 --verbose
+    fedmosaic evaluate mine --local runs/quickstart/local/seed-0 --json
+    fedmosaic evaluate runs/quickstart/*/seed-0 --split train
     """
-    for run in runs:
-        check_finished(RunFiles(run))
-
-    from fedmosaic_cli.experiment.evaluate import evaluate as examine
-
+    asked = [recorded(run) for run in once_each(runs, quiet)]
+    named = local_named(local)
     with data_place(data_dir, quiet or as_json) as place:
+        alone = {run.files.path: find_local(run, asked, named, split.value, place) for run in asked}
         # All of them first: if one is unfit, nothing is written.
-        results = [(RunFiles(run), examine(RunFiles(run), split.value, device.value, place)) for run in runs]
-    for files, result in results:
-        if not files.finished() or files.summary()["rounds"] != result["rounds"]:
-            raise RequestError(f"the run went on in the meantime ({files.path}): evaluate it when it is finished")
-    write_together(dict(files.evaluation(split.value, result) for files, result in results))
+        results = examine_all(asked, split.value, device.value, place)
+    for run in asked:
+        check_unchanged(run)
+    missing = [set_beside(run, alone[run.files.path], results) for run in asked]
+    write_together(dict(run.files.evaluation(split.value, results[run.files.path]) for run in asked))
     if as_json:
-        say_json([result for _, result in results])
+        say_json([{"run": str(path), **result} for path, result in results.items()])
     elif not quiet:
         show(results, split.value, verbose)
+    if not quiet:
+        for line in dict.fromkeys(str(local) for local in missing if local and local.way_out):
+            remark(f"note: {line}")
 
 
-def show(results: list[tuple[RunFiles, dict[str, Any]]], split: str, verbose: bool) -> None:
-    view = Table(box=None, pad_edge=False)
-    view.add_column("run")
-    for heading in ("mean %", "weighted %", "std", "worst %", "clients"):
-        view.add_column(heading, justify="right")
-    for files, result in results:
-        accuracy = result["accuracy"]
-        numbers = [accuracy[key] for key in ("client_mean", "sample_weighted", "client_std", "worst")]
-        view.add_row(str(files.path), *(f"{100 * number:.2f}" for number in numbers), str(len(result["per_client"])))
-    out().print(view)
-    if verbose:
-        for files, result in results:
-            out().print(per_client(str(files.path), result["per_client"]))
-    say(f"accuracy on each client's own {split} part; written beside each run's summary.json")
+def once_each(runs: list[Path], quiet: bool) -> list[Path]:
+    """The runs without those that are named again: lists written with asterisks overlap."""
+    different: dict[Path, Path] = {}
+    for run in runs:
+        if different.setdefault(run.resolve(), run) is not run and not quiet:
+            remark(f"note: named twice, examined once ({run})")
+    return list(different.values())
 
 
-def per_client(title: str, marks: list[dict[str, Any]]) -> Table:
-    view = Table("client", "domain", title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("examples", "accuracy %", "loss"):
-        view.add_column(heading, justify="right")
-    for mark in marks:
-        numbers = (str(mark["examples"]), f"{100 * mark['accuracy']:.2f}", f"{mark['loss']:.4f}")
-        view.add_row(str(mark["client"]), mark["domain"] or "-", *numbers)
-    return view
+def local_named(path: Path | None) -> Recorded | None:
+    """The run that --local names, if any."""
+    if path is None:
+        return None
+    named = recorded(path)
+    if named.summary["method"] != "local":
+        raise RequestError(
+            f"a run of '{named.summary['method']}' is no Local run (--local {path}): name one such as "
+            "runs/quickstart/local/seed-0"
+        )
+    return named
+
+
+def examine_all(asked: list[Recorded], split: Any, device: str, place: Place) -> Results:
+    """The evaluations of all runs, in the order in which they were asked for."""
+    total, done = sum(len(run.summary["accuracy"].get("per_client", ())) for run in asked), 0
+    place.watch("examining clients", done, total)
+
+    from fedmosaic_cli.experiment.evaluate import Examined
+    from fedmosaic_cli.experiment.evaluate import evaluate as examine
+
+    results: Results = {run.files.path: {} for run in asked}
+    for event in examine([run.files for run in asked], split, device, place):
+        if isinstance(event, Examined):
+            done += 1
+            place.watch("examining clients", done, total)
+        else:
+            results[event.files.path] = event.result
+    return results
+
+
+def check_unchanged(run: Recorded) -> None:
+    """Refuse to write beside a run what was true of it a moment ago."""
+    if not run.files.finished() or run.files.summary() != run.summary:
+        raise RequestError(f"the run went on in the meantime ({run.files.path}): evaluate it when it is finished")
+
+
+def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) -> NoLocalRun | None:
+    """Lay the comparison with the Local run into the result of a run: null and the reason where there is none.
+
+    Why there is none, or None.
+    """
+    result = results[run.files.path]
+    marks = result["per_client"]
+    result |= {"collaboration": None, "no_collaboration": None}
+    if isinstance(local, NoLocalRun):
+        result["no_collaboration"] = local.reason
+        set_gains(marks, [None] * len(marks))
+        return local
+    try:
+        found = compare(accuracies_in(marks), known(local, results), [mark["examples"] for mark in marks])
+    except ValueError as error:
+        unfit = NoLocalRun(f"the Local run's accuracies are damaged, {error}", local.files.path, "make that run anew")
+        if local.named:
+            raise RequestError(str(unfit)) from None
+        return set_beside(run, unfit, results)
+    where = os.path.relpath(local.files.path, run.files.path)
+    result["collaboration"] = {"local": where, **found.to_dict()}
+    set_gains(marks, found.gains)
+    return None
+
+
+def known(local: LocalRun, results: Results) -> list[float]:
+    """The accuracies of a Local run: on record, or just measured."""
+    if local.accuracies is not None:
+        return local.accuracies
+    return accuracies_in(results[local.files.path]["per_client"])
+
+
+def accuracies_in(marks: list[dict[str, Any]]) -> list[float]:
+    return [mark["accuracy"] for mark in marks]
+
+
+def set_gains(marks: list[dict[str, Any]], gains: Sequence[float | None]) -> None:
+    for mark, gain in zip(marks, gains, strict=True):
+        mark["gain"] = gain

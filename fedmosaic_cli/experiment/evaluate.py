@@ -1,14 +1,15 @@
-"""Examining the saved personal models of a finished run, without training."""
+"""Examining the saved personal models of finished runs, without training."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedmosaic_cli.config.run import stored_run
-from fedmosaic_cli.engine.evaluation import averages, score
+from fedmosaic_cli.engine.evaluation import METRICS, averages, examine
 from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import FailedRunError, RequestError
 from fedmosaic_cli.experiment.assemble import Classroom, Table, find_devices, pool
 from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
@@ -17,67 +18,139 @@ from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import torch
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
-    from fedmosaic_cli.data.partition import Partition
+    from fedmosaic_cli.data.partition import Partition, Shard
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.records.runs import RunFiles
 
 Split = Literal["test", "train", "val"]
+Shapes = dict[str, "torch.Size"]
+ABOUT_THE_RUN = ("preset", "dataset", "scheme", "method", "variant", "seed", "rounds")
 
 
-def evaluate(files: RunFiles, split: Split, device_name: str, place: Place) -> dict[str, Any]:
-    """Accuracy and loss of every client's personal model on its own test, training or validation part."""
+@dataclass(frozen=True)
+class Examined:
+    """One more client of a run."""
+
+    files: RunFiles
+    client: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All clients of a run: what is written to evaluation.json."""
+
+    files: RunFiles
+    result: dict[str, Any]
+
+
+Event = Examined | Evaluated
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is there to be examined."""
+
+    files: RunFiles
+    config: RunConfig
+    summary: dict[str, Any]
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Stands for the examples behind the run, and last for who holds which of them."""
+        settings = self.config.data
+        return settings.dataset, repr(settings.domains), repr(settings.image_size), self.summary["shards"]["digest"]
+
+
+def evaluate(runs: Sequence[RunFiles], split: Split, device_name: str, place: Place) -> Iterator[Event]:
+    """Every client's personal model on its own test, training or validation part, run by run.
+
+    Runs on the same data follow each other, in whichever order they are named: it is read once.
+    """
     import torch
 
-    check_finished(files)
-    files.check(CONFIG, ENVIRONMENT)
-    config, summary = stored_run(files.config, place), files.summary()
-    dataset, dealt = data_of(files, config, summary["shards"]["digest"], place)
-    if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):
-        raise RequestError(f"nothing was set aside for validation ({files.path}): partition with --val-fraction")
     one_core()
     keep_freed_memory()
     device = find_devices(device_name)[0]
-    table = Table(dataset, dealt, device, torch.float32, config.train.images)
-    classroom = Classroom(config)
+    there: tuple[tuple[str, ...], Table, Partition] | None = None
+    for run in sorted([open_run(files, place) for files in runs], key=lambda run: run.data):
+        if there is None or there[0] != run.data:
+            there = None  # before the next one comes: two would not always fit
+            dataset, dealt = data_of(run, place)
+            there = run.data, Table(dataset, dealt, device, torch.float32, run.config.train.images), dealt
+        yield from examine_run(run, there[1], there[2], split)
+
+
+def open_run(files: RunFiles, place: Place) -> Finished:
+    """A run that is finished, and whole as far as it is read here."""
+    check_finished(files)
+    files.check(CONFIG, ENVIRONMENT)
+    return Finished(files, stored_run(files.config, place), files.summary())
+
+
+def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> Iterator[Event]:
+    """Each client of a run, and what they come to."""
+    if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):
+        raise RequestError(f"nothing was set aside for validation ({run.files.path}): partition with --val-fraction")
     marks: list[dict[str, Any]] = []
-    pooled = classroom.learner(0, pool(table, dealt), table) if config.method.pooled else None
+    classroom, shapes = Classroom(run.config), {}
+    pooled = classroom.learner(0, pool(table, dealt), table) if run.config.method.pooled else None
     for shard in dealt.shards:
-        examples = table.examples(shard, split)
         learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
-        model = load_model(files, shard.client, summary.get("models", {}), learner, device)
-        mark = score(learner, model, examples)
-        marks.append(
-            {
-                "client": shard.client,
-                "domain": shard.domain,
-                "examples": mark.count,
-                "accuracy": mark.accuracy,
-                "loss": mark.loss,
-            }
+        if learner not in shapes:  # clients with the same network share a learner
+            shapes[learner] = shapes_of(learner.initial_parameters(0))
+        model = load_model(run, shard.client, shapes[learner], table.device)
+        marks.append(examine_client(run, shard, learner, model, table, split))
+        yield Examined(run.files, shard.client)
+    sizes = [mark["examples"] for mark in marks]
+    overview = {name: averages([mark[name] for mark in marks], sizes, worst) for name, worst in METRICS.items()}
+    yield Evaluated(
+        run.files,
+        {
+            "schema": SCHEMA,
+            **{key: run.summary[key] for key in ABOUT_THE_RUN},
+            "split": split,
+            "device": str(table.device),
+            "class_names": list(table.dataset.class_names),
+            **overview,
+            "per_client": marks,
+        },
+    )
+
+
+def examine_client(
+    run: Finished, shard: Shard, learner: Learner, model: Parameters, table: Table, split: Split
+) -> dict[str, Any]:
+    """The entry of one client. Its answers leave the device once, all together."""
+    import torch
+
+    logits = learner.predict(model, table.examples(shard, split)).cpu()
+    if not logits.isfinite().all():
+        raise FailedRunError(
+            f"the model of client {shard.client} gives numbers that are none ({run.files.path}): "
+            "make the run anew with a lower learning rate"
         )
-    return {
-        "schema": SCHEMA,
-        **{key: summary[key] for key in ("preset", "dataset", "scheme", "method", "variant", "seed", "rounds")},
-        "split": split,
-        "accuracy": averages([mark["accuracy"] for mark in marks], [mark["examples"] for mark in marks]),
-        "per_client": marks,
-    }
+    labels = torch.as_tensor(shard.labels(split, table.dataset))
+    entry = {"client": shard.client, "domain": shard.domain, "examples": len(labels)}
+    return {**entry, **vars(examine(logits, labels))}
 
 
-def data_of(files: RunFiles, config: RunConfig, digest: str, place: Place) -> tuple[Dataset, Partition]:
+def data_of(run: Finished, place: Place) -> tuple[Dataset, Partition]:
     """The data of a run: its shards, or, where they are gone, the same ones dealt again in memory."""
+    files, digest = run.files, run.summary["shards"]["digest"]
     path = Path(str(files.environment().get("shards", "")))
     if (path / shard_records.MANIFEST).is_file():
         shards = shard_records.load(path)
         if shards.digest == digest:
             return open_shards(shards, place)
-    again = deal(config.data, config.partition_seed, path, place)
+    again = deal(run.config.data, run.config.partition_seed, path, place)
     if again.shards.digest != digest:
         raise RequestError(
             f"'{again.dataset.name}' here is not the data of this run ({files.path}): restore the data set or {path}"
@@ -85,14 +158,15 @@ def data_of(files: RunFiles, config: RunConfig, digest: str, place: Place) -> tu
     return again.dataset, again.shards.partition
 
 
-def load_model(
-    files: RunFiles, client: int, digests: dict[str, str], learner: Learner, device: torch.device
-) -> Parameters:
+def shapes_of(parameters: Parameters) -> Shapes:
+    return {name: tensor.shape for name, tensor in parameters.items()}
+
+
+def load_model(run: Finished, client: int, expected: Shapes, device: torch.device) -> Parameters:
     """A saved model, if it fits the architecture of the run."""
-    parameters = to_tensors(files.load_model(client, digests), device)
-    expected = learner.initial_parameters(0)
-    if {name: t.shape for name, t in parameters.items()} != {name: t.shape for name, t in expected.items()}:
+    parameters = to_tensors(run.files.load_model(client, run.summary.get("models", {})), device)
+    if shapes_of(parameters) != expected:
         raise RequestError(
-            f"the model of client {client} does not fit the run's architecture ({files.path}): it is damaged"
+            f"the model of client {client} does not fit the run's architecture ({run.files.path}): it is damaged"
         )
     return parameters

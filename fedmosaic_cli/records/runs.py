@@ -259,6 +259,13 @@ class RunFiles:
         """Where an evaluation is written, and as what."""
         return self.path / evaluation_name(split), sealed(content)
 
+    def load_evaluation(self, split: str) -> dict[str, Any]:
+        """The evaluation on a part of the data, if there is one and it is of the models as they are."""
+        content = read_sealed(self.path / evaluation_name(split))
+        if content.get("split") != split or content.get("rounds") != self.summary()["rounds"]:
+            raise RequestError(f"not of this run ({self.path / evaluation_name(split)}): evaluate it again")
+        return content
+
 
 def link_or_copy(source: Path, target: Path) -> None:
     """The same file under a second name; not every file system can."""

@@ -1,0 +1,180 @@
+"""Which Local run a run is compared with, and how to come by it where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.config.changes import FREE_TO_CHANGE
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run import RunConfig, flat, resolve_run, stored_run
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment.plan import check_finished
+from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.report.collaboration import misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedmosaic_cli.data.place import Place
+
+SECTIONS = ("data", "model", "train", "clients")
+ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A finished run and its summary."""
+
+    files: RunFiles
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """The Local run of a run. `accuracies` are its clients'; None where this command examines it, too.
+
+    One that was `named` has to be of use.
+    """
+
+    files: RunFiles
+    accuracies: list[float] | None = None
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class NoLocalRun:
+    """Why there is none to compare with. `way_out` is empty where nothing is amiss: Local itself needs none."""
+
+    reason: str
+    path: Path | None = None
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.path}): {self.way_out}"
+
+
+def recorded(path: Path) -> Recorded:
+    """A run directory as it is found; refused where it is none, or not finished."""
+    files = RunFiles(path)
+    check_finished(files)
+    return Recorded(files, files.summary())
+
+
+def find_local(
+    run: Recorded, others: Sequence[Recorded], named: Recorded | None, split: str, place: Place
+) -> LocalRun | NoLocalRun:
+    """The Local run among `others`, else the one that was named, else the one in its usual place beside the run.
+
+    One that was named has to fit.
+    """
+    if run.summary["method"] == "local":
+        return NoLocalRun("this is Local itself")
+    for other in others:
+        if misfit(run.summary, other.summary) is None:
+            return LocalRun(other.files)
+    if named is not None:
+        found = judged(run, named, split, place)
+        if isinstance(found, NoLocalRun):
+            raise RequestError(str(found))
+        return replace(found, named=True)
+    path = usual_place(run)
+    if not RunFiles(path).exists():
+        making = shlex.join(making_of(run, place, path))
+        return NoLocalRun("there is no Local run to compare with", path, f"make it: {making}")
+    try:
+        return judged(run, recorded(path), split, place)
+    except RequestError:
+        making = shlex.join([*making_of(run, place, path), "--resume"])
+        return NoLocalRun("the Local run is not finished, or damaged", path, f"mend it: {making}")
+
+
+def usual_place(run: Recorded) -> Path:
+    """Where a Local run of the same setting and seed lies, if nobody put it elsewhere."""
+    seed = f"seed-{run.summary['seed']}"
+    if run.files.path.absolute().name == seed:
+        return Path(os.path.normpath(run.files.path / ".." / ".." / "local" / seed))
+    return default_place(run.summary["preset"], run.summary["seed"])
+
+
+def default_place(setting: str, seed: int) -> Path:
+    """Where a Local run is written, if nobody says otherwise."""
+    return Path(os.environ.get("FEDMOSAIC_RUNS") or "runs") / setting / "local" / f"seed-{seed}"
+
+
+def judged(run: Recorded, local: Recorded, split: str, place: Place) -> LocalRun | NoLocalRun:
+    """The run `local` with its accuracies, if it is the run's Local run and they are known."""
+    path = local.files.path
+    reason = misfit(run.summary, local.summary)
+    if reason is not None:
+        making = shlex.join([*making_of(run, place, None), "--run-dir", "DIR"])
+        way_out = f"use --local DIR with the right one, made by: {making}"
+        return NoLocalRun(f"this is not the Local run to compare with, {reason}", path, way_out)
+    accuracies = accuracies_of(local, split)
+    if accuracies is None:
+        examining = shlex.join(["fedmosaic", "evaluate", str(path), "--split", split])
+        what = f"the Local run was not examined on its {split} part, or the file is damaged"
+        return NoLocalRun(what, path, f"name both runs in one command, or first: {examining}")
+    return LocalRun(local.files, accuracies)
+
+
+def accuracies_of(local: Recorded, split: str) -> list[float] | None:
+    """The accuracies that a Local run has on record for a part, one a client; None where it has none."""
+    if split == "test":
+        found = local.summary["accuracy"].get("per_client")
+    else:
+        try:
+            content = local.files.load_evaluation(split)
+            found = [mark["accuracy"] for mark in content["per_client"]]
+        except (RequestError, KeyError, TypeError):
+            return None
+    fine = isinstance(found, list) and all(isinstance(value, int | float) for value in found)
+    return found if fine else None
+
+
+def making_of(run: Recorded, place: Place, path: Path | None) -> list[str]:
+    """The command that makes the Local run of a run, at `path` if one is given."""
+    config = stored_run(run.files.config, place)
+    if config.setting in preset_names() and config.partition_seed == config.seed:
+        setting, source = config.setting, ["--preset", config.setting]
+        layers = Layers()
+        layers.add_all(load_preset(config.setting).layers)
+    else:
+        shards = Path(str(run.files.environment().get("shards", "")))
+        setting, source = shards.name, ["--shards", nearby(shards)]
+        layers = Layers()
+        layers.add(source[1], {"data": config.data.model_dump(mode="json")})
+    plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
+    words = ["fedmosaic", "baseline", "local", *source, *changes(plain, config), "--seed", str(config.seed)]
+    elsewhere = path is not None and path.absolute() != default_place(setting, config.seed).absolute()
+    return [*words, "--run-dir", str(path)] if elsewhere else words
+
+
+def nearby(path: Path) -> str:
+    """A path as one would type it here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def changes(plain: RunConfig, wanted: RunConfig) -> list[str]:
+    """The options that make the first configuration the second, but for the method."""
+    before, after = decisive(plain), decisive(wanted)
+    words: list[str] = []
+    for key, value in after.items():
+        if key == "train.rounds":
+            words += ["--rounds", str(value)] if before.get(key) != value else []
+        elif before.get(key) != value and key not in FREE_TO_CHANGE:
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """The values that decide about a run. Of the two lengths of a round, one has no effect."""
+    content = config.to_dict()
+    values = flat({section: content[section] for section in SECTIONS})
+    idle = ROUND_LENGTHS[values["train.local_steps"] is None]
+    return {key: value for key, value in values.items() if key != idle}

@@ -1,0 +1,68 @@
+"""Examining saved models: what is told on the way, and what is read how often."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.sources import digits
+from fedmosaic_cli.engine.workspace import Workspace
+from fedmosaic_cli.errors import FedMosaicError
+from fedmosaic_cli.experiment.evaluate import Evaluated, Examined, evaluate
+from fedmosaic_cli.records import shards as shard_records
+from fedmosaic_cli.records.runs import RunFiles
+
+
+@pytest.fixture
+def runs(finished_runs, tmp_path):
+    """A function that finds runs by method and seed."""
+    shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
+    return lambda *names: [RunFiles(tmp_path / "q" / name) for name in names]
+
+
+def test_an_event_a_client_and_then_the_result(runs):
+    events = list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+    assert [event.client for event in events[:-1] if isinstance(event, Examined)] == list(range(10))
+    assert isinstance(events[-1], Evaluated)
+    assert events[-1].result["device"] == "cpu"
+
+
+def test_data_is_read_once_for_runs_that_share_it(runs, monkeypatch):
+    """Whatever the order in which they are named: the data once, and each of the two partitions once."""
+    read: list[str] = []
+    load_data, load_shards = digits.load_digits, shard_records.load
+    monkeypatch.setattr(digits, "load_digits", lambda: (read.append("data"), load_data())[1])
+    monkeypatch.setattr(shard_records, "load", lambda path: (read.append(path.name), load_shards(path))[1])
+    asked = runs("local/seed-0", "local/seed-1", "fedct/seed-0", "fedct/seed-1", "centralized/seed-0")
+    events = list(evaluate(asked, "test", "cpu", Place()))
+    assert {event.files for event in events if isinstance(event, Evaluated)} == set(asked)
+    assert sorted(read) == ["data", "quickstart-s0", "quickstart-s1"]
+
+
+def test_a_network_is_built_once_for_clients_that_share_it(runs, monkeypatch):
+    built = []
+    first = Workspace.initial_parameters
+    monkeypatch.setattr(Workspace, "initial_parameters", lambda self, seed: (built.append(seed), first(self, seed))[1])
+    list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+    assert len(built) == 1
+
+
+def test_every_client_leaves_the_device_once(runs, monkeypatch):
+    """Each transfer lets a GPU wait."""
+    import torch
+
+    moved = []
+    move = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (moved.append(tuple(self.shape)), move(self))[1])
+    list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+    assert len(moved) == 10
+    assert {classes for _, classes in moved} == {10}
+
+
+def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
+    predict = Workspace.predict
+    monkeypatch.setattr(Workspace, "predict", lambda *arguments: predict(*arguments) * float("inf"))
+    with pytest.raises(FedMosaicError, match="the model of client 0"):
+        list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
