@@ -79,12 +79,14 @@ def show_in_full(path: Path, result: dict[str, Any]) -> None:
         say(f"beside Local: {counts}; {gains}, largest loss {percent(found['largest_loss'])} points of accuracy")
     else:
         say(f"beside Local: {result['no_collaboration']}")
-    names = result["class_names"]
-    if len(names) > MOST_CLASSES:
+    names, matrices = result["class_names"], [mark["confusion"] for mark in result["per_client"]]
+    if None in matrices:
+        say(f"confusion matrices of {len(names)} classes for {len(matrices)} clients are too large to be kept")
+    elif len(names) > MOST_CLASSES:
         say(f"the confusion matrices of {len(names)} classes are in the file")
     else:
         say("all clients together, what is there (rows) and what it is taken for (columns):")
-        out().print(confusion_of(names, [mark["confusion"] for mark in result["per_client"]]))
+        out().print(confusion_of(names, matrices))
 
 
 def clients_of(marks: Sequence[dict[str, Any]]) -> Table:

@@ -31,14 +31,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Examination:
-    """The same in full. A row of `confusion` is a class, a column what examples of it were taken for."""
+    """The same in full. A row of `confusion`, where it was asked for, is a class, a column what it was taken for."""
 
     accuracy: float
     loss: float
     macro_f1: float
     balanced_accuracy: float
     calibration_error: float
-    confusion: list[list[int]]
+    confusion: list[list[int]] | None
 
 
 def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
@@ -48,30 +48,40 @@ def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score
     return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 
 
-def examine(logits: Tensor, labels: Tensor) -> Examination:
+def examine(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> Examination:
     """What logits [examples, classes] for these labels are worth. Both lie with the host: a GPU is not asked again."""
     classes, predicted = logits.shape[1], logits.argmax(dim=1)
-    confusion = (labels * classes + predicted).bincount(minlength=classes**2).reshape(classes, classes)
+    told = labels[predicted == labels]
+    right, there, guessed = (each.bincount(minlength=classes).double() for each in (told, labels, predicted))
     return Examination(
-        confusion.trace().item() / len(labels),
+        len(told) / len(labels),
         mean_cross_entropy(logits.log_softmax(dim=1), labels),
-        macro_f1(confusion),
-        balanced_accuracy(confusion),
+        macro_f1(right, there, guessed),
+        balanced_accuracy(right, there),
         calibration_error(logits, labels),
-        confusion.tolist(),
+        confusion_matrix(labels, predicted, classes) if with_confusion else None,
     )
 
 
-def macro_f1(confusion: Tensor) -> float:
-    """The mean over classes of 2 TP / (2 TP + FP + FN); classes that nobody has and nobody guesses are left out."""
-    right, there = confusion.diagonal().double(), (confusion.sum(dim=0) + confusion.sum(dim=1)).double()
-    return (2 * right[there > 0] / there[there > 0]).mean().item()
+def macro_f1(right: Tensor, there: Tensor, guessed: Tensor) -> float:
+    """The mean over classes of 2 TP / (2 TP + FP + FN), from what was told right, is there, and was guessed of each.
+
+    Classes of which nothing is there and nothing was guessed are left out.
+    """
+    known = there + guessed > 0
+    return (2 * right[known] / (there + guessed)[known]).mean().item()
 
 
-def balanced_accuracy(confusion: Tensor) -> float:
+def balanced_accuracy(right: Tensor, there: Tensor) -> float:
     """The mean over the classes that are there of the share of their examples that were told right."""
-    right, there = confusion.diagonal().double(), confusion.sum(dim=1).double()
     return (right[there > 0] / there[there > 0]).mean().item()
+
+
+def confusion_matrix(labels: Tensor, predicted: Tensor, classes: int) -> list[list[int]]:
+    """How many examples of each class were taken for each."""
+    counts = (labels * classes + predicted).bincount(minlength=classes**2)
+    matrix: list[list[int]] = counts.reshape(classes, classes).tolist()
+    return matrix
 
 
 def calibration_error(logits: Tensor, labels: Tensor, bins: int = CALIBRATION_BINS) -> float:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Split = Literal["test", "train", "val"]
 Shapes = dict[str, "torch.Size"]
+# More numbers than this, in the matrices of all clients together, are no file that anybody would read.
+MOST_COUNTS = 5_000_000
 ABOUT_THE_RUN = ("preset", "dataset", "scheme", "method", "variant", "seed", "rounds")
 
 
@@ -138,8 +140,9 @@ def examine_client(
             "make the run anew with a lower learning rate"
         )
     labels = torch.as_tensor(shard.labels(split, table.dataset))
+    few = table.dataset.num_classes**2 * run.summary["shards"]["clients"] <= MOST_COUNTS
     entry = {"client": shard.client, "domain": shard.domain, "examples": len(labels)}
-    return {**entry, **vars(examine(logits, labels))}
+    return {**entry, **vars(examine(logits, labels, with_confusion=few))}
 
 
 def data_of(run: Finished, place: Place) -> tuple[Dataset, Partition]:

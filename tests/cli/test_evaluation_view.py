@@ -65,3 +65,10 @@ def test_a_matrix_is_drawn_where_it_can_be_read(capsys, classes, drawn):
     assert ("the confusion matrices of 21 classes are in the file" in shown) is not drawn
     assert "beside Local: nobody is alone" in shown
     assert "[b]" in shown, "names are no markup"
+
+
+def test_a_matrix_that_was_not_kept_is_not_drawn(capsys):
+    result = result_of(3, 10)
+    result["per_client"][0]["confusion"] = None
+    evaluation_view.show({Path("run"): result}, "test", verbose=True)
+    assert "too large to be kept" in capsys.readouterr().out

@@ -47,6 +47,14 @@ def test_rows_are_what_is_there_and_columns_what_it_is_taken_for():
     assert examine(logits, torch.tensor([0, 0, 2])).confusion == [[0, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
+def test_a_matrix_that_nobody_asked_for_is_not_made():
+    """It would have more numbers than memory."""
+    logits = torch.zeros(2, 60_000)
+    found = examine(logits, torch.tensor([0, 5]), with_confusion=False)
+    assert found.confusion is None
+    assert found.balanced_accuracy == 0.5
+
+
 def test_an_examination_agrees_with_a_score_bit_for_bit():
     client = played(Local(), TOYS["even"]).standing.clients[0]
     model, examples = client.state["model"], client.private

@@ -61,6 +61,14 @@ def test_every_client_leaves_the_device_once(runs, monkeypatch):
     assert {classes for _, classes in moved} == {10}
 
 
+def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
+    """Ten clients with ten classes each: a thousand numbers."""
+    for most, kept in ((1000, True), (999, False)):
+        monkeypatch.setattr("fedmosaic_cli.experiment.evaluate.MOST_COUNTS", most)
+        *_, done = evaluate(runs("fedct/seed-0"), "test", "cpu", Place())
+        assert [mark["confusion"] is not None for mark in done.result["per_client"]] == [kept] * 10
+
+
 def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
     predict = Workspace.predict
     monkeypatch.setattr(Workspace, "predict", lambda *arguments: predict(*arguments) * float("inf"))
