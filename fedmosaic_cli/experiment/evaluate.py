@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,7 +87,7 @@ def evaluate(runs: Sequence[RunFiles], split: Split, device_name: str, place: Pl
             there = None  # before the next one comes: two would not always fit
             dataset, dealt = data_of(run, place)
             there = run.data, Table(dataset, dealt, device, torch.float32, run.config.train.images), dealt
-        yield from examine_run(run, there[1], there[2], split)
+        yield from examine_run(fit_for(run, device), there[1], there[2], split)
 
 
 def open_run(files: RunFiles, place: Place) -> Finished:
@@ -95,6 +95,16 @@ def open_run(files: RunFiles, place: Place) -> Finished:
     check_finished(files)
     files.check(CONFIG, ENVIRONMENT)
     return Finished(files, stored_run(files.config, place), files.summary())
+
+
+def fit_for(run: Finished, device: torch.device) -> Finished:
+    """The run with what this device can compute in: half precision is for GPUs, and weights are kept in full."""
+    if device.type != "cpu":
+        return run
+    full = {"precision": "float32"}
+    trainings = {client: train.model_copy(update=full) for client, train in run.config.trainings.items()}
+    config = replace(run.config, train=run.config.train.model_copy(update=full), trainings=trainings)
+    return replace(run, config=config)
 
 
 def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> Iterator[Event]:
@@ -120,6 +130,7 @@ def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> 
             **{key: run.summary[key] for key in ABOUT_THE_RUN},
             "split": split,
             "device": str(table.device),
+            "precision": run.config.train.precision,
             "class_names": list(table.dataset.class_names),
             **overview,
             "per_client": marks,

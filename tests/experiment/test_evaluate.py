@@ -61,6 +61,19 @@ def test_every_client_leaves_the_device_once(runs, monkeypatch):
     assert {classes for _, classes in moved} == {10}
 
 
+def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
+    """Some CPUs cannot do otherwise; the weights are the same."""
+    [files] = runs("fedct/seed-0")
+    *_, full = evaluate([files], "test", "cpu", Place())
+    text = files.config.read_text()
+    assert "precision: float32" in text
+    files.config.write_text(text.replace("precision: float32", "precision: bfloat16"))
+    (files.path / "SHA256SUMS").unlink()
+    *_, half = evaluate([files], "test", "cpu", Place())
+    assert half.result == full.result
+    assert half.result["precision"] == "float32"
+
+
 def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
     """Ten clients with ten classes each: a thousand numbers."""
     for most, kept in ((1000, True), (999, False)):
