@@ -151,7 +151,7 @@ def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) ->
             raise RequestError(str(unfit)) from None
         return set_beside(run, unfit, results)
     where = os.path.relpath(local.files.path, run.files.path)
-    result["collaboration"] = {"local": where, **found.to_dict()}
+    result["collaboration"] = {"local": where, **found.to_dict(), "caveats": local.caveats}
     set_gains(marks, found.gains)
     return None
 

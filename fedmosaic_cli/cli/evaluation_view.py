@@ -47,6 +47,9 @@ def show(results: Mapping[Path, dict[str, Any]], split: str, verbose: bool) -> N
         show_in_full(path, result)
     for line in legend(split, any(result["collaboration"] for result in results.values())):
         say(line)
+    for path, result in results.items():
+        for caveat in (result["collaboration"] or {}).get("caveats", ()):
+            say(f"mind that {caveat} ({path})")
 
 
 def short_names(paths: Sequence[Path]) -> tuple[str, list[str]]:

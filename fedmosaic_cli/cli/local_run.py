@@ -16,7 +16,7 @@ from fedmosaic_cli.config.run import RunConfig, flat, resolve_run, stored_run
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import RunFiles
-from fedmosaic_cli.report.collaboration import misfit
+from fedmosaic_cli.report.collaboration import caveats, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +39,11 @@ class Recorded:
 class LocalRun:
     """The Local run of a run. `accuracies` are its clients'; None where this command examines it, too.
 
-    One that was `named` has to be of use.
+    One that was `named` has to be of use. `caveats` tell what is odd about either run.
     """
 
     files: RunFiles
+    caveats: list[str]
     accuracies: list[float] | None = None
     named: bool = False
 
@@ -77,7 +78,7 @@ def find_local(
         return NoLocalRun("this is Local itself")
     for other in others:
         if misfit(run.summary, other.summary) is None:
-            return LocalRun(other.files)
+            return LocalRun(other.files, caveats(run.summary, other.summary))
     if named is not None:
         found = judged(run, named, split, place)
         if isinstance(found, NoLocalRun):
@@ -120,7 +121,7 @@ def judged(run: Recorded, local: Recorded, split: str, place: Place) -> LocalRun
         examining = shlex.join(["fedmosaic", "evaluate", str(path), "--split", split])
         what = f"the Local run was not examined on its {split} part, or the file is damaged"
         return NoLocalRun(what, path, f"name both runs in one command, or first: {examining}")
-    return LocalRun(local.files, accuracies)
+    return LocalRun(local.files, caveats(run.summary, local.summary), accuracies)
 
 
 def accuracies_of(local: Recorded, split: str) -> list[float] | None:

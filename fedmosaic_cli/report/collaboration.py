@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# What a summary may tell that one should know before believing a comparison.
+ODDITIES = {
+    "nonidentical": "went on under other conditions than it began",
+    "left_out": "left clients that diverged out of rounds",
+}
 # Accuracies are quotients of whole numbers: times the number of examples they are whole again, but for rounding.
 ROUNDING = 1e-6
 
@@ -82,3 +87,9 @@ def misfit(run: Mapping[str, Any], local: Mapping[str, Any]) -> str | None:
             if ours.get(key) != theirs.get(key):
                 return f"it was made with {section}.{key} {theirs.get(key)}, not {ours.get(key)}"
     return None
+
+
+def caveats(run: Mapping[str, Any], local: Mapping[str, Any]) -> list[str]:
+    """What one should know of either summary before believing the comparison."""
+    both = {"the run": run, "the Local run": local}
+    return [f"{who} {what}" for who, one in both.items() for key, what in ODDITIES.items() if one.get(key)]

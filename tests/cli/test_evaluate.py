@@ -238,6 +238,17 @@ def test_accuracies_that_cannot_be_are_not_compared_with(examine):
     assert "0.123 is no accuracy on" in refused(examine(FEDCT, "--local", LOCAL))
 
 
+def test_what_is_odd_about_the_local_run_is_told(examine):
+    content = json.loads((LOCAL / "summary.json").read_text())
+    (LOCAL / "summary.json").write_text(json.dumps({**content, "nonidentical": ["after round 3: train.lr"]}))
+    (LOCAL / "SHA256SUMS").unlink()
+    told = "the Local run went on under other conditions than it began"
+    for runs in ([FEDCT], [FEDCT, LOCAL]):
+        result = examine(*runs)
+        assert f"mind that {told} ({FEDCT})" in result.stdout
+        assert read_sealed(FEDCT / "evaluation.json")["collaboration"]["caveats"] == [told]
+
+
 def test_a_local_run_can_be_named(examine):
     LOCAL.rename("alone")
     [document] = documents(examine(FEDCT, "--local", "alone", "--json"))

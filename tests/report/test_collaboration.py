@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.report.collaboration import compare, misfit, right_answers
+from fedmosaic_cli.report.collaboration import caveats, compare, misfit, right_answers
 
 
 def test_clients_are_counted_by_right_answers():
@@ -106,3 +106,12 @@ def test_a_run_that_differs_in_the_method_alone_fits():
 )
 def test_a_run_that_differs_in_anything_else_does_not(change, words):
     assert words in misfit(SUMMARY, {**LOCAL, **change})
+
+
+def test_what_is_odd_about_either_run_is_told():
+    assert caveats({**SUMMARY, "nonidentical": [], "left_out": {}}, LOCAL) == []
+    found = caveats({**SUMMARY, "left_out": {"3": 2}}, {**LOCAL, "nonidentical": ["after round 3: train.lr"]})
+    assert found == [
+        "the run left clients that diverged out of rounds",
+        "the Local run went on under other conditions than it began",
+    ]
