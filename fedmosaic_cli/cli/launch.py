@@ -18,6 +18,7 @@ from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import Device, whole_numbers
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.progress import view
+from fedmosaic_cli.cli.tensorboard import check_installed, check_usable, recorded
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run import RunConfig, resolve_run
@@ -62,6 +63,8 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
     """
     if not 0 <= request.grace <= LONGEST_GRACE:
         raise RequestError(f"a time of {request.grace} s (--grace): it must be between 0 and {LONGEST_GRACE}")
+    if request.tensorboard:
+        check_installed()
     layers, setting, given = layers_of(methods, request)
     with ExitStack() as hold:
         with data_place(request.data_dir, request.quiet or request.as_json) as place:
@@ -165,6 +168,8 @@ def caution(run: Planned) -> str:
 def check_fit(request: Request, runs: list[Planned], shards: dict[int, Shards | Deal]) -> None:
     """Refuse a device that is not there, a run that cannot go on, a network that cannot see the images, and a disk
     that is too full. From here on torch is needed."""
+    if request.tensorboard:
+        check_usable()
     from fedmosaic_cli.experiment.assemble import check_networks, find_devices
     from fedmosaic_cli.experiment.continuation import check_beforehand
     from fedmosaic_cli.experiment.costs import disk_bytes, facts_of_shards
@@ -197,8 +202,9 @@ def follow(
         grace=request.grace,
         nonidentical=request.allow_nonidentical,
     )
-    try:
-        for event in experiment.run(run.config, shards, run.files, place, terms):
+    played = experiment.run(run.config, shards, run.files, place, terms)
+    with crash_kept(run.files), recorded(played, run.files, request.tensorboard) as events:
+        for event in events:
             if isinstance(event, experiment.Begun):
                 progress.tell(event)
             elif isinstance(event, experiment.Resumed):
@@ -212,6 +218,14 @@ def follow(
                 raise typer.Exit(asked_to_stop.code)
             else:
                 return event.summary
+    raise AssertionError("a run ends with a summary or is stopped")
+
+
+@contextmanager
+def crash_kept(files: RunFiles) -> Iterator[None]:
+    """Leave word in the run's directory if it fails in a way that nobody foresaw."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise ResourceError(
             f"{error.strerror} ({error.filename}): somebody took it away while the run was writing; start it again"
@@ -220,9 +234,8 @@ def follow(
         raise
     except Exception:
         with suppress(OSError):
-            write(run.files.crash, traceback.format_exc().encode())
+            write(files.crash, traceback.format_exc().encode())
         raise
-    raise AssertionError("a run ends with a summary or is stopped")
 
 
 def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards | None]:
@@ -328,5 +341,6 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,
     }
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += ["--tensorboard"] if request.tensorboard else []
     words += [word for assignment in request.assignments or [] for word in ("--set", assignment)]
     return [f"next: {shlex.join(['fedmosaic', 'baseline', 'all', *words])}", f"then: {report}"]

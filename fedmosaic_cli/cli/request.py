@@ -74,6 +74,9 @@ class Request:
             help="With --resume: go on under other versions, devices or hyper-parameters; reports mark such a run.",
         ),
     ] = False
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write each round's values for TensorBoard, beside the run.")
+    ] = False
     device: DeviceOption = Device.auto
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False

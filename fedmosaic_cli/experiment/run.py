@@ -55,13 +55,14 @@ class Resumed:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round is played and logged."""
+    """A round is played and logged; `rows` are its lines in the log."""
 
     round: int
     accuracy: float
     trust: float | None
     seconds: float
     left_out: list[int]
+    rows: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def record_rounds(
         trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
         accuracy = fmean(row["accuracy"] for row in done.rows)
         left_out = [row["client"] for row in done.rows if "left_out" in row]
-        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out)
+        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out, done.rows)
         if stopping:
             yield Stopped(done.number)
             return

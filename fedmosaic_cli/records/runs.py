@@ -81,6 +81,10 @@ class RunFiles:
         return self.path / "checkpoints"
 
     @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def crash(self) -> Path:
         return self.path / "crash.txt"
 

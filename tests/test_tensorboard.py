@@ -1,0 +1,205 @@
+"""`--tensorboard`: the values of each round as event files, and nothing else changed by it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.cli.tensorboard import scalars
+
+TRAIN = (
+    *("train", "--preset", "quickstart", "--runs-dir", "runs", "--set", "train.checkpoint_every=2"),
+    *("--set", "methods.fedmosaic.warmup_rounds=1", "--set", "train.local_steps=1", "--set", "train.execution=threads"),
+)
+RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """A command in an empty directory, in this process."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def events(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """All that TensorBoard sees of a run: step and value by tag."""
+    board = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """The same from the log: every number of every client, and over clients a mean, or a sum of what is counted."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    by_round: dict[tuple[str, int], list[float]] = {}
+    for line in (run / "rounds.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for name in row.keys() - {"round", "client"}:
+            if row[name] is not None:
+                found.setdefault(f"{name}/client-{row['client']:03d}", []).append((row["round"], row[name]))
+                by_round.setdefault((name, row["round"]), []).append(row[name])
+    for (name, number), values in by_round.items():
+        if name.startswith("bits_"):
+            found.setdefault(f"sum/{name}", []).append((number, sum(values)))
+        else:
+            found.setdefault(f"mean/{name}", []).append((number, sum(values) / len(values)))
+    return found
+
+
+def assert_all_rounds_once(run: Path) -> None:
+    seen, wanted = events(run), expected(run)
+    assert seen.keys() == wanted.keys()
+    for tag, values in wanted.items():
+        assert [step for step, _ in seen[tag]] == [step for step, _ in values], tag
+        assert [value for _, value in seen[tag]] == pytest.approx([value for _, value in values], rel=1e-6), tag
+
+
+def test_every_number_of_the_log_is_there_and_the_results_are_the_same(invoke, tmp_path):
+    done = invoke(*TRAIN, "--rounds", 4, "--tensorboard")
+    assert done.exit_code == 0, done.stderr
+    assert "baseline all --preset quickstart --rounds 4 --tensorboard" in done.stdout
+    assert_all_rounds_once(RUN)
+    seen = events(RUN)
+    assert {"lambda/client-003", "mean/accuracy", "mean/loss_public", "mean/agreement", "sum/bits_up"} <= seen.keys()
+    # Alone in the first round, a client has no public loss.
+    assert [step for step, _ in seen["loss_public/client-003"]] == [2, 3, 4]
+    written = results_of(tmp_path)
+    shutil.rmtree("runs")
+    assert invoke(*TRAIN, "--rounds", 4).exit_code == 0
+    assert not (RUN / "tensorboard").exists()
+    assert results_of(tmp_path) == written
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    kept = [RUN / "rounds.jsonl", RUN / "summary.json", *sorted((RUN / "models").iterdir())]
+    return {str(path): (folder / path).read_bytes() for path in kept}
+
+
+@pytest.mark.parametrize("between", ["with", "without"])
+def test_resumed_there_is_no_round_twice_and_none_missing(between, invoke):
+    """The run is continued twice; in between with event files or without."""
+    assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
+    # As a kill leaves it: a round is logged, and shown, which the last checkpoint does not have.
+    shutil.rmtree(RUN / "checkpoints" / "round-00003")
+    (RUN / "summary.json").unlink()
+    more = ["--tensorboard"] if between == "with" else []
+    assert invoke(*TRAIN, "--rounds", 5, "--resume", *more).exit_code == 0
+    if between == "with":
+        assert_all_rounds_once(RUN)
+    assert invoke(*TRAIN, "--rounds", 7, "--resume", "--tensorboard").exit_code == 0
+    assert_all_rounds_once(RUN)
+    assert [step for step, _ in events(RUN)["mean/accuracy"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert len(list((RUN / "tensorboard").iterdir())) <= 2
+
+
+def test_files_of_a_time_to_come_do_not_hide_what_is_new(invoke):
+    """The clock was set back, or the run moved to a machine that is late."""
+    assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
+    [first] = (RUN / "tensorboard").iterdir()
+    first.rename(first.with_name("events.out.tfevents.9999999999.elsewhere.1.0"))
+    assert invoke(*TRAIN, "--rounds", 5, "--resume", "--tensorboard").exit_code == 0
+    assert_all_rounds_once(RUN)
+
+
+def test_a_reader_that_stays_forgets_what_is_played_again(invoke):
+    assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
+    board = EventAccumulator(str(RUN / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    assert len(board.Scalars("mean/accuracy")) == 3
+    time.sleep(1)  # event files are named by the second
+    assert invoke(*TRAIN, "--rounds", 5, "--resume", "--tensorboard").exit_code == 0
+    board.Reload()
+    assert [event.step for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
+
+
+def test_a_finished_run_gets_its_event_files_and_is_otherwise_left_alone(invoke, tmp_path):
+    assert invoke(*TRAIN, "--rounds", 2).exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in RUN.rglob("*") if path.is_file()}
+    assert invoke(*TRAIN, "--rounds", 2, "--resume", "--tensorboard").exit_code == 0
+    assert_all_rounds_once(RUN)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_without_the_package_nothing_is_begun(invoke, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "fedmosaic_cli.cli.tensorboard.find_spec", lambda name: None if name == "tensorboard" else found(name)
+    )
+    done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: the package tensorboard is not installed (--tensorboard): pip install 'fedmosaic[tensorboard]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_cannot_be_loaded_is_found_out_before_anything_is_written(invoke, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
+    assert done.exit_code == 2
+    assert "cannot be loaded" in done.stderr
+    assert "pip install 'fedmosaic[tensorboard]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_costs_the_event_files_alone(invoke, tmp_path):
+    assert invoke(*TRAIN, "--rounds", 2).exit_code == 0
+    (RUN / "tensorboard").write_text("in the way")
+    done = invoke(*TRAIN, "--rounds", 4, "--resume", "--tensorboard")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("warning: cannot write for TensorBoard") == 1
+    written = results_of(tmp_path)
+    shutil.rmtree("runs")
+    assert invoke(*TRAIN, "--rounds", 4).exit_code == 0
+    assert results_of(tmp_path) == written
+
+
+def test_a_disk_that_fails_later_costs_the_event_files_alone(invoke, monkeypatch):
+    """The library writes in a thread of its own: what fails there is one line of ours, and no traceback."""
+    from tensorboard.summary.writer import record_writer
+
+    write, hook, calls = record_writer.RecordWriter.write, threading.excepthook, []
+
+    def failing(self, data):
+        calls.append(len(data))
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(record_writer.RecordWriter, "write", failing)
+    done = invoke(*TRAIN, "--rounds", 4, "--tensorboard")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("warning: cannot write for TensorBoard, No space left on device") == 1
+    assert "Traceback" not in done.stderr
+    assert (RUN / "summary.json").is_file()
+    assert threading.excepthook is hook
+
+
+def test_what_is_no_number_is_left_out_and_what_is_counted_is_added_up():
+    rows = [
+        {"round": 3, "client": 0, "accuracy": 0.5, "lambda": None, "bits_up": 10, "left_out": 1, "note": "text"},
+        {"round": 3, "client": 12, "accuracy": 1.0, "lambda": 0.25, "bits_up": 30},
+    ]
+    assert dict(scalars(rows)) == {
+        "accuracy/client-000": 0.5,
+        "accuracy/client-012": 1.0,
+        "mean/accuracy": 0.75,
+        "lambda/client-012": 0.25,
+        "mean/lambda": 0.25,
+        "bits_up/client-000": 10,
+        "bits_up/client-012": 30,
+        "sum/bits_up": 40,
+        "left_out/client-000": 1,
+        "sum/left_out": 1,
+    }
