@@ -1,0 +1,49 @@
+"""One writer a directory; whoever merely asks is in nobody's way."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+
+import pytest
+
+from fedmosaic_cli.errors import RunStateError
+from fedmosaic_cli.lock import LOCK, is_held, locked
+
+
+def test_a_lock_is_held_while_somebody_writes_and_not_after(tmp_path):
+    folder = tmp_path / "run"
+    assert not is_held(folder)
+    assert not folder.exists()
+    with locked(folder):
+        assert is_held(folder)
+        with pytest.raises(RunStateError, match="another process is writing here, process"), locked(folder):
+            pass
+    assert not is_held(folder)
+
+
+def test_a_lock_file_that_was_left_behind_holds_nothing(tmp_path):
+    (tmp_path / LOCK).write_text("left behind")
+    assert not is_held(tmp_path)
+    assert (tmp_path / LOCK).read_text() == "left behind"
+
+
+def test_whoever_asks_keeps_nobody_from_beginning(tmp_path):
+    """The question takes the lock for an instant; here the instant is a long one."""
+    (tmp_path / LOCK).write_text("left behind")
+    asking = os.open(tmp_path / LOCK, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    answered = threading.Timer(0.03, os.close, [asking])
+    answered.start()
+    with locked(tmp_path):
+        assert is_held(tmp_path)
+    answered.join()
+
+
+def test_others_may_ask_at_the_same_time(tmp_path):
+    (tmp_path / LOCK).write_text("left behind")
+    asking = os.open(tmp_path / LOCK, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    assert not is_held(tmp_path)
+    os.close(asking)
