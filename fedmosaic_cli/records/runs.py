@@ -45,6 +45,7 @@ SCHEMA = 1
 CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
 # The manifest of the shards: who holds what, for those who look at the run when the shards are gone.
 SHARDS = "shards.json"
+CRASH = "crash.txt"
 # Of all files of a finished run, in the form that `sha256sum --check` reads.
 DIGESTS = "SHA256SUMS"
 ROUNDS, TIMINGS = "rounds.jsonl", "timings.jsonl"
@@ -86,13 +87,13 @@ class RunFiles:
 
     @property
     def crash(self) -> Path:
-        return self.path / "crash.txt"
+        return self.path / CRASH
 
     def exists(self) -> bool:
         """Whether there is anything here; what a run that ended before it began left behind is nothing."""
         if not self.path.is_dir():
             return self.path.exists()
-        nothing = (LOCK, self.crash.name)
+        nothing = (LOCK, CRASH)
         return any(entry.name not in nothing and not is_temporary(entry) for entry in self.path.iterdir())
 
     def finished(self) -> bool:
@@ -102,7 +103,7 @@ class RunFiles:
         """Refuse a directory in which something else lies under a name of ours."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
-        for name in (*FILES, *map(evaluation_name, SPLITS), LOCK, self.crash.name):
+        for name in (*FILES, *map(evaluation_name, SPLITS), LOCK, CRASH):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise RequestError(f"this is not a file ({self.path / name}): move it away")
         for folder in (self.checkpoints, self.path / MODELS):
@@ -118,7 +119,7 @@ class RunFiles:
     ) -> None:
         """Begin, or go back to where the logs were these: what came after is played again."""
         # A run that goes on is not finished any more, and what was said of its end no longer holds.
-        for outdated in (SUMMARY, DIGESTS, *map(evaluation_name, SPLITS), self.crash.name):
+        for outdated in (SUMMARY, DIGESTS, *map(evaluation_name, SPLITS), CRASH):
             remove(self.path / outdated)
         sweep(self.path)
         write_together(
