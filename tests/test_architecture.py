@@ -123,11 +123,15 @@ INSTANT = [
     [],
     ["--help"],
     ["--version"],
-    *([command, "--help"] for command in ("partition", "train", "baseline", "evaluate", "report", "presets", "doctor")),
+    *(
+        [command, "--help"]
+        for command in ("partition", "train", "baseline", "watch", "evaluate", "report", "presets", "doctor")
+    ),
     ["presets", "list"],
     ["presets", "show", "quickstart"],
     ["baseline", "--list"],
     ["report", "no-such-directory"],
+    ["watch", "no-such-directory"],
     ["partition", "--scheme", "round-robin"],
     ["partition", "--scheme", "iid", "--clients", "0"],
     ["train"],
@@ -165,13 +169,18 @@ def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_of_real_runs_does_not_import_torch(tmp_path, finished_runs):
+def test_reporting_and_watching_real_runs_does_not_import_torch(tmp_path, finished_runs):
     script = (
         "import sys\n"
         "from fedmosaic_cli.cli.app import app\n"
         "for form in ([], ['--latex'], ['--markdown'], ['--csv'], ['--json']):\n"
         "    try:\n"
         f"        app(['report', {str(finished_runs)!r}, *form])\n"
+        "    except SystemExit as leaving:\n"
+        "        assert leaving.code == 0\n"
+        "for form in ([], ['--json']):\n"
+        "    try:\n"
+        f"        app(['watch', {str(finished_runs)!r}, *form])\n"
         "    except SystemExit as leaving:\n"
         "        assert leaving.code == 0\n"
         "assert 'torch' not in sys.modules\n"

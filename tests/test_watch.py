@@ -1,0 +1,249 @@
+"""`fedmosaic watch`, as people type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.cli.watch_view import BLOCKS, clock, shorten, sparkline, view
+from fedmosaic_cli.lock import LOCK, locked
+from fedmosaic_cli.report.progress import WatchedRuns
+from tests.report.runs_in_progress import begin, end, play
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["watch", *map(str, arguments)])
+
+
+def shown(path: Path, width: int, height: int | None) -> list[str]:
+    """What a terminal of this size shows, line by line."""
+    console, runs = Console(width=width, height=height or 1000, color_system=None, markup=False), WatchedRuns(path)
+    with console.capture() as captured:
+        console.print(view(runs.look(), runs, console, height))
+    return captured.get().splitlines()
+
+
+class Terminal:
+    """`fedmosaic watch` on a terminal of its own."""
+
+    def __init__(self, *arguments: str, columns: int = 100, rows: int = 30) -> None:
+        self._ours, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        command = [sys.executable, "-m", "fedmosaic_cli", "watch", *arguments]
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True)
+        os.close(theirs)
+        os.set_blocking(self._ours, False)
+        self.last = ""
+
+    def wait_for(self, words: str) -> None:
+        """Until something new is shown that has these words in it."""
+        deadline, new = time.monotonic() + 60, ""
+        while words not in " ".join(new.split()):
+            assert time.monotonic() < deadline, (words, new)
+            try:
+                new += CONTROL.sub("", os.read(self._ours, 1 << 16).decode(errors="replace"))
+            except BlockingIOError:
+                time.sleep(0.02)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code, and what was said on stderr."""
+        errors = self.process.communicate(timeout=60)[1]
+        with suppress(OSError):  # everything is read already
+            self.last = os.read(self._ours, 1 << 16).decode(errors="replace")
+        os.close(self._ours)
+        return self.process.returncode, errors
+
+
+def test_on_a_terminal_it_goes_on_through_a_stop_until_the_run_is_finished(tmp_path):
+    run = begin(tmp_path / "runs" / "a", rounds=3, played=1)
+    terminal = Terminal(str(tmp_path / "runs"), "--interval", "0.1")
+    terminal.wait_for("stopped")
+    with locked(run):
+        play(run, 2, 2)
+        terminal.wait_for("running 2/3")
+        play(run, 3, 3)
+        end(run, 3)
+        terminal.wait_for("finished 3/3")
+    assert terminal.end() == (0, "")
+
+
+def test_ctrl_c_ends_it_like_every_command_and_the_cursor_comes_back(tmp_path):
+    run = begin(tmp_path / "runs" / "a", rounds=3, played=1)
+    terminal = Terminal(str(run))
+    terminal.wait_for("round 1 of 3")
+    terminal.process.send_signal(signal.SIGINT)
+    code, errors = terminal.end()
+    assert code == 130
+    assert errors == "error: stopped on request (fedmosaic): what was finished is kept\n"
+    assert "\x1b[?25h" in terminal.last
+
+
+def test_in_a_pipe_and_once_it_shows_one_picture(tmp_path):
+    run = begin(tmp_path / "runs" / "a" / "seed-0", rounds=9, played=4)
+    done = invoke(tmp_path / "runs")
+    assert done.exit_code == 0
+    heading, line, counts = done.stdout.splitlines()
+    assert heading.split() == ["run", "state", "round", "acc", "%", "lambda", "eta"]
+    assert line.split() == ["a/seed-0", "stopped", "4/9", "5.00", "0.040", "-"]
+    assert counts == "1 stopped"
+    assert invoke(run, "--once").stdout == invoke(run).stdout
+    terminal = Terminal(str(run), "--once")
+    assert terminal.end() == (0, "")
+    assert terminal.last.count("round 4 of 9") == 1
+
+
+def test_one_run_shows_times_curves_and_clients(tmp_path):
+    run = begin(tmp_path / "run", rounds=20, played=10, clients=2)
+    with locked(run):
+        lines = shown(run, 100, None)
+    assert lines[0].split() == [str(run), "running"]
+    assert re.fullmatch(r"round 10 of 20  elapsed 0:20  eta 0:(19|20|18)", lines[1].strip())
+    assert lines[2].split() == ["accuracy", "▁▂▃▃▄▅▆▆▇█", "1.50", "->", "10.50", "%"]
+    assert lines[3].split() == ["lambda", "▁▂▃▃▄▅▆▆▇█", "0.010", "->", "0.100"]
+    # No client has a public loss, so there is no column for it.
+    assert lines[4].split() == ["client", "accuracy", "%", "lambda", "private", "loss", "agreement"]
+    assert [line.split() for line in lines[5:]] == [
+        ["0", "10.00", "0.100", "0.500", "0.250"],
+        ["1", "11.00", "0.100", "0.500", "0.250"],
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (60, 12), (100, 24)])
+def test_it_fits_the_terminal(width, height, tmp_path):
+    long = "a-setting-with-a-long-name/a-method-with-a-long-name"
+    for seed in range(40):
+        begin(tmp_path / long / f"seed-{seed}", rounds=1000, played=1, clients=40)
+    (tmp_path / long / "seed-7" / "rounds.jsonl").write_text("nonsense\n")
+    for path in (tmp_path, tmp_path / long / "seed-0"):
+        lines = shown(path, width, height)
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+    listed = shown(tmp_path, width, height)
+    assert "seed-7 " in listed[1]  # damaged, so it comes before those that are stopped
+    assert re.search(r"1 damaged, 39 stopped, \d+ of them not shown", " ".join(" ".join(listed).split()))
+    assert re.search(r"and \d+ more clients", shown(tmp_path / long / "seed-0", width, height)[-1])
+
+
+def test_json_is_one_document(tmp_path):
+    run = begin(tmp_path / "runs" / "a", rounds=9, played=2, clients=2)
+    begin(tmp_path / "runs" / "b", rounds=9)
+    with locked(run):
+        found = json.loads(invoke(tmp_path / "runs", "--json").stdout)
+        [alone] = json.loads(invoke(run, "--json").stdout)
+    assert [each["state"] for each in found] == ["running", "stopped"]
+    first = found[0]
+    assert 12 <= first.pop("eta_seconds") <= 14
+    assert first == {
+        "path": str(run),
+        "state": "running",
+        "reason": None,
+        "round": 2,
+        "rounds": 9,
+        "accuracy": pytest.approx(0.025),
+        "lambda": pytest.approx(0.02),
+        "elapsed_seconds": 4.0,
+    }
+    assert [point["round"] for point in alone["history"]] == [1, 2]
+    assert [client["accuracy"] for client in alone["clients"]] == [0.02, 0.03]
+
+
+def test_a_real_run_that_is_finished_is_told_as_its_summary_tells_it(finished_runs):
+    found = json.loads(invoke(finished_runs, "--json").stdout)
+    assert len(found) > 10
+    for each in found:
+        summary = json.loads((Path(each["path"]) / "summary.json").read_text())
+        assert each["state"] == "finished"
+        assert (each["round"], each["rounds"]) == (summary["rounds"], summary["rounds"])
+        assert each["accuracy"] == pytest.approx(summary["accuracy"]["client_mean"])
+
+
+def test_a_real_run_that_is_not_finished_is_read_from_its_configuration(finished_runs, tmp_path):
+    """The number of rounds is in there, in the form in which we write it."""
+    for name in ("config.yaml", "rounds.jsonl", "timings.jsonl"):
+        source = finished_runs / "quickstart" / "fedmosaic-entropy" / "seed-0" / name
+        (tmp_path / name).write_bytes(source.read_bytes())
+    [found] = json.loads(invoke(tmp_path, "--json").stdout)
+    assert (found["state"], found["round"], found["rounds"]) == ("stopped", 7, 7)
+
+
+def test_a_wrong_request_is_one_line(tmp_path):
+    begin(tmp_path / "runs" / "a", rounds=1)
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([tmp_path / "nowhere"], "no such directory"),
+        ([tmp_path / "empty"], "no runs here"),
+        ([tmp_path / "runs", "--interval", "0"], "--interval"),
+        ([tmp_path / "runs", "--interval", "nan"], "--interval"),
+        ([tmp_path / "runs", "--interval", "1e9"], "--interval"),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == 2, arguments
+        assert len(done.stderr.splitlines()) == 1
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_trouble_with_a_run_that_is_being_made_is_told_beside_its_state(begun, tmp_path):
+    run = begin(tmp_path / "runs" / "a", rounds=3, played=1)
+    (run / "rounds.jsonl").write_text("nonsense\n")
+    if not begun:
+        (run / "config.yaml").unlink()
+    with locked(run):
+        for path in (tmp_path / "runs", run):
+            done = invoke(path)
+            assert done.exit_code == 0
+            assert ("running" if begun else "waiting") in done.stdout
+            assert "the file is damaged" in done.stdout
+
+
+def test_names_and_reasons_do_not_steer_the_terminal(tmp_path):
+    run = begin(tmp_path / "runs" / "x\x1b[2Jy", rounds=1)
+    (run / "crash.txt").write_text("ValueError: \x1b[2J")
+    for path in (tmp_path / "runs", run):
+        text = invoke(path).stdout
+        assert "\x1b" not in text
+        assert "ValueError: \\x1b[2J" in text
+
+
+def test_it_leaves_no_lock_where_there_was_none(tmp_path):
+    run = begin(tmp_path / "runs" / "a", rounds=1)
+    invoke(tmp_path / "runs")
+    invoke(run)
+    assert not (run / LOCK).exists()
+
+
+def test_a_curve_spans_its_scale():
+    assert sparkline([0.0, 0.5, 1.0], 10, BLOCKS) == "▁▅█"
+    assert sparkline([3.0, 3.0], 10, BLOCKS) == "▁▁"
+    assert sparkline([0.0] * 50 + [1.0] * 50, 10, BLOCKS) == "▁▁▁▁▁█████"
+    assert len(sparkline(list(range(7)), 5, BLOCKS)) == 5
+
+
+def test_times_and_names_are_short():
+    assert [clock(seconds) for seconds in (None, 0.0, 61.2, 3600.0, 100_000)] == [
+        "-",
+        "0:00",
+        "1:01",
+        "1:00:00",
+        "27:46:40",
+    ]
+    assert shorten("a/b/seed-0", 10) == "a/b/seed-0"
+    assert shorten("ab/b/seed-0", 10) == ".../seed-0"
