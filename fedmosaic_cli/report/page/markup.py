@@ -1,0 +1,77 @@
+"""HTML and JSON out of text that may be anybody's: everything is escaped unless it is marked as markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# No browser may be shown these; a file system lets anybody name a directory with them.
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+EMPTY_ELEMENTS = {"br", "input"}
+
+
+class Markup(str):
+    """Text that is HTML already. Any other text is escaped where it is put into an element."""
+
+    __slots__ = ()
+
+
+def escaped(text: object) -> Markup:
+    """The text as HTML shows it, in an element as well as in an attribute."""
+    if isinstance(text, Markup):
+        return text
+    return Markup(html.escape(CONTROL.sub("\ufffd", str(text))))
+
+
+def tag(name: str, *children: object, **attributes: object) -> Markup:
+    """An element. None and False leave an attribute out; `class_` is class, `data_run` is data-run."""
+    written = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(value)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in EMPTY_ELEMENTS:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[object], between: str = "") -> Markup:
+    """Several pieces as one."""
+    return Markup(between.join(escaped(child) for child in children))
+
+
+def to_script(content: Any) -> str:
+    """JSON that can lie inside a script element: no text in it can end the element, or a line of JavaScript."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def copied(command: str) -> Markup:
+    """A command with a button that copies it."""
+    button = tag("button", "Copy", class_="copy", type="button", aria_label=f"Copy: {command}")
+    return tag("div", tag("code", command), button, class_="command")
+
+
+def scrolling(table: Markup, label: str) -> Markup:
+    """A box of its own for what may be wider than the page, which a keyboard can scroll too."""
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
+
+
+def points(difference: float) -> str:
+    """A difference in percentage points, with its sign; what prints as nothing has none."""
+    text = f"{100 * difference:+.2f}".replace("-", "\u2212")
+    return "0.00" if text[1:] == "0.00" else text
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,173 @@
+"use strict";
+const numbers = JSON.parse(document.getElementById("numbers").textContent);
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+// Text is only ever set as text, so nothing in it can become an element.
+function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function drawn(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function fillSelect(select, entries, wanted) {
+  const shown = entries.map(({ value, text, off }) => {
+    const option = element("option", { value }, text);
+    option.disabled = Boolean(off);
+    return option;
+  });
+  select.replaceChildren(...shown);
+  const possible = entries.filter((entry) => !entry.off).map((entry) => String(entry.value));
+  select.value = possible.includes(String(wanted)) ? String(wanted) : possible[0] ?? "";
+}
+
+// Eight colours, and a way of dashing for each eight after them.
+const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
+function look(number) {
+  return { colour: `c${number % 8}`, dash: DASHES[Math.floor(number / 8) % DASHES.length] };
+}
+
+function swatch({ colour, dash }) {
+  const line = drawn("line", { x1: 0, y1: 4, x2: 22, y2: 4, "stroke-dasharray": dash });
+  return drawn("svg", { class: colour, "aria-hidden": "true" }, line);
+}
+
+// A row of buttons for many at once, and a chip each: `entries` are {name, style, groups}, `picked` is a set of numbers.
+function chips(place, entries, groups, picked, changed) {
+  const set = (wanted) => {
+    picked.clear();
+    entries.forEach((entry, number) => wanted(entry, number) && picked.add(number));
+    show();
+    changed();
+  };
+  const pieces = entries.map((entry, number) => {
+    const chip = element("button", { type: "button", class: "chip" }, swatch(entry.style), entry.name);
+    chip.addEventListener("click", () => {
+      if (!picked.delete(number)) picked.add(number);
+      show();
+      changed();
+    });
+    return chip;
+  });
+  const show = () => pieces.forEach((chip, number) => chip.setAttribute("aria-pressed", String(picked.has(number))));
+  const every = [["All", () => true], ["None", () => false]];
+  const named = groups.map((group) => [group, (entry) => entry.group === group]);
+  const buttons = [...every, ...named].map(([text, wanted]) => {
+    const button = element("button", { type: "button", class: "quiet" }, text);
+    button.addEventListener("click", () => set(wanted));
+    return button;
+  });
+  place.replaceChildren(element("div", { class: "row" }, ...buttons), element("div", { class: "row chips" }, ...pieces));
+  show();
+}
+
+function rounded(value) {
+  return String(Number(value.toPrecision(4)));
+}
+
+function percentage(value) {
+  return `${(100 * value).toFixed(2)} %`;
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function resolvedColour(name) {
+  const probe = element("span", { style: `color: var(${name})` });
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+function startTheme(changed) {
+  const button = byId("theme");
+  const show = (theme) => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    button.textContent = `Theme: ${theme}`;
+    changed();
+  };
+  let theme = storedTheme();
+  button.hidden = false;
+  show(theme);
+  button.addEventListener("click", () => {
+    theme = { auto: "light", light: "dark", dark: "auto" }[theme];
+    try {
+      localStorage.setItem("fedmosaic-theme", theme);
+    } catch {
+      // It holds until the page is closed.
+    }
+    show(theme);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+}
+
+function startCopying() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const all = button.classList.contains("all");
+    const codes = [...(all ? button.closest(".fill") : button.parentElement).querySelectorAll("code")];
+    const before = all ? "Copy all" : "Copy";
+    try {
+      await navigator.clipboard.writeText(codes.map((code) => code.textContent).join("\n"));
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(codes[0]);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => (button.textContent = before), 1500);
+  });
+}
+
+function startRuns() {
+  document.addEventListener("toggle", (event) => {
+    const place = event.target.querySelector?.(":scope > pre[data-text]");
+    if (place && event.target.open) place.textContent = numbers.texts[Number(place.dataset.text)];
+  }, true);
+  const groups = [...document.querySelectorAll(".card.runs")];
+  const wasOpen = groups.map((group) => group.open);
+  const entries = groups.map((group) => [...group.querySelectorAll(":scope > .run")]);
+  const texts = entries.map((runs, number) => {
+    const label = groups[number].querySelector("h3").textContent;
+    return runs.map((run) => `${label} ${run.querySelector("summary").innerText} ${run.textContent}`.toLowerCase());
+  });
+  byId("runs-filter").addEventListener("input", (event) => {
+    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let found = 0;
+    entries.forEach((runs, group) => {
+      let here = 0;
+      runs.forEach((run, number) => {
+        run.hidden = !words.every((word) => texts[group][number].includes(word));
+        here += run.hidden ? 0 : 1;
+      });
+      groups[group].hidden = here === 0;
+      groups[group].open = words.length ? true : wasOpen[group];
+      found += here;
+    });
+    byId("runs-found").textContent = words.length ? `${found} found` : "";
+  });
+}
+
+function startSections() {
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      links.forEach((link, id) => (id === target.id ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current")));
+    }
+  }, { rootMargin: "-15% 0px -80% 0px" });
+  document.querySelectorAll("main > section").forEach((section) => seen.observe(section));
+}

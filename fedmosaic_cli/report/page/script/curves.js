@@ -1,0 +1,141 @@
+const FRACTIONS = ["accuracy", "agreement", "pseudo_label_accuracy"];
+const NO_CURVES = "There are no curves of this run in the page.";
+
+function settingEntries() {
+  return numbers.settings.map((setting, value) => ({ value, text: setting.label }));
+}
+
+function startExplorer() {
+  const state = { picked: new Map(), chart: lineChart(byId("explore-chart"), "Values of clients by round") };
+  const [setting, method, seed, value] = ["setting", "method", "seed", "value"].map((name) => byId(`explore-${name}`));
+  const methods = () => numbers.settings[Number(setting.value)]?.methods ?? [];
+  const run = () => methods()[Number(method.value)]?.runs.find((one) => String(one.seed) === seed.value);
+  const fillMethods = () => {
+    const wanted = method.selectedOptions[0]?.textContent;
+    const same = methods().findIndex((one) => one.title === wanted);
+    const ours = methods().findIndex((one) => one.family === "fedmosaic");
+    fillSelect(method, methods().map((one, number) => ({ value: number, text: one.title })), same >= 0 ? same : Math.max(ours, 0));
+  };
+  const fillSeeds = () => {
+    const entries = (methods()[Number(method.value)]?.runs ?? []).map((one) => ({
+      value: one.seed, text: one.curve === null ? `${one.seed} (no curves)` : String(one.seed), off: one.curve === null,
+    }));
+    fillSelect(seed, entries, seed.value);
+  };
+  const update = () => {
+    const curve = numbers.curves[run()?.curve];
+    const entries = Object.entries(numbers.values).map(([name, text]) => ({
+      value: name, text: !curve || name in curve.values ? text : `${text}: none`, off: curve && !(name in curve.values),
+    }));
+    fillSelect(value, entries, value.value || "accuracy");
+    showClients(state, numbers.settings[Number(setting.value)], run(), curve, value.value);
+  };
+  fillSelect(setting, settingEntries(), 0);
+  const levels = [[setting, fillMethods], [method, fillSeeds], [seed, () => {}], [value, () => {}]];
+  levels.forEach(([select], level) => select.addEventListener("change", () => {
+    levels.slice(level, 2).forEach(([, fill]) => fill());
+    update();
+  }));
+  fillMethods();
+  fillSeeds();
+  update();
+}
+
+function showClients(state, setting, run, curve, value) {
+  const picks = byId("explore-picks");
+  const rows = curve?.values[value] ?? [];
+  const shards = setting?.shards.find((one) => one.seed === run?.seed);
+  const domains = shards && shards.domains.length === curve?.clients ? shards.domains : [];
+  const everybody = rows.length === 1 && curve.clients > 1;
+  const entries = rows.map((_, client) => ({
+    name: everybody ? "All clients" : `${client}${domains[client] ? ` ${domains[client]}` : ""}`,
+    style: look(client), group: domains[client],
+  }));
+  const key = `${setting?.label} ${entries.length}`;
+  if (!state.picked.has(key)) state.picked.set(key, new Set(entries.keys()));
+  const picked = state.picked.get(key);
+  const redraw = () => drawClients(state.chart, curve, rows, entries, picked, value, everybody);
+  const groups = everybody ? [] : [...new Set(domains)].filter(Boolean);
+  if (entries.length > 1) chips(picks, entries, groups, picked, redraw);
+  else picks.replaceChildren();
+  redraw();
+}
+
+function drawClients(chart, curve, rows, entries, picked, value, everybody) {
+  const form = FRACTIONS.includes(value) ? percentage : rounded;
+  const chosen = entries.flatMap((entry, client) => (picked.has(client) || entries.length === 1 ? [client] : []));
+  const series = chosen.map((client) => ({
+    name: everybody ? "All clients" : `Client ${entries[client].name}`, style: entries[client].style,
+    points: curve.rounds.map((round, at) => [round, rows[client][at]]),
+  }));
+  if (chosen.length > 1) {
+    const points = curve.rounds.map((round, at) => {
+      const known = chosen.map((client) => rows[client][at]).filter((one) => one !== null);
+      return [round, known.length ? mean(known) : null];
+    });
+    series.push({ name: `Mean of ${chosen.length} clients`, style: { colour: "ink", dash: "" }, strong: true, points });
+  }
+  showChart(chart, {
+    series, floor: 0, top: FRACTIONS.includes(value) ? 1 : undefined,
+    form: (tick, step) => tickText(tick, step, FRACTIONS.includes(value)),
+    told: (line, [round, number]) => `${line.name}, round ${round}: ${form(number)}`,
+    empty: curve ? "No client is picked." : NO_CURVES,
+  });
+}
+
+function tickText(tick, step, isFraction) {
+  const [number, size] = isFraction ? [100 * tick, 100 * step] : [tick, step];
+  const places = Math.max(0, Math.min(6, Math.ceil(-Math.log10(size) - 1e-9) + (/25/.test(String(Number(size.toPrecision(2)))) ? 1 : 0)));
+  const text = Math.abs(number) >= 1e5 ? number.toExponential(1) : number.toFixed(places);
+  return isFraction ? `${text}%` : text;
+}
+
+function startComparison() {
+  const chart = lineChart(byId("compare-chart"), "Mean accuracy of methods by round");
+  const setting = byId("compare-setting");
+  const pickedTitles = new Map();
+  const update = () => {
+    const methods = numbers.settings[Number(setting.value)]?.methods ?? [];
+    const lines = methods.map(methodLine).map((line, number) => ({ ...line, style: look(number) }));
+    const first = ["local", "centralized", "fedavg", "fedmosaic"];
+    if (!pickedTitles.has(setting.value)) {
+      pickedTitles.set(setting.value, new Set(methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []))));
+    }
+    const picked = pickedTitles.get(setting.value);
+    const redraw = () => showChart(chart, {
+      series: lines.filter((line, number) => picked.has(number) && line.points.length),
+      floor: 0, top: 1, form: (tick, step) => tickText(tick, step, true), told: tellMethod,
+      empty: picked.size ? "There are no curves of these methods in the page." : "No method is picked.",
+    });
+    chips(byId("compare-picks"), lines, [], picked, redraw);
+    redraw();
+  };
+  fillSelect(setting, settingEntries(), 0);
+  setting.addEventListener("change", update);
+  update();
+}
+
+// The mean over clients for each seed, then mean, lowest and highest over seeds.
+function methodLine(method) {
+  const byRound = new Map();
+  const shown = method.runs.filter((run) => run.curve !== null);
+  for (const { curve } of shown) {
+    const { rounds, values } = numbers.curves[curve];
+    rounds.forEach((round, at) => {
+      const known = (values.accuracy ?? []).map((row) => row[at]).filter((value) => value !== null);
+      if (known.length) byRound.set(round, [...(byRound.get(round) ?? []), mean(known)]);
+    });
+  }
+  const rounds = [...byRound.keys()].sort((one, other) => one - other).filter((round) => byRound.get(round).length === shown.length);
+  return {
+    name: method.title, seeds: shown.length, of: method.runs.length,
+    points: rounds.map((round) => [round, mean(byRound.get(round))]),
+    band: shown.length > 1 ? rounds.map((round) => [round, smallest(byRound.get(round)), largest(byRound.get(round))]) : [],
+  };
+}
+
+function tellMethod(line, [round, value], at) {
+  const seeds = line.seeds === line.of ? `${line.seeds}` : `${line.seeds} of ${line.of}`;
+  const spread = line.band.length ? `, seeds from ${percentage(line.band[at][1])} to ${percentage(line.band[at][2])}` : "";
+  return `${line.name}, round ${round}: ${percentage(value)}${spread} (${seeds} ${line.of === 1 ? "seed" : "seeds"})`;
+}

@@ -1,0 +1,8 @@
+startSorting();
+startCopying();
+startRuns();
+startSections();
+startExplorer();
+startComparison();
+const redrawShards = startShards();
+startTheme(redrawShards);
