@@ -108,7 +108,7 @@ def legend(table: Table) -> Markup:
     ]
     entries.append(tag("li", tag("b", "bold"), " best of its column"))
     if table.paper:
-        entries.append(tag("li", tag("small", "paper", class_="paper"), " the published number; \u0394 is ours minus it"))
+        entries.append(tag("li", tag("small", "paper"), " the published number; \u0394 is ours minus it"))
     return tag("ul", *entries, class_="legend")
 
 

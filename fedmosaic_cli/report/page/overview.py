@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 MOST_OPEN = 6
 """So many settings are unfolded from the start."""
 OURS = "fedmosaic"
+CAPTION = (
+    "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, on the same shards and "
+    "seed. Clients are counted once a seed."
+)
 
 
 def overview(settings: Sequence[Setting], skipped: Sequence[Skipped]) -> Markup:
@@ -48,7 +52,7 @@ def card(setting: Setting, is_open: bool) -> Markup:
     heading = tag("summary", tag("h3", setting.label), tag("span", facts(setting), class_="facts"))
     told = tag("ul", *(tag("li", sentence) for sentence in sentences(results, gains)), class_="told")
     table = scrolling(method_lines(results, gains), f"Methods beside Local training in {setting.label}")
-    return tag("details", heading, told, table, class_="card", open=is_open)
+    return tag("details", heading, told, table, tag("p", CAPTION, class_="caption"), class_="card", open=is_open)
 
 
 def facts(setting: Setting) -> str:
@@ -112,12 +116,7 @@ def method_lines(results: Mapping[Key, Result], gains: Mapping[Key, AgainstLocal
         tag("th", "Clients", scope="col", class_="barhead"),
     )
     body = [method_line(key, result, gains.get(key)) for key, result in results.items()]
-    caption = tag(
-        "caption",
-        "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, on the same shards and "
-        "seed. Clients are counted once a seed.",
-    )
-    return tag("table", caption, tag("thead", head), tag("tbody", *body), class_="sortable")
+    return tag("table", tag("thead", head), tag("tbody", *body), class_="sortable")
 
 
 def method_line(key: Key, result: Result, gain: AgainstLocal | None) -> Markup:

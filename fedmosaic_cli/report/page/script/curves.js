@@ -85,8 +85,8 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
 
 function tickText(tick, step, isFraction) {
   const [number, size] = isFraction ? [100 * tick, 100 * step] : [tick, step];
-  const places = Math.max(0, Math.min(6, Math.ceil(-Math.log10(size) - 1e-9) + (/25/.test(String(Number(size.toPrecision(2)))) ? 1 : 0)));
-  const text = Math.abs(number) >= 1e5 ? number.toExponential(1) : number.toFixed(places);
+  const places = size < 1e-4 ? 0 : Math.max(0, Math.min(6, Math.ceil(-Math.log10(size) - 1e-9) + (/25/.test(String(Number(size.toPrecision(2)))) ? 1 : 0)));
+  const text = number && (Math.abs(number) >= 1e5 || size < 1e-4) ? number.toExponential(1) : number.toFixed(places);
   return isFraction ? `${text}%` : text;
 }
 
