@@ -1,0 +1,144 @@
+"""Run directories written by hand, and the page that is made of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+from fedmosaic_cli.files import sealed
+from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.page.assemble import page
+from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.table import Column, Table, rows_of
+
+# Everything that HTML, a script element or a line of JavaScript could stumble over.
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--\u2028]]>"
+
+
+def write_run(
+    root: Path,
+    setting: str,
+    variant: str,
+    seed: int,
+    accuracies: list[float],
+    *,
+    rounds: int = 5,
+    classes: tuple[str, ...] = ("cat", "dog"),
+    domains: tuple[str, ...] = (),
+    **changes: object,
+) -> Path:
+    """A finished run with a log, a configuration and a manifest. The digest of its shards is `shards-<seed>`."""
+    summary = {
+        "schema": 1,
+        "preset": setting,
+        "dataset": "digits",
+        "scheme": "dirichlet",
+        "method": variant.partition("-")[0],
+        "variant": variant,
+        "hyperparameters": {},
+        "seed": seed,
+        "rounds": rounds,
+        "model": {"name": "mlp"},
+        "train": {"lr": 0.1},
+        "shards": {"parameters": {"alpha": 1.0}, "digest": f"shards-{seed}"},
+        "accuracy": {"client_mean": sum(accuracies) / len(accuracies), "per_client": accuracies},
+        "evaluation": {"clients": "each on its own test part"},
+        "device": "cpu",
+        **changes,
+    }
+    folder = root / re.sub(r"[/\x00]", "_", setting)[:40] / variant / f"seed-{seed}"
+    folder.mkdir(parents=True)
+    manifest = manifest_of(seed, len(accuracies), classes, domains)
+    (folder / "config.yaml").write_text(f"method: {variant}\n", encoding="utf-8")
+    (folder / "env.json").write_text(json.dumps({"arguments": ["train", "--preset", setting]}))
+    (folder / "shards.json").write_bytes(sealed(manifest))
+    (folder / "rounds.jsonl").write_text(log_of(variant, seed, accuracies, rounds))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> str:
+    """Every client climbs to its accuracy; trust begins in round 3, and only where labels are shared."""
+    draw = random.Random(f"{variant} {seed}")
+    shares = variant.startswith("fedmosaic")
+    lines = [
+        {
+            "round": number,
+            "client": client,
+            "lambda": draw.random() if shares and number > 2 else None,
+            "loss_private": draw.random(),
+            "loss_public": None,
+            "accuracy": last * number / rounds,
+            "test_loss": draw.random(),
+            "bits_up": 10,
+            "bits_down": 10,
+            **({"pseudo_label_accuracy": 1 / 3} if shares else {}),
+        }
+        for number in range(1, rounds + 1)
+        for client, last in enumerate(accuracies)
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def manifest_of(seed: int, clients: int, classes: tuple[str, ...], domains: tuple[str, ...]) -> dict[str, object]:
+    def part(client: int) -> dict[str, object]:
+        counts = [client + place for place in range(len(classes))]
+        return {"size": max(1, sum(counts)), "class_counts": counts}
+
+    return {
+        "dataset": "digits",
+        "scheme": "dirichlet",
+        "protocol": "official",
+        "tested_on": "anything",
+        "parameters": {},
+        "seed": seed,
+        "class_names": list(classes),
+        "image_shape": [8, 8, 1],
+        "examples": 100,
+        "left_out": 0,
+        "source_fingerprint": "",
+        "clients": [
+            {
+                "id": client,
+                "domain": domains[client] if domains else None,
+                "labels_flipped": False,
+                "train": part(client),
+                "test": part(client),
+                "sha256": "",
+            }
+            for client in range(clients)
+        ],
+        "public": {"size": 2, "class_counts": [30] * len(classes)},
+        "export": False,
+        "files": {},
+        "found_at": "",
+        "digest": f"shards-{seed}",
+    }
+
+
+def small_federation(root: Path) -> Path:
+    """Two settings, two seeds; the second setting has domains, and lacks a seed of FedAvg."""
+    for seed in (0, 1):
+        write_run(root, "first", "centralized", seed, [0.9, 0.9, 0.9])
+        write_run(root, "first", "local", seed, [0.5, 0.6, 0.7])
+        write_run(root, "first", "fedavg", seed, [0.4, 0.6, 0.3])
+        write_run(root, "first", "fedmosaic-entropy", seed, [0.6, 0.6, 0.8])
+        for variant, shift in (("local", 0.0), ("fedmosaic-entropy", 0.1)):
+            accuracies = [0.5 + shift, 0.6, 0.7, 0.8]
+            write_run(root, "second", variant, seed, accuracies, domains=("plain", "plain", "noisy", "noisy"))
+    write_run(root, "second", "fedavg", 1, [0.1, 0.2, 0.3, 0.4], domains=("plain", "plain", "noisy", "noisy"))
+    return root
+
+
+def table_of(settings, paper=False, **more):
+    columns = tuple(Column(setting.label, setting, setting.name) for setting in settings)
+    return Table("all", columns, rows_of(columns, [], paper), "What the numbers are.", paper=paper, **more)
+
+
+def page_of(root: Path, statistics=(), **more) -> str:
+    """The page of all runs below a directory."""
+    frame, skipped = collect(root)
+    settings = settings_of(frame)
+    return page(settings, [table_of(settings, **more)], skipped, statistics).decode()

@@ -1,0 +1,426 @@
+"""The page as text: whole, harmless whatever runs are called, and with the numbers of the runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.report.collect import Skipped, collect
+from fedmosaic_cli.report.page import logs
+from fedmosaic_cli.report.page.against_local import against_local
+from fedmosaic_cli.report.page.assemble import page
+from fedmosaic_cli.report.page.logs import NO_ROOM, embed, kept_rounds
+from fedmosaic_cli.report.page.markup import Markup, points, tag, to_script
+from fedmosaic_cli.report.page.runs import Texts
+from fedmosaic_cli.report.page.statistics import Statistics
+from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.table import Column, Table, rows_of
+from tests.report.page_runs import HOSTILE, manifest_of, page_of, small_federation, table_of, write_run
+
+VOID = {"meta", "br", "input", "link", "img"}
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Reader(HTMLParser):
+    """Holds that elements are nested, and keeps what they are and say."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), (tag, names)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def having(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def saying(self, tag):
+        return [text for name, text in self.texts if name == tag]
+
+
+def numbers_in(text):
+    [content] = re.findall(r'<script type="application/json" id="numbers">(.*?)</script>', text, re.DOTALL)
+    return json.loads(content)
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return small_federation(tmp_path / "runs")
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(federation):
+    reader = Reader(page_of(federation, commands=("fedmosaic train",)))
+    ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [attributes["href"] for attributes in reader.having("a")]
+    assert "#runs" in links
+    assert all(link.startswith("#") and link[1:] in ids for link in links)
+
+
+def test_nothing_is_loaded_from_anywhere(federation):
+    text = page_of(federation)
+    reader = Reader(text)
+    for _, attributes in reader.elements:
+        assert not {"src", "srcset", "action", "background", "poster", "data"} & attributes.keys()
+    assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|\bimport\(", text)
+    # The one address in the page is the name of a namespace.
+    assert set(re.findall(r"https?://[^\s\"'<]*", text)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_the_policy_forbids_the_network_and_knows_our_scripts_alone(federation):
+    text = page_of(federation)
+    [policy] = [entry["content"] for entry in Reader(text).having("meta") if "http-equiv" in entry]
+    assert "default-src 'none'" in policy
+    assert "connect" not in policy
+    [scripts] = re.findall(r"script-src ([^;]*)", policy)
+    ours = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in ours]
+    assert scripts.split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(ours) == 2
+
+
+def test_hostile_names_stay_text(tmp_path):
+    root = tmp_path / "runs" / "<i>'\"&"
+    harmless = Reader(page_of(small_federation(tmp_path / "harmless")))
+    for seed in (0, 1):
+        for variant in ("local", "fedavg"):
+            run = write_run(
+                root,
+                HOSTILE,
+                variant,
+                seed,
+                [0.5, 0.6],
+                classes=(HOSTILE, "</script>"),
+                domains=(HOSTILE, "<svg/onload=alert(1)>"),
+                device=HOSTILE,
+                dataset=HOSTILE,
+            )
+            (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
+    (root / HOSTILE.replace("/", "") / "x").mkdir(parents=True)
+    (root / HOSTILE.replace("/", "") / "x" / "config.yaml").write_text("")
+    notes = {"notes": (HOSTILE,), "commands": (HOSTILE,)}
+    text = page_of(root, [Statistics(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
+    reader = Reader(text)
+    assert {name for name, _ in reader.elements} <= {name for name, _ in harmless.elements} | {
+        "ul",
+        "li",
+        "small",
+        "h4",
+    }
+    assert len(reader.having("script")) == 3
+    assert not [key for _, attributes in reader.elements for key in attributes if key.startswith("on")]
+    assert HOSTILE in reader.saying("h3")
+    assert HOSTILE in "".join(reader.saying("code"))
+    found = numbers_in(text)
+    assert found["settings"][0]["label"] == HOSTILE
+    assert found["settings"][0]["shards"][0]["classes"] == [HOSTILE, "</script>"]
+    assert found["settings"][0]["shards"][0]["domains"] == [HOSTILE, "<svg/onload=alert(1)>"]
+    assert found["texts"] == [HOSTILE]
+    assert "\u2028" not in text.split('id="numbers">')[1]
+
+
+def test_what_no_file_may_hold_does_not_stop_the_page(tmp_path):
+    write_run(tmp_path, "a\x00b\udc80\x1b", "local", 0, [0.5], device="\ud800")
+    frame, _ = collect(tmp_path)
+    data = page(settings_of(frame), [], [Skipped(Path("x\udcffy"), "\x00")])
+    assert b"\x00" not in data
+    assert "a\ufffdb\ufffd\ufffd" in data.decode()
+
+
+def test_text_is_escaped_unless_it_is_markup():
+    assert tag("td", "<b>", tag("i", "&"), title='"', hidden=True, open=False) == (
+        '<td title="&quot;" hidden>&lt;b&gt;<i>&amp;</i></td>'
+    )
+    assert tag("p", Markup("<br>"), class_="a", data_run=3) == '<p class="a" data-run="3"><br></p>'
+    assert to_script("</script>\u2028&") == '"\\u003c/script\\u003e\\u2028\\u0026"'
+
+
+def test_the_same_runs_give_the_same_bytes_without_torch(federation):
+    script = (
+        "import hashlib, sys\n"
+        "from pathlib import Path\n"
+        "from tests.report.page_runs import page_of\n"
+        f"text = page_of(Path({str(federation)!r}))\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())\n"
+    )
+    digests = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC+{seed}"}
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout)
+    assert digests[0] == digests[1]
+
+
+def test_curves_are_those_of_the_log(federation):
+    found = numbers_in(page_of(federation))
+    [method] = [method for method in found["settings"][0]["methods"] if method["title"] == "FedMosaic (entropy)"]
+    assert [run["seed"] for run in method["runs"]] == [0, 1]
+    curve = found["curves"][method["runs"][0]["curve"]]
+    assert curve["rounds"] == [1, 2, 3, 4, 5]
+    assert curve["clients"] == 3
+    assert curve["values"]["accuracy"] == [
+        [0.12, 0.24, 0.36, 0.48, 0.6],
+        [0.12, 0.24, 0.36, 0.48, 0.6],
+        [0.16, 0.32, 0.48, 0.64, 0.8],
+    ]
+    # Null before trust begins, once for all where all clients have the same, nothing where there is nothing.
+    assert [value is None for value in curve["values"]["lambda"][0]] == [True, True, False, False, False]
+    assert curve["values"]["pseudo_label_accuracy"] == [[0.3333] * 5]
+    assert "loss_public" not in curve["values"]
+    assert "bits_up" not in curve["values"]
+
+
+def test_numbers_that_are_none_are_null():
+    line = logs.numbers(logs.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
+    assert json.loads(line) == [0.1235, None, None, 1e-12, 3]
+
+
+def test_a_damaged_log_costs_its_run_the_curves_alone(federation):
+    bad, gone = federation / "first" / "fedavg" / "seed-0", federation / "first" / "fedavg" / "seed-1"
+    (bad / "rounds.jsonl").write_text('{"round": 1')
+    (gone / "rounds.jsonl").unlink()
+    text = page_of(federation)
+    found = numbers_in(text)
+    missing = [
+        (method["title"], run["seed"])
+        for setting in found["settings"]
+        for method in setting["methods"]
+        for run in method["runs"]
+        if run["curve"] is None
+    ]
+    assert missing == [("FedAvg", 0), ("FedAvg", 1)]
+    said = [line for line in Reader(text).saying("li") if "Curves of a run are left out" in line]
+    assert len(said) == 2
+    assert str(bad / "rounds.jsonl") in said[1] + said[0]
+    assert "43.33" in text  # its result stands in the tables as before
+
+
+def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
+    settings = settings_of(collect(federation)[0])
+    every = embed(settings)
+    assert len(every.curves) == 13
+    assert not every.left_out
+    room = sum(len(text) for text in list(every.curves.values())[:8])
+    some = embed(settings, most_bytes=room)
+    assert list(some.curves) == list(every.curves)[:8]
+    # Of FedAvg in the second setting there is seed 1 alone: it is the first of its method.
+    assert [path.name for path in some.curves] == [*["seed-0"] * 5, "seed-1", "seed-0", "seed-1"]
+    assert set(some.left_out.values()) == {NO_ROOM}
+    opened = []
+    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 2 * (next(iter(every.curves)) / "rounds.jsonl").stat().st_size)
+    monkeypatch.setattr(logs, "curves_of", lambda path: opened.append(path) or {"accuracy": logs.np.ones((1, 1))})
+    embed(settings)
+    assert 1 <= len(opened) <= 2
+
+
+def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatch):
+    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 1)
+    monkeypatch.setattr(logs, "MOST_POINTS", 3)
+    assert "Curves of 13 runs are left out" in page_of(federation)
+    monkeypatch.undo()
+    monkeypatch.setattr(logs, "MOST_POINTS", 3)
+    settings = settings_of(collect(federation)[0])
+    heard = []
+    text = page(settings, [], [], tell=lambda *how_far: heard.append(how_far)).decode()
+    assert heard == [(number, 13) for number in range(14)]
+    assert "Of 13 runs only some rounds are shown" in text
+    assert numbers_in(text)["curves"][0]["rounds"] == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "clients", "count"), [(1, 5, 1), (100, 5, 100), (1000, 5, 100), (150, 100_000, 20), (500, 1200, 50)]
+)
+def test_thinned_rounds_keep_the_ends(rounds, clients, count):
+    kept = kept_rounds(rounds, clients)
+    assert len(kept) == count
+    assert (kept[0], kept[-1]) == (0, rounds - 1)
+
+
+def test_who_was_helped_is_counted_on_the_same_shards_and_seed(tmp_path):
+    write_run(tmp_path, "s", "local", 0, [0.5, 0.6, 0.7, 0.7])
+    write_run(tmp_path, "s", "local", 1, [0.5, 0.5, 0.5, 0.5])
+    write_run(tmp_path, "s", "fedavg", 0, [0.6, 0.6 + 1e-12, 0.1, 0.2])
+    write_run(tmp_path, "s", "fedavg", 2, [0.9, 0.9, 0.9, 0.9])
+    write_run(tmp_path, "s", "fedct", 1, [0.9, 0.9], accuracy={"client_mean": 0.75})
+    [setting] = settings_of(collect(tmp_path)[0])
+    found = against_local(setting)
+    assert set(found) == {("fedavg", ""), ("fedct", "")}
+    fedavg, fedct = found["fedavg", ""], found["fedct", ""]
+    assert (fedavg.helped, fedavg.same, fedavg.hurt, fedavg.seeds) == (1, 1, 2, (0,))
+    assert fedavg.difference == pytest.approx(0.375 - 0.625)
+    assert (fedct.clients, fedct.difference) == (0, 0.25)
+
+
+def test_other_shards_are_no_comparison(tmp_path):
+    write_run(tmp_path, "s", "local", 0, [0.5])
+    write_run(tmp_path, "s", "fedavg", 0, [0.6])
+    [setting] = settings_of(collect(tmp_path)[0])
+    setting.runs.loc[setting.runs.method == "fedavg", "digest"] = "other"
+    [(_, found)] = against_local(setting).items()
+    assert (found.clients, found.difference) == (0, None)
+
+
+def test_the_overview_says_in_words_what_came_out(federation):
+    (federation / "unfinished").mkdir()
+    (federation / "unfinished" / "config.yaml").write_text("")
+    text = re.sub(r"<[^>]+>", "", page_of(federation))
+    assert "Local training reaches 60.00 (0.00); Centralized reaches 90.00 (0.00)." in text
+    assert "Best of 2 methods: FedMosaic (entropy) with 66.67." in text
+    assert "+6.67 points against Local training. It helped 4 of 6 clients, left 2 as they were, hurt 0." in text
+    assert "Centralized was not run" in text
+    assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
+
+
+def test_cells_have_verdict_mark_bold_spread_and_seeds(federation):
+    text = page_of(federation)
+    assert (
+        '<span class="result worst">43.33<small> (0.00)</small><span class="mark" title="worse than both baselines"> ▼'
+        in text
+    )
+    assert '<span class="result baseline"><b>90.00</b><small> (0.00)</small></span>' in text
+    assert '<small class="few">1 of 2 seeds</small>' in text
+    assert '<span class="missing" title="not run">' in text
+
+
+def test_empty_cells_come_with_their_commands(federation):
+    settings = settings_of(collect(federation)[0])
+    commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
+    text = page(settings, [table_of(settings, commands=commands)], []).decode()
+    assert "1 cell without a number of ours" in text
+    assert 'href="#fill-0"' in text
+    codes = Reader(text).saying("code")
+    assert all(command in codes for command in commands)
+
+
+def test_published_numbers_stand_beside_ours(tmp_path):
+    write_run(tmp_path, "practical-cifar10", "local", 0, [0.8])
+    [setting] = settings_of(collect(tmp_path)[0])
+    columns = (
+        Column("a", setting, setting.name, heading="<both>"),
+        Column("b", None, "practical-fashion-mnist", "<both>"),
+    )
+    beside = Table("t", columns, rows_of(columns, [("local", ""), ("fedavg", "")], True), "", paper=True)
+    text = page([setting], [beside], []).decode()
+    assert "paper 83.91 (0.20), \u0394 \u22123.91" in text
+    assert "paper 98.23 (0.01)</small>" in text
+    assert '<th scope="colgroup" colspan="2" class="heading">&lt;both&gt;</th>' in text
+
+
+def test_signs_of_differences():
+    assert [points(value) for value in (0.0123, -0.0123, 0.00001, -0.00001)] == ["+1.23", "\u22121.23", "0.00", "0.00"]
+
+
+def test_every_run_tells_how_it_was_made(federation):
+    run = federation / "first" / "local" / "seed-0"
+    (run / "env.json").write_text(json.dumps({"arguments": ["train", "--out", "a b; rm -rf"]}))
+    (federation / "first" / "local" / "seed-1" / "env.json").write_text(json.dumps({"arguments": [1]}))
+    (federation / "second" / "local" / "seed-1" / "env.json").write_text("{")
+    reader = Reader(page_of(federation))
+    assert "fedmosaic train --out 'a b; rm -rf'" in reader.saying("code")
+    assert f"fedmosaic evaluate {run}" in reader.saying("code")
+    assert reader.saying("span").count("not recorded") == 2
+
+
+def test_a_changed_configuration_is_not_shown(federation):
+    run = federation / "first" / "local" / "seed-0"
+    names = ("config.yaml", "env.json", "shards.json", "rounds.jsonl", "summary.json")
+    digests = {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in names}
+    lines = [f"{digest}  {name}\n" for name, digest in {**digests, "timings.jsonl": "0" * 64}.items()]
+    (run / "SHA256SUMS").write_text("".join(lines))
+    assert "was changed" not in page_of(federation)
+    (run / "config.yaml").write_text("method: another\n")
+    text = page_of(federation)
+    assert f"The configuration is not shown: the file was changed or is damaged ({run / 'config.yaml'})" in text
+    assert "method: another" not in text
+
+
+def test_equal_configurations_are_kept_once(federation):
+    assert sorted(numbers_in(page_of(federation))["texts"]) == [
+        f"method: {variant}\n" for variant in ("centralized", "fedavg", "fedmosaic-entropy", "local")
+    ]
+    texts = Texts(room=5)
+    assert [texts.number(text) for text in ("abc", "abc", "abcd", "de", "f")] == [0, 0, None, 1, None]
+    assert texts.all() == ["abc", "de"]
+
+
+def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
+    from fedmosaic_cli.files import sealed
+
+    write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
+    bad = write_run(tmp_path, "s", "local", 1, [0.5, 0.6])
+    manifest = manifest_of(1, 2, ("cat", "dog"), ())
+    manifest["public"]["class_counts"] = [1, 2, 3]
+    (bad / "shards.json").write_bytes(sealed(manifest))
+    worse = write_run(tmp_path, "s", "local", 2, [0.5, 0.6])
+    (worse / "shards.json").write_bytes(sealed({"digest": "shards-2", "clients": ["nobody"]}))
+    text = page_of(tmp_path)
+    [held] = numbers_in(text)["settings"][0]["shards"]
+    assert held["seed"] == 0
+    assert held["train"] == [[0, 1], [1, 2]]
+    assert held["public"] == [30, 30]
+    assert [f"s, seed {seed}: no run kept" in text for seed in (0, 1, 2)] == [False, True, True]
+
+
+def test_statistics_have_a_section_only_if_there_are_any(federation):
+    assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
+    picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
+    text = page_of(federation, [Statistics("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", (picture,))])
+    assert not re.search(r'<section id="statistics"[^>]* hidden>', text)
+    assert '<figure><svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
+    assert "<?xml" not in text
+    assert "a&lt;b" in text
+
+
+def test_a_page_of_nothing(tmp_path):
+    Reader(page([], [], [Skipped(tmp_path, "damaged")]).decode())
+
+
+def luminance(colour):
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_and_lines_can_be_told_from_the_ground(theme):
+    style = (files("fedmosaic_cli.report.page") / "style.css").read_text(encoding="utf-8")
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
+    colours = {name: (light, dark)[theme] for name, light, dark in pairs}
+    for text in ("ink", "quiet", "accent", "baseline", "worst", "worse", "better"):
+        for ground in ("card", "paper", "field"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for number in range(8):
+        assert contrast(colours[f"c{number}"], colours["card"]) >= 3

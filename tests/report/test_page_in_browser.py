@@ -1,0 +1,369 @@
+"""The page in a browser: a script is added that clicks, types and points, and writes down what happened."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.report.page_runs import HOSTILE, page_of, small_federation, write_run
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+
+# What the added scripts have in common. `recorded` ends up in the document that the browser prints.
+TOOLS = """
+const recorded = {errors: []};
+addEventListener("error", (event) => recorded.errors.push(String(event.message)));
+const $ = (selector) => document.querySelector(selector);
+const $$ = (selector) => [...document.querySelectorAll(selector)];
+const choose = (id, text) => {
+  const select = $("#" + id);
+  select.value = [...select.options].find((option) => option.textContent.startsWith(text)).value;
+  select.dispatchEvent(new Event("change"));
+};
+const press = (node, key) => node.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+const point = (node, x, y, kind = "pointermove") => {
+  const box = node.getBoundingClientRect();
+  const at = {clientX: box.left + x * box.width, clientY: box.top + y * box.height};
+  node.dispatchEvent(new PointerEvent(kind, {...at, pointerType: "mouse", bubbles: true}));
+};
+const named = (selector, text) => $$(selector).find((node) => node.textContent.trim() === text);
+const settled = () => new Promise((done) => setTimeout(done, 300));
+addEventListener("load", async () => {
+  try { await play(); } catch (error) { recorded.errors.push(String(error.stack)); }
+  const place = document.createElement("pre");
+  place.id = "recorded";
+  place.textContent = JSON.stringify(recorded);
+  document.body.append(place);
+  if (parent !== window) parent.postMessage(place.textContent, "*");
+});
+"""
+FRAME = """<!doctype html><body style="margin:0">
+<iframe src="page.html" style="width:390px;height:800px;border:0"></iframe>
+<script>addEventListener("message", (event) => {
+  const place = document.createElement("pre");
+  place.id = "recorded"; place.textContent = event.data; document.body.append(place);
+});</script></body>"""
+
+
+def with_script(text: str, script: str) -> str:
+    """The page with one script more, which its policy is told to let through."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    return allowed.replace("</body>", f"<script>{script}</script>\n</body>")
+
+
+def browse(path: Path, *options: str) -> str:
+    """The document as it is after a while. Nothing may have been said in the console."""
+    profile = path.parent / "profile"
+    fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900")
+    quiet = ("--enable-logging=stderr", "--v=0", f"--user-data-dir={profile}")
+    command = [str(BROWSER), *fixed, *quiet, *options, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
+    return done.stdout
+
+
+def played(folder: Path, text: str, script: str, *options: str, phone: bool = False) -> dict:
+    """What the script recorded; errors there must be none."""
+    whole = f"{TOOLS}const play = async () => {{ {script} }};"
+    (folder / "page.html").write_text(with_script(text, whole), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME)
+    printed = browse(folder / ("frame.html" if phone else "page.html"), *options)
+    [found] = re.findall(r'<pre id="recorded">(.*?)</pre>', printed, re.DOTALL)
+    recorded = json.loads(html.unescape(found))
+    assert recorded.pop("errors") == []
+    return recorded
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The page of a small federation."""
+    return page_of(small_federation(tmp_path_factory.mktemp("runs")), commands=("fedmosaic baseline local",))
+
+
+def test_tables_are_sorted_by_a_press_on_their_heads(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const head = named("#table-0 th", "second");
+        const rows = () => $$("#table-0 tbody th").map((node) => node.firstChild.textContent);
+        const button = head.querySelector("button");
+        button.focus();
+        recorded.focused = document.activeElement === button;
+        recorded.orders = [[head.getAttribute("aria-sort"), rows()]];
+        for (let press = 0; press < 3; press += 1) {
+          button.click();
+          recorded.orders.push([head.getAttribute("aria-sort"), rows()]);
+        }
+        const method = named("#table-0 th", "Method");
+        method.querySelector("button").click();
+        recorded.names = [method.getAttribute("aria-sort"), head.getAttribute("aria-sort"), rows()];
+        """,
+    )
+    first = ["Centralized", "Local training", "FedAvg", "FedMosaic (entropy)"]
+    assert found["focused"]
+    assert found["orders"] == [
+        ["none", first],
+        ["descending", ["FedMosaic (entropy)", "Local training", "FedAvg", "Centralized"]],
+        ["ascending", ["FedAvg", "Local training", "FedMosaic (entropy)", "Centralized"]],
+        ["none", first],
+    ]
+    assert found["names"] == ["ascending", "none", ["Centralized", "FedAvg", "FedMosaic (entropy)", "Local training"]]
+
+
+def test_clients_can_be_picked_and_read(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const lines = () => $$("#explore-chart path.series").length;
+        const told = () => $("#explore-chart output").textContent;
+        recorded.first = [$("#explore-method").selectedOptions[0].textContent, lines()];
+        choose("explore-setting", "second");
+        recorded.method = $("#explore-method").selectedOptions[0].textContent;
+        recorded.all = lines();
+        named("#explore-picks button", "noisy").click();
+        recorded.noisy = lines();
+        recorded.pressed = $$("#explore-picks .chip").map((chip) => chip.getAttribute("aria-pressed"));
+        named("#explore-picks button", "None").click();
+        recorded.none = [lines(), told()];
+        named("#explore-picks .chip", "0 plain").click();
+        const svg = $("#explore-chart svg");
+        point(svg, 0.99, 0.5);
+        recorded.pointed = told();
+        point(svg, 0.99, 0.5, "pointerleave");
+        recorded.left = $("#explore-chart .tip").hidden;
+        svg.focus();
+        press(svg, "ArrowRight");
+        recorded.key = told();
+        press(svg, "ArrowRight");
+        recorded.next = told();
+        press(svg, "End");
+        recorded.end = told();
+        choose("explore-value", "Trust");
+        press(svg, "ArrowRight");
+        recorded.gap = told();
+        choose("explore-value", "Pseudo-label");
+        press(svg, "ArrowRight");
+        recorded.oracle = [lines(), told(), $("#explore-value").selectedOptions[0].textContent];
+        recorded.off = $$("#explore-value option:disabled").map((option) => option.textContent);
+        """,
+    )
+    assert found["first"] == ["FedMosaic (entropy)", 4]  # three clients and their mean
+    assert found["method"] == "FedMosaic (entropy)"
+    assert found["all"] == 5
+    assert found["noisy"] == 3
+    assert found["pressed"] == ["false", "false", "true", "true"]
+    assert found["none"] == [0, "No client is picked."]
+    assert found["pointed"] == "Client 0 plain, round 5: 60.00 %"
+    assert found["left"]
+    assert found["key"] == "Client 0 plain, round 1: 12.00 %"
+    assert found["next"] == "Client 0 plain, round 2: 24.00 %"
+    assert found["end"] == "Client 0 plain, round 5: 60.00 %"
+    assert found["gap"].startswith("Client 0 plain, round 3: ")
+    assert found["oracle"] == [1, "All clients, round 1: 33.33 %", "Pseudo-label accuracy (oracle view)"]
+    assert found["off"] == ["Public loss: none", "Agreement with the consensus: none"]
+
+
+def test_methods_can_be_compared_over_seeds(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const told = () => $("#compare-chart output").textContent;
+        named("#compare-picks button", "None").click();
+        named("#compare-picks .chip", "Local training").click();
+        recorded.bands = $$("#compare-chart polygon.band").length;
+        const svg = $("#compare-chart svg");
+        point(svg, 0.99, 0.1, "pointerdown");
+        recorded.told = told();
+        choose("compare-setting", "second");
+        named("#compare-picks button", "All").click();
+        recorded.lines = $$("#compare-chart path.series").length;
+        recorded.bandsOfAll = $$("#compare-chart polygon.band").length;
+        """,
+    )
+    assert found["bands"] == 1
+    assert found["told"] == "Local training, round 5: 60.00 %, seeds from 60.00 % to 60.00 % (2 seeds)"
+    assert found["lines"] == 3
+    assert found["bandsOfAll"] == 2  # of FedAvg there is one seed
+
+
+def test_the_map_tells_who_holds_what(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const told = () => $("#shards-told").textContent;
+        choose("shards-setting", "second");
+        recorded.all = told();
+        recorded.names = $$("#shards-map .names span").map((node) => node.textContent);
+        const canvas = $("#shards-map canvas");
+        point(canvas, 0.75, 3.5 / 5);
+        recorded.pointed = told();
+        const {data, width, height} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const pixel = (column, line) => {
+          const at = 4 * (Math.floor((line + 0.2) * height / 5) * width + Math.floor((column + 0.2) * width / 2));
+          return data.slice(at, at + 3).join();
+        };
+        recorded.colours = [pixel(0, 1), pixel(1, 1), pixel(1, 4), pixel(0, 0)];
+        canvas.focus();
+        press(canvas, "Escape");
+        press(canvas, "ArrowDown");
+        press(canvas, "ArrowDown");
+        press(canvas, "ArrowRight");
+        recorded.key = told();
+        """,
+    )
+    assert found["all"] == "4 clients with 16 training examples, 60 public ones, 2 classes."
+    assert found["names"] == ["Upublic", "0plain", "1plain", "2noisy", "3noisy"]
+    assert found["pointed"] == "Client 2, noisy, class dog: 3 (60.0 % of 5)"
+    assert found["key"] == "Client 0, plain, class dog: 1 (100.0 % of 1)"
+    nothing, little, most, public = found["colours"]
+    assert len({nothing, little, most}) == 3
+    assert most == public  # the largest number of each scale
+
+
+def test_runs_can_be_found_and_show_their_configuration(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const filter = $("#runs-filter");
+        const shown = () => $$(".run").filter((run) => run.checkVisibility()).length;
+        recorded.closed = shown();
+        filter.value = "fedavg first";
+        filter.dispatchEvent(new Event("input"));
+        recorded.found = [shown(), $("#runs-found").textContent];
+        const run = $$(".run").find((one) => one.checkVisibility());
+        run.open = true;
+        run.querySelector(".config").open = true;
+        await settled();
+        recorded.config = run.querySelector("pre").textContent;
+        filter.value = "";
+        filter.dispatchEvent(new Event("input"));
+        recorded.again = shown();
+        """,
+    )
+    assert found == {"closed": 0, "found": [2, "2 found"], "config": "method: fedavg\n", "again": 0}
+
+
+def test_a_command_is_copied_or_selected(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        $("#fill-0 .copy").click();
+        await settled();
+        recorded.button = $("#fill-0 .copy").textContent;
+        recorded.selected = getSelection().toString();
+        """,
+    )
+    assert (found["button"], found["selected"]) in (("Copied", ""), ("Selected", "fedmosaic baseline local"))
+
+
+@pytest.mark.parametrize(("system", "ground"), [("0", "rgb(20, 23, 26)"), ("1", "rgb(246, 246, 243)")])
+def test_the_theme_follows_the_system_until_it_is_chosen(text, tmp_path, system, ground):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const ground = () => getComputedStyle(document.body).backgroundColor;
+        const button = $("#theme");
+        recorded.themes = [[button.textContent, ground()]];
+        for (let press = 0; press < 3; press += 1) {
+          button.click();
+          recorded.themes.push([button.textContent, ground()]);
+        }
+        button.click();
+        recorded.stored = localStorage.getItem("fedmosaic-theme");
+        """,
+        f"--blink-settings=preferredColorScheme={system}",
+    )
+    assert found["themes"] == [
+        ["Theme: auto", ground],
+        ["Theme: light", "rgb(246, 246, 243)"],
+        ["Theme: dark", "rgb(20, 23, 26)"],
+        ["Theme: auto", ground],
+    ]
+    assert found["stored"] == "light"
+
+
+def test_a_phone_scrolls_tables_and_not_the_page(tmp_path):
+    root = tmp_path / "runs"
+    for number in range(7):
+        write_run(root, f"setting-with-a-long-name-{number}", "local", 0, [0.5] * 100, classes=tuple("abcdefghijkl"))
+        write_run(root, f"setting-with-a-long-name-{number}", "fedavg", 0, [0.6] * 100, classes=tuple("abcdefghijkl"))
+    found = played(
+        tmp_path,
+        page_of(root, commands=("fedmosaic " + "word " * 60, "x" * 300)),
+        """
+        $$("details").forEach((one) => (one.open = true));
+        await settled();
+        recorded.width = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+        const box = $("#table-0 .scroll");
+        recorded.wide = box.scrollWidth > box.clientWidth;
+        const head = box.querySelector("tbody th");
+        const before = head.getBoundingClientRect().left;
+        box.scrollLeft = 200;
+        recorded.moved = [box.scrollLeft, head.getBoundingClientRect().left - before];
+        const map = $("#shards-map .map");
+        recorded.map = [map.scrollHeight > map.clientHeight, $$("#shards-map .names span").length];
+        """,
+        phone=True,
+    )
+    assert found["width"] == 0
+    assert found["wide"]
+    assert found["moved"] == [200, 0]
+    assert found["map"] == [True, 101]
+
+
+def test_hostile_names_do_nothing_but_stand_there(tmp_path):
+    root = tmp_path / "runs"
+    for variant in ("local", "fedavg"):
+        run = write_run(root, HOSTILE, variant, 0, [0.5, 0.6], classes=(HOSTILE, "b"), domains=(HOSTILE, "b"))
+        (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
+    found = played(
+        tmp_path,
+        page_of(root, notes=(HOSTILE,)),
+        """
+        $$("details").forEach((one) => (one.open = true));
+        await settled();
+        point($("#explore-chart svg"), 0.5, 0.5);
+        point($("#shards-map canvas"), 0.1, 0.9);
+        recorded.images = $$("img, body svg[onload]").length;
+        recorded.scripts = $$("script").length;
+        recorded.option = $("#explore-setting").options[0].textContent;
+        recorded.config = $(".config pre").textContent;
+        recorded.class = $("#shards-map .heads span").title;
+        """,
+    )
+    # Spaces at the ends and in rows are not kept by an option; there are none in it.
+    assert found == {"images": 0, "scripts": 4, "option": HOSTILE, "config": HOSTILE, "class": HOSTILE}
+
+
+def test_a_script_that_is_not_ours_does_not_run(text, tmp_path):
+    """The policy is alive: without its digest in it, an added script is refused."""
+    (tmp_path / "page.html").write_text(text.replace("</body>", "<script>document.title = 'taken'</script></body>"))
+    with pytest.raises(AssertionError, match="Content Security Policy"):
+        browse(tmp_path / "page.html")
+
+
+def test_without_javascript_the_tables_and_runs_are_there(text, tmp_path):
+    bare = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    (tmp_path / "page.html").write_text(bare, encoding="utf-8")
+    printed = browse(tmp_path / "page.html")
+    assert 'class="scripted"' not in printed
+    assert '<span class="result worst">43.33' in printed
+    assert "fedmosaic evaluate" in printed
