@@ -41,6 +41,17 @@ def test_presets_are_in_both_distributions(built):
     assert {name.removeprefix("presets/") for name in packed if name.startswith("presets/")} == PRESETS
 
 
+def test_the_page_of_a_report_is_in_both_distributions(built):
+    folder = ROOT / "fedmosaic_cli" / "report" / "page"
+    wanted = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")}
+    assert len(wanted) > 3
+    [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        assert wanted <= set(archive.namelist())
+    with tarfile.open(source) as archive:
+        assert wanted <= {name.split("/", 1)[-1] for name in archive.getnames()}
+
+
 def test_the_installed_wheel_finds_its_presets_in_an_empty_directory(built, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"

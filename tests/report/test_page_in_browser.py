@@ -166,13 +166,13 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["noisy"] == 3
     assert found["pressed"] == ["false", "false", "true", "true"]
     assert found["none"] == [0, "No client is picked."]
-    assert found["pointed"] == "Client 0 plain, round 5: 60.00 %"
+    assert found["pointed"] == "Client 0 plain, round 5: 60.00%"
     assert found["left"]
-    assert found["key"] == "Client 0 plain, round 1: 12.00 %"
-    assert found["next"] == "Client 0 plain, round 2: 24.00 %"
-    assert found["end"] == "Client 0 plain, round 5: 60.00 %"
+    assert found["key"] == "Client 0 plain, round 1: 12.00%"
+    assert found["next"] == "Client 0 plain, round 2: 24.00%"
+    assert found["end"] == "Client 0 plain, round 5: 60.00%"
     assert found["gap"].startswith("Client 0 plain, round 3: ")
-    assert found["oracle"] == [1, "All clients, round 1: 33.33 %", "Pseudo-label accuracy (oracle view)"]
+    assert found["oracle"] == [1, "All clients, round 1: 33.33%", "Pseudo-label accuracy (oracle view)"]
     assert found["off"] == ["Public loss: none", "Agreement with the consensus: none"]
 
 
@@ -195,7 +195,7 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
         """,
     )
     assert found["bands"] == 1
-    assert found["told"] == "Local training, round 5: 60.00 %, seeds from 60.00 % to 60.00 % (2 seeds)"
+    assert found["told"] == "Local training, round 5: 60.00%, seeds from 60.00% to 60.00% (2 seeds)"
     assert found["lines"] == 3
     assert found["bandsOfAll"] == 2  # of FedAvg there is one seed
 
@@ -228,8 +228,8 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
     )
     assert found["all"] == "4 clients with 16 training examples, 60 public ones, 2 classes."
     assert found["names"] == ["Upublic", "0plain", "1plain", "2noisy", "3noisy"]
-    assert found["pointed"] == "Client 2, noisy, class dog: 3 (60.0 % of 5)"
-    assert found["key"] == "Client 0, plain, class dog: 1 (100.0 % of 1)"
+    assert found["pointed"] == "Client 2, noisy, class dog: 3 (60.0% of 5)"
+    assert found["key"] == "Client 0, plain, class dog: 1 (100.0% of 1)"
     nothing, little, most, public = found["colours"]
     assert len({nothing, little, most}) == 3
     assert most == public  # the largest number of each scale

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.table import Table
 
 HERE = files("fedmosaic_cli.report.page")
-SCRIPTS = ("base.js", "sorting.js", "chart.js", "curves.js", "shards.js", "start.js")
+SCRIPTS = ("base.js", "sorting.js", "chart.js", "curves.js", "shards.js", "runs.js", "around.js", "start.js")
 
 
 def page(

@@ -85,7 +85,7 @@ def found(result: Result, every: int) -> Markup:
     if result.std is not None:
         pieces.append(tag("small", f" ({percent(result.std)})"))
     if result.verdict.mark:
-        pieces.append(tag("span", f" {result.verdict.mark}", class_="mark", title=result.verdict.meaning))
+        pieces.append(tag("span", f" {result.verdict.mark}", class_="mark", role="img", title=result.verdict.meaning))
     shown = tag("span", *pieces, class_=f"result {CLASSES.get(result.verdict, '')}".rstrip())
     few = tag("small", f"{len(result.seeds)} of {counted(every, 'seed')}", class_="few")
     return shown if len(result.seeds) == every else joined([shown, few])

@@ -100,7 +100,7 @@ def entry(line: Line, no_curves: str | None, texts: Texts) -> Markup:
         "summary",
         tag("b", line.title),
         tag("span", f"seed {line.seed}"),
-        tag("span", f"{percent(line.accuracy)} %{line.caveats}"),
+        tag("span", f"{percent(line.accuracy)}%{line.caveats}"),
         tag("span", "finished", class_="state"),
         tag("span", line.device or "device not recorded", class_="device"),
     )

@@ -42,7 +42,7 @@ function swatch({ colour, dash }) {
   return drawn("svg", { class: colour, "aria-hidden": "true" }, line);
 }
 
-// A row of buttons for many at once, and a chip each: `entries` are {name, style, groups}, `picked` is a set of numbers.
+// A row of buttons for many at once, and a chip each: `entries` are {name, style, group}, `picked` a set of numbers.
 function chips(place, entries, groups, picked, changed) {
   const set = (wanted) => {
     picked.clear();
@@ -67,7 +67,8 @@ function chips(place, entries, groups, picked, changed) {
     button.addEventListener("click", () => set(wanted));
     return button;
   });
-  place.replaceChildren(element("div", { class: "row" }, ...buttons), element("div", { class: "row chips" }, ...pieces));
+  const rows = [element("div", { class: "row" }, ...buttons), element("div", { class: "row chips" }, ...pieces)];
+  place.replaceChildren(...rows);
   show();
 }
 
@@ -76,7 +77,7 @@ function rounded(value) {
 }
 
 function percentage(value) {
-  return `${(100 * value).toFixed(2)} %`;
+  return `${(100 * value).toFixed(2)}%`;
 }
 
 function mean(values) {
@@ -89,85 +90,4 @@ function resolvedColour(name) {
   const colour = getComputedStyle(probe).color;
   probe.remove();
   return colour;
-}
-
-function startTheme(changed) {
-  const button = byId("theme");
-  const show = (theme) => {
-    if (theme === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-    button.textContent = `Theme: ${theme}`;
-    changed();
-  };
-  let theme = storedTheme();
-  button.hidden = false;
-  show(theme);
-  button.addEventListener("click", () => {
-    theme = { auto: "light", light: "dark", dark: "auto" }[theme];
-    try {
-      localStorage.setItem("fedmosaic-theme", theme);
-    } catch {
-      // It holds until the page is closed.
-    }
-    show(theme);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
-}
-
-function startCopying() {
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest("button.copy");
-    if (!button) return;
-    const all = button.classList.contains("all");
-    const codes = [...(all ? button.closest(".fill") : button.parentElement).querySelectorAll("code")];
-    const before = all ? "Copy all" : "Copy";
-    try {
-      await navigator.clipboard.writeText(codes.map((code) => code.textContent).join("\n"));
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(codes[0]);
-      button.textContent = "Selected";
-    }
-    setTimeout(() => (button.textContent = before), 1500);
-  });
-}
-
-function startRuns() {
-  document.addEventListener("toggle", (event) => {
-    const place = event.target.querySelector?.(":scope > pre[data-text]");
-    if (place && event.target.open) place.textContent = numbers.texts[Number(place.dataset.text)];
-  }, true);
-  const groups = [...document.querySelectorAll(".card.runs")];
-  const wasOpen = groups.map((group) => group.open);
-  const entries = groups.map((group) => [...group.querySelectorAll(":scope > .run")]);
-  const texts = entries.map((runs, number) => {
-    const label = groups[number].querySelector("h3").textContent;
-    return runs.map((run) => `${label} ${run.querySelector("summary").innerText} ${run.textContent}`.toLowerCase());
-  });
-  byId("runs-filter").addEventListener("input", (event) => {
-    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let found = 0;
-    entries.forEach((runs, group) => {
-      let here = 0;
-      runs.forEach((run, number) => {
-        run.hidden = !words.every((word) => texts[group][number].includes(word));
-        here += run.hidden ? 0 : 1;
-      });
-      groups[group].hidden = here === 0;
-      groups[group].open = words.length ? true : wasOpen[group];
-      found += here;
-    });
-    byId("runs-found").textContent = words.length ? `${found} found` : "";
-  });
-}
-
-function startSections() {
-  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-  const seen = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (!isIntersecting) continue;
-      links.forEach((link, id) => (id === target.id ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current")));
-    }
-  }, { rootMargin: "-15% 0px -80% 0px" });
-  document.querySelectorAll("main > section").forEach((section) => seen.observe(section));
 }

@@ -1,10 +1,12 @@
 // A line chart in SVG. `series` are {name, style, strong, points: [[x, y or null]], band: [[x, low, high]], of};
 // `told(series, point)` says in words what is pointed at. The pointer, a finger and the arrow keys can all point.
+const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 const MARGIN = { left: 54, right: 14, top: 12, bottom: 38 };
 
 function lineChart(place, label) {
   const chart = { place, series: [], chosen: null, title: "", told: () => "", form: rounded };
-  chart.svg = drawn("svg", { tabindex: "0", role: "application", "aria-roledescription": "line chart", "aria-label": label });
+  const role = { role: "application", "aria-roledescription": "line chart", "aria-label": label };
+  chart.svg = drawn("svg", { tabindex: "0", ...role });
   chart.tip = element("div", { class: "tip", "aria-hidden": "true" });
   chart.output = element("output", { class: "told-now" });
   chart.tip.hidden = true;
@@ -31,8 +33,8 @@ function drawChart(chart) {
   chart.svg.setAttribute("height", height);
   chart.svg.classList.remove("pointed");
   chart.tip.hidden = true;
-  const ys = chart.series.flatMap((line) => [...line.points.map((point) => point[1]), ...(line.band ?? []).flatMap((point) => point.slice(1))]);
-  const numbersOnly = ys.filter((y) => y !== null);
+  const drawnPoints = chart.series.flatMap((line) => [...line.points, ...(line.band ?? [])]);
+  const numbersOnly = drawnPoints.flatMap((point) => point.slice(1)).filter((y) => y !== null);
   if (!numbersOnly.length) {
     chart.scale = null;
     chart.svg.replaceChildren(drawn("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, chart.empty));
@@ -88,7 +90,8 @@ function axes(chart, width, height) {
   }
   const step = Math.max(1, Math.round(niceStep(Math.max(scale.right - scale.left, 1), width < 560 ? 5 : 10)));
   const ticks = [scale.left];
-  for (let tick = Math.ceil((scale.left + step * 0.6) / step) * step; tick <= scale.right; tick += step) ticks.push(tick);
+  const second = Math.ceil((scale.left + step * 0.6) / step) * step;
+  for (let tick = second; tick <= scale.right; tick += step) ticks.push(tick);
   const base = height - MARGIN.bottom;
   for (const tick of ticks) {
     pieces.push(drawn("line", { class: "axis", x1: scale.x(tick), x2: scale.x(tick), y1: base, y2: base + 4 }));
@@ -106,12 +109,15 @@ function shapes(chart, line, number) {
   if (line.band?.length > 1) {
     const upper = line.band.map(([round, , high]) => `${x(round).toFixed(1)},${y(high).toFixed(1)}`);
     const lower = line.band.map(([round, low]) => `${x(round).toFixed(1)},${y(low).toFixed(1)}`).reverse();
-    pieces.push(drawn("polygon", { class: `band ${line.style.colour}`, points: [...upper, ...lower].join(" "), ...marks }));
+    const corners = [...upper, ...lower].join(" ");
+    pieces.push(drawn("polygon", { class: `band ${line.style.colour}`, points: corners, ...marks }));
   }
-  const look = { class: `series ${line.style.colour}${line.strong ? " strong" : ""}`, "stroke-dasharray": line.style.dash };
-  pieces.push(drawn("path", { ...look, d: pathOf(line.points, chart.scale), ...marks }));
+  const kind = `series ${line.style.colour}${line.strong ? " strong" : ""}`;
+  const shape = { class: kind, "stroke-dasharray": line.style.dash, d: pathOf(line.points, chart.scale) };
+  pieces.push(drawn("path", { ...shape, ...marks }));
   line.points.forEach(([round, value], at) => {
-    const alone = value !== null && (line.points[at - 1]?.[1] ?? null) === null && (line.points[at + 1]?.[1] ?? null) === null;
+    const isGap = (number) => (line.points[number]?.[1] ?? null) === null;
+    const alone = !isGap(at) && isGap(at - 1) && isGap(at + 1);
     if (alone) pieces.push(drawn("circle", { class: `dot ${line.style.colour}`, cx: x(round), cy: y(value), r: 2.5 }));
   });
   return pieces;
@@ -152,13 +158,15 @@ function pointAt(chart, chosen) {
   chart.svg.classList.toggle("pointed", chosen !== null);
   chart.tip.hidden = chosen === null;
   chart.over.replaceChildren();
-  for (const shape of chart.lines.children) shape.classList.toggle("chosen", chosen !== null && shape.dataset.series === String(chosen.series));
+  for (const shape of chart.lines.children) {
+    shape.classList.toggle("chosen", shape.dataset.series === String(chosen?.series));
+  }
   if (!chosen) return;
   const line = chart.series[chosen.series];
   const [round, value] = line.points[chosen.point];
   const [x, y] = [chart.scale.x(round), chart.scale.y(value)];
   chart.over.append(
-    drawn("line", { class: "guide", x1: x, x2: x, y1: MARGIN.top, y2: chart.svg.viewBox.baseVal.height - MARGIN.bottom }),
+    drawn("line", { class: "guide", x1: x, x2: x, y1: MARGIN.top, y2: chart.scale.y(chart.scale.bottom) }),
     drawn("circle", { class: `ring ${line.style.colour}`, cx: x, cy: y, r: 5 }),
   );
   chart.output.textContent = chart.tip.textContent = chart.told(line, line.points[chosen.point], chosen.point);
@@ -171,14 +179,13 @@ function pointAt(chart, chosen) {
 function moveBy(chart, event) {
   if (!chart.scale) return;
   if (event.key === "Escape") return pointAt(chart, null);
-  const steps = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] };
-  const step = steps[event.key];
+  const step = { ...ARROWS, Home: [0, -Infinity], End: [0, Infinity] }[event.key];
   if (!step) return;
   event.preventDefault();
   const count = chart.series.length;
   const from = chart.chosen ?? { series: 0, point: 0 };
   const series = chart.chosen ? (from.series + step[0] + count) % count : 0;
-  const known = chart.series[series].points.map((point, number) => (point[1] === null ? -1 : number)).filter((number) => number >= 0);
+  const known = chart.series[series].points.flatMap((point, number) => (point[1] === null ? [] : [number]));
   if (!known.length) return;
   const at = known.findIndex((number) => number >= from.point);
   const place = (at < 0 ? known.length - 1 : at) + (chart.chosen ? step[1] : 0);

@@ -14,7 +14,8 @@ function startExplorer() {
     const wanted = method.selectedOptions[0]?.textContent;
     const same = methods().findIndex((one) => one.title === wanted);
     const ours = methods().findIndex((one) => one.family === "fedmosaic");
-    fillSelect(method, methods().map((one, number) => ({ value: number, text: one.title })), same >= 0 ? same : Math.max(ours, 0));
+    const entries = methods().map((one, number) => ({ value: number, text: one.title }));
+    fillSelect(method, entries, same >= 0 ? same : Math.max(ours, 0));
   };
   const fillSeeds = () => {
     const entries = (methods()[Number(method.value)]?.runs ?? []).map((one) => ({
@@ -85,23 +86,25 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
 
 function tickText(tick, step, isFraction) {
   const [number, size] = isFraction ? [100 * tick, 100 * step] : [tick, step];
-  const places = size < 1e-4 ? 0 : Math.max(0, Math.min(6, Math.ceil(-Math.log10(size) - 1e-9) + (/25/.test(String(Number(size.toPrecision(2)))) ? 1 : 0)));
-  const text = number && (Math.abs(number) >= 1e5 || size < 1e-4) ? number.toExponential(1) : number.toFixed(places);
+  const isOdd = number && (Math.abs(number) >= 1e5 || size < 1e-4);
+  const places = (String(Number(size.toPrecision(2))).split(".")[1] ?? "").length;
+  const text = isOdd ? number.toExponential(1) : number.toFixed(Math.min(places, 6));
   return isFraction ? `${text}%` : text;
 }
 
 function startComparison() {
   const chart = lineChart(byId("compare-chart"), "Mean accuracy of methods by round");
   const setting = byId("compare-setting");
-  const pickedTitles = new Map();
+  const pickedBySetting = new Map();
   const update = () => {
     const methods = numbers.settings[Number(setting.value)]?.methods ?? [];
     const lines = methods.map(methodLine).map((line, number) => ({ ...line, style: look(number) }));
     const first = ["local", "centralized", "fedavg", "fedmosaic"];
-    if (!pickedTitles.has(setting.value)) {
-      pickedTitles.set(setting.value, new Set(methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []))));
+    if (!pickedBySetting.has(setting.value)) {
+      const wanted = methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []));
+      pickedBySetting.set(setting.value, new Set(wanted));
     }
-    const picked = pickedTitles.get(setting.value);
+    const picked = pickedBySetting.get(setting.value);
     const redraw = () => showChart(chart, {
       series: lines.filter((line, number) => picked.has(number) && line.points.length),
       floor: 0, top: 1, form: (tick, step) => tickText(tick, step, true), told: tellMethod,
@@ -126,16 +129,19 @@ function methodLine(method) {
       if (known.length) byRound.set(round, [...(byRound.get(round) ?? []), mean(known)]);
     });
   }
-  const rounds = [...byRound.keys()].sort((one, other) => one - other).filter((round) => byRound.get(round).length === shown.length);
+  const everySeed = [...byRound.keys()].filter((round) => byRound.get(round).length === shown.length);
+  const rounds = everySeed.sort((one, other) => one - other);
+  const range = (round) => [round, smallest(byRound.get(round)), largest(byRound.get(round))];
   return {
     name: method.title, seeds: shown.length, of: method.runs.length,
     points: rounds.map((round) => [round, mean(byRound.get(round))]),
-    band: shown.length > 1 ? rounds.map((round) => [round, smallest(byRound.get(round)), largest(byRound.get(round))]) : [],
+    band: shown.length > 1 ? rounds.map(range) : [],
   };
 }
 
 function tellMethod(line, [round, value], at) {
   const seeds = line.seeds === line.of ? `${line.seeds}` : `${line.seeds} of ${line.of}`;
-  const spread = line.band.length ? `, seeds from ${percentage(line.band[at][1])} to ${percentage(line.band[at][2])}` : "";
+  const [low, high] = (line.band[at] ?? []).slice(1).map(percentage);
+  const spread = low ? `, seeds from ${low} to ${high}` : "";
   return `${line.name}, round ${round}: ${percentage(value)}${spread} (${seeds} ${line.of === 1 ? "seed" : "seeds"})`;
 }

@@ -34,32 +34,39 @@ function drawShards(place, shards) {
     return place.replaceChildren();
   }
   const names = element("div", { class: "names" }, ...map.rows.map((row) => nameOf(row)));
-  const room = place.clientWidth - Math.min(190, 40 + 7 * largest(map.rows.map((row) => row.name.length + row.more.length)));
+  const longest = largest(map.rows.map((row) => row.name.length + row.more.length));
+  const room = place.clientWidth - Math.min(190, 40 + 7 * longest);
   const least = map.columns > 40 ? 9 : 20;
-  map.wide = Math.max(1, Math.min(Math.max(least, Math.floor(room / map.columns)), 64, Math.floor(WIDEST / map.columns)));
+  const wanted = Math.min(64, Math.max(least, Math.floor(room / map.columns)));
+  map.wide = Math.max(1, Math.min(wanted, Math.floor(WIDEST / map.columns)));
   map.high = map.rows.length > 40 ? 16 : 24;
   for (const name of names.children) name.style.height = `${map.high}px`;
-  map.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heat map", "aria-label": "Training examples by client and class" });
+  const role = { role: "application", "aria-roledescription": "heat map" };
+  map.canvas = element("canvas", { tabindex: "0", ...role, "aria-label": "Training examples by client and class" });
   map.here = element("div", { class: "here" });
   map.here.hidden = true;
   map.tip = element("div", { class: "tip", "aria-hidden": "true" });
   map.tip.hidden = true;
-  const box = element("div", { class: "map" }, element("div", { class: "corner" }, "client"), headsOf(map), names, element("div", { class: "field" }, map.canvas, map.here));
-  place.replaceChildren(box, map.tip);
+  const corner = element("div", { class: "corner" }, "client");
+  const field = element("div", { class: "field" }, map.canvas, map.here);
+  place.replaceChildren(element("div", { class: "map" }, corner, headsOf(map), names, field), map.tip);
   paint(map);
   listen(map);
-  const examples = map.rows.slice(1).reduce((sum, row) => sum + row.total, 0);
-  map.rest = `${map.rows.length - 1} clients with ${examples.toLocaleString("en")} training examples, ${map.rows[0].total.toLocaleString("en")} public ones, ${map.columns} classes.`;
+  const [publicOnes, ...others] = map.rows.map((row) => row.total);
+  const examples = others.reduce((sum, total) => sum + total, 0);
+  map.rest = `${others.length} clients with ${grouped(examples)} training examples, `
+    + `${grouped(publicOnes)} public ones, ${map.columns} classes.`;
   told.textContent = map.rest;
 }
 
 function rowsOf(shards) {
   const total = (counts) => counts.reduce((sum, count) => sum + count, 0);
-  const clients = shards.clients.map((id, at) => ({
-    name: String(id), more: [shards.domains[at], shards.flipped[at] ? "flipped" : "", shards.noisy[at] ? "noisy labels" : ""].filter(Boolean).join(", "),
-    counts: shards.train[at], total: total(shards.train[at]), said: `Client ${id}`,
-  }));
-  return [{ name: "U", more: "public", counts: shards.public, total: total(shards.public), said: "Public set" }, ...clients];
+  const about = (at) => [shards.domains[at], shards.flipped[at] && "flipped", shards.noisy[at] && "noisy labels"];
+  const row = (name, more, counts, said) => ({ name, more, counts, said, total: total(counts) });
+  const clients = shards.clients.map((id, at) => {
+    return row(String(id), about(at).filter(Boolean).join(", "), shards.train[at], `Client ${id}`);
+  });
+  return [row("U", "public", shards.public, "Public set"), ...clients];
 }
 
 function nameOf(row) {
@@ -115,7 +122,8 @@ function rgb(colour) {
 }
 
 function brightness(colour) {
-  const [red, green, blue] = colour.map((part) => (part / 255 <= 0.04 ? part / 3295 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  const linear = (part) => (part <= 0.04 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = colour.map((part) => linear(part / 255));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
@@ -126,33 +134,41 @@ function listen(map) {
     map.here.hidden = map.tip.hidden = place === null;
     map.told.textContent = place === null ? map.rest : tellField(map, place);
     if (!place) return;
-    Object.assign(map.here.style, { left: `${place.column * map.wide}px`, top: `${place.row * map.high}px`, width: `${map.wide}px`, height: `${map.high}px` });
+    const corner = { left: place.column * map.wide, top: place.row * map.high, width: map.wide, height: map.high };
+    for (const [side, pixels] of Object.entries(corner)) map.here.style[side] = `${pixels}px`;
     putTip(map);
   };
   const pointed = (event) => {
     const box = map.canvas.getBoundingClientRect();
-    const [column, row] = [Math.floor((event.clientX - box.left) / map.wide), Math.floor((event.clientY - box.top) / map.high)];
-    show(column >= 0 && column < map.columns && row >= 0 && row < map.rows.length ? { row, column } : null);
+    const column = Math.floor((event.clientX - box.left) / map.wide);
+    const row = Math.floor((event.clientY - box.top) / map.high);
+    show(column >= 0 && column < map.columns && map.rows[row] ? { row, column } : null);
   };
   map.canvas.addEventListener("pointermove", pointed);
   map.canvas.addEventListener("pointerdown", pointed);
   map.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(null));
   map.canvas.addEventListener("blur", () => show(null));
   map.canvas.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const step = ARROWS[event.key];
     if (event.key === "Escape") show(null);
     if (!step) return;
     event.preventDefault();
     const kept = (value, count) => Math.min(count - 1, Math.max(0, value));
-    show(at ? { row: kept(at.row + step[0], map.rows.length), column: kept(at.column + step[1], map.columns) } : { row: 0, column: 0 });
+    const { row, column } = at ?? { row: -step[0], column: -step[1] };
+    show({ row: kept(row + step[0], map.rows.length), column: kept(column + step[1], map.columns) });
     map.here.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 }
 
 function tellField(map, { row, column }) {
   const { said, more, counts, total } = map.rows[row];
-  const share = total ? ` (${((100 * counts[column]) / total).toFixed(1)} % of ${total.toLocaleString("en")})` : "";
-  return `${said}${row && more ? `, ${more}` : ""}, class ${map.shards.classes[column]}: ${counts[column].toLocaleString("en")}${share}`;
+  const share = total ? ` (${((100 * counts[column]) / total).toFixed(1)}% of ${grouped(total)})` : "";
+  const who = row && more ? `${said}, ${more}` : said;
+  return `${who}, class ${map.shards.classes[column]}: ${grouped(counts[column])}${share}`;
+}
+
+function grouped(count) {
+  return count.toLocaleString("en");
 }
 
 function putTip(map) {

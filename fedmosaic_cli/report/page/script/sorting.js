@@ -14,12 +14,14 @@ function startSorting() {
 }
 
 function sortBy(table, head, first) {
-  const ways = head.dataset.sort === "number" ? ["none", "descending", "ascending"] : ["none", "ascending", "descending"];
+  const keyOf = (row, asNumber) => sortKey(row.cells[head.cellIndex], asNumber);
+  const isNumber = head.dataset.sort === "number" && first.some((row) => keyOf(row, true) !== null);
+  const ways = isNumber ? ["none", "descending", "ascending"] : ["none", "ascending", "descending"];
   const way = ways[(ways.indexOf(head.getAttribute("aria-sort")) + 1) % ways.length];
   for (const other of table.querySelectorAll("th[aria-sort]")) other.setAttribute("aria-sort", "none");
   head.setAttribute("aria-sort", way);
   const sign = way === "ascending" ? 1 : -1;
-  const keys = new Map(first.map((row) => [row, sortKey(row.cells[head.cellIndex], head.dataset.sort)]));
+  const keys = new Map(first.map((row) => [row, keyOf(row, isNumber)]));
   const order = (one, other) => {
     const [a, b] = [keys.get(one), keys.get(other)];
     if (a === null || b === null) return (a === null) - (b === null); // what is missing comes last either way
@@ -28,10 +30,10 @@ function sortBy(table, head, first) {
   table.tBodies[0].append(...(way === "none" ? first : [...first].sort(order)));
 }
 
-function sortKey(cell, kind) {
+// The number that a cell was given, or else the first that stands in it.
+function sortKey(cell, asNumber) {
   if (!cell) return null;
-  if (kind !== "number") return cell.textContent.trim();
-  const text = cell.dataset.value ?? cell.textContent.replace("\u2212", "-").replace(/[^0-9.eE+-].*$/s, "");
-  const value = text.trim() === "" ? NaN : Number(text);
-  return Number.isNaN(value) ? null : value;
+  if (!asNumber) return cell.textContent.trim();
+  const found = (cell.dataset.value ?? cell.textContent).replaceAll("\u2212", "-").match(/-?\d+(\.\d+)?(e[+-]?\d+)?/i);
+  return found ? Number(found[0]) : null;
 }

@@ -1,0 +1,53 @@
+// What surrounds the content: theme, copy buttons, and the section that is being read.
+function startTheme(changed) {
+  const button = byId("theme");
+  const show = (theme) => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    button.textContent = `Theme: ${theme}`;
+    changed();
+  };
+  let theme = storedTheme();
+  button.hidden = false;
+  show(theme);
+  button.addEventListener("click", () => {
+    theme = { auto: "light", light: "dark", dark: "auto" }[theme];
+    try {
+      localStorage.setItem("fedmosaic-theme", theme);
+    } catch {
+      // It holds until the page is closed.
+    }
+    show(theme);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+}
+
+function startCopying() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const all = button.classList.contains("all");
+    const codes = [...(all ? button.closest(".fill") : button.parentElement).querySelectorAll("code")];
+    const before = all ? "Copy all" : "Copy";
+    try {
+      await navigator.clipboard.writeText(codes.map((code) => code.textContent).join("\n"));
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(codes[0]);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => (button.textContent = before), 1500);
+  });
+}
+
+function startSections() {
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      links.forEach((link) => link.removeAttribute("aria-current"));
+      links.get(target.id)?.setAttribute("aria-current", "true");
+    }
+  }, { rootMargin: "-15% 0px -80% 0px" });
+  document.querySelectorAll("main > section").forEach((section) => seen.observe(section));
+}
