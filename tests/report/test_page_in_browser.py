@@ -115,8 +115,8 @@ def test_tables_are_sorted_by_a_press_on_their_heads(text, tmp_path):
     assert found["focused"]
     assert found["orders"] == [
         ["none", first],
-        ["descending", ["FedMosaic (entropy)", "Local training", "FedAvg", "Centralized"]],
-        ["ascending", ["FedAvg", "Local training", "FedMosaic (entropy)", "Centralized"]],
+        ["descending", ["Local training", "FedMosaic (entropy)", "FedAvg", "Centralized"]],
+        ["ascending", ["FedAvg", "FedMosaic (entropy)", "Local training", "Centralized"]],
         ["none", first],
     ]
     assert found["names"] == ["ascending", "none", ["Centralized", "FedAvg", "FedMosaic (entropy)", "Local training"]]
@@ -136,10 +136,12 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
         named("#explore-picks button", "noisy").click();
         recorded.noisy = lines();
         recorded.pressed = $$("#explore-picks .chip").map((chip) => chip.getAttribute("aria-pressed"));
+        const svg = $("#explore-chart svg");
+        ["ArrowRight", "ArrowUp", "End"].forEach((key) => press(svg, key));
+        recorded.mean = told();
         named("#explore-picks button", "None").click();
         recorded.none = [lines(), told()];
         named("#explore-picks .chip", "0 plain").click();
-        const svg = $("#explore-chart svg");
         point(svg, 0.99, 0.5);
         recorded.pointed = told();
         point(svg, 0.99, 0.5, "pointerleave");
@@ -154,6 +156,8 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
         choose("explore-value", "Trust");
         press(svg, "ArrowRight");
         recorded.gap = told();
+        point(svg, 0.06, 0.85);
+        recorded.beforeTheFirst = told();
         choose("explore-value", "Pseudo-label");
         press(svg, "ArrowRight");
         recorded.oracle = [lines(), told(), $("#explore-value").selectedOptions[0].textContent];
@@ -165,6 +169,7 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["all"] == 5
     assert found["noisy"] == 3
     assert found["pressed"] == ["false", "false", "true", "true"]
+    assert found["mean"] == "Mean of 2 clients, round 5: 75.00%"
     assert found["none"] == [0, "No client is picked."]
     assert found["pointed"] == "Client 0 plain, round 5: 60.00%"
     assert found["left"]
@@ -172,6 +177,7 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["next"] == "Client 0 plain, round 2: 24.00%"
     assert found["end"] == "Client 0 plain, round 5: 60.00%"
     assert found["gap"].startswith("Client 0 plain, round 3: ")
+    assert found["beforeTheFirst"] == found["gap"]
     assert found["oracle"] == [1, "All clients, round 1: 33.33%", "Pseudo-label accuracy (oracle view)"]
     assert found["off"] == ["Public loss: none", "Agreement with the consensus: none"]
 
@@ -189,6 +195,12 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
         point(svg, 0.99, 0.1, "pointerdown");
         recorded.told = told();
         choose("compare-setting", "second");
+        named("#compare-picks button", "None").click();
+        named("#compare-picks .chip", "Local training").click();
+        svg.focus();
+        press(svg, "End");
+        press(svg, "End");
+        recorded.spread = told();
         named("#compare-picks button", "All").click();
         recorded.lines = $$("#compare-chart path.series").length;
         recorded.bandsOfAll = $$("#compare-chart polygon.band").length;
@@ -196,6 +208,7 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
     )
     assert found["bands"] == 1
     assert found["told"] == "Local training, round 5: 60.00%, seeds from 60.00% to 60.00% (2 seeds)"
+    assert found["spread"] == "Local training, round 5: 70.00%, seeds from 65.00% to 75.00% (2 seeds)"
     assert found["lines"] == 3
     assert found["bandsOfAll"] == 2  # of FedAvg there is one seed
 
