@@ -84,8 +84,9 @@ def found(result: Result, every: int) -> Markup:
     pieces = [mean, result.caveats]
     if result.std is not None:
         pieces.append(tag("small", f" ({percent(result.std)})"))
-    if result.verdict.mark:
-        pieces.append(tag("span", f" {result.verdict.mark}", class_="mark", role="img", title=result.verdict.meaning))
+    # Without a mark there is room for one, so that numbers stand below each other.
+    meaning = {"role": "img", "title": result.verdict.meaning} if result.verdict.mark else {}
+    pieces.append(tag("span", result.verdict.mark, class_="mark", **meaning))
     shown = tag("span", *pieces, class_=f"result {CLASSES.get(result.verdict, '')}".rstrip())
     few = tag("small", f"{len(result.seeds)} of {counted(every, 'seed')}", class_="few")
     return shown if len(result.seeds) == every else joined([shown, few])
