@@ -31,12 +31,14 @@ PAIRED = (
 
 @dataclass(frozen=True)
 class Sheet:
-    """A small table of text; numbers are aligned to the right, the first column to the left."""
+    """A small table of text; numbers are aligned to the right, the first column to the left. `picture` is an SVG
+    document of ours."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str
+    picture: str = ""
 
 
 def sheets_of(comparisons: Sequence[Comparison], ranking: Ranking | None) -> list[Sheet]:

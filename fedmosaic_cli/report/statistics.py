@@ -6,6 +6,7 @@ There is no test over seeds. Three seeds are too few for any, and a p-value over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import inf, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ class Comparison:
     effect: float | None
     p_value: float | None
 
+    @property
+    def clients(self) -> int:
+        return self.helped + self.unharmed + self.hurt
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -61,16 +66,17 @@ class Ranking:
     p_value: float
 
 
-def compare_with_local(setting: Setting) -> list[Comparison]:
+@cache  # a setting is compared for the statistics and for the page
+def compare_with_local(setting: Setting) -> tuple[Comparison, ...]:
     """Every method of a setting against Local on the same shards and seeds; nothing where Local was not run."""
     if LOCAL not in setting.methods:
-        return []
+        return ()
     local = setting.methods[LOCAL]
     gains = {key: gains_of(runs, local) for key, runs in setting.methods.items() if key != LOCAL}
     gains = {key: found for key, found in gains.items() if found}
     tests = {key: signed_ranks(list(found.values())) for key, found in gains.items()}
     corrected = holm({key: p for key, (_, p) in tests.items() if p is not None})
-    return [
+    return tuple(
         Comparison(
             setting=setting.label,
             method=title_of(key),
@@ -83,7 +89,7 @@ def compare_with_local(setting: Setting) -> list[Comparison]:
             p_value=corrected.get(key),
         )
         for key, found in gains.items()
-    ]
+    )
 
 
 def gains_of(runs: pd.DataFrame, local: pd.DataFrame) -> dict[Client, float]:

@@ -17,13 +17,12 @@ import pytest
 
 from fedmosaic_cli.report.collect import Skipped, collect
 from fedmosaic_cli.report.page import logs
-from fedmosaic_cli.report.page.against_local import against_local
 from fedmosaic_cli.report.page.assemble import page
 from fedmosaic_cli.report.page.logs import NO_ROOM, embed, kept_rounds
 from fedmosaic_cli.report.page.markup import Markup, points, tag, to_script
 from fedmosaic_cli.report.page.runs import Texts
-from fedmosaic_cli.report.page.statistics import Statistics
 from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.sheets import Sheet
 from fedmosaic_cli.report.table import Column, Table, rows_of
 from tests.report.page_runs import HOSTILE, manifest_of, page_of, small_federation, table_of, write_run
 
@@ -124,7 +123,7 @@ def test_hostile_names_stay_text(tmp_path):
     (root / HOSTILE.replace("/", "") / "x").mkdir(parents=True)
     (root / HOSTILE.replace("/", "") / "x" / "config.yaml").write_text("")
     notes = {"notes": (HOSTILE,), "commands": (HOSTILE,)}
-    text = page_of(root, [Statistics(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
+    text = page_of(root, [Sheet(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
     reader = Reader(text)
     assert {name for name, _ in reader.elements} <= {name for name, _ in harmless.elements} | {
         "ul",
@@ -264,30 +263,6 @@ def test_thinned_rounds_keep_the_ends(rounds, clients, count):
     assert (kept[0], kept[-1]) == (0, rounds - 1)
 
 
-def test_who_was_helped_is_counted_on_the_same_shards_and_seed(tmp_path):
-    write_run(tmp_path, "s", "local", 0, [0.5, 0.6, 0.7, 0.7])
-    write_run(tmp_path, "s", "local", 1, [0.5, 0.5, 0.5, 0.5])
-    write_run(tmp_path, "s", "fedavg", 0, [0.6, 0.6 + 1e-12, 0.1, 0.2])
-    write_run(tmp_path, "s", "fedavg", 2, [0.9, 0.9, 0.9, 0.9])
-    write_run(tmp_path, "s", "fedct", 1, [0.9, 0.9], accuracy={"client_mean": 0.75})
-    [setting] = settings_of(collect(tmp_path)[0])
-    found = against_local(setting)
-    assert set(found) == {("fedavg", ""), ("fedct", "")}
-    fedavg, fedct = found["fedavg", ""], found["fedct", ""]
-    assert (fedavg.helped, fedavg.same, fedavg.hurt, fedavg.seeds) == (1, 1, 2, (0,))
-    assert fedavg.difference == pytest.approx(0.375 - 0.625)
-    assert (fedct.clients, fedct.difference) == (0, 0.25)
-
-
-def test_other_shards_are_no_comparison(tmp_path):
-    write_run(tmp_path, "s", "local", 0, [0.5])
-    write_run(tmp_path, "s", "fedavg", 0, [0.6])
-    [setting] = settings_of(collect(tmp_path)[0])
-    setting.runs.loc[setting.runs.method == "fedavg", "digest"] = "other"
-    [(_, found)] = against_local(setting).items()
-    assert (found.clients, found.difference) == (0, None)
-
-
 def test_the_overview_says_in_words_what_came_out(federation):
     (federation / "unfinished").mkdir()
     (federation / "unfinished" / "config.yaml").write_text("")
@@ -390,7 +365,7 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
 def test_statistics_have_a_section_only_if_there_are_any(federation):
     assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
-    text = page_of(federation, [Statistics("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", (picture,))])
+    text = page_of(federation, [Sheet("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
     assert not re.search(r'<section id="statistics"[^>]* hidden>', text)
     assert '<figure><svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
     assert "<?xml" not in text

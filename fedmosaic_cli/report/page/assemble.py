@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.collect import Skipped
     from fedmosaic_cli.report.page.logs import Tell
     from fedmosaic_cli.report.page.shards import Distributions
-    from fedmosaic_cli.report.page.statistics import Statistics
     from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.sheets import Sheet
     from fedmosaic_cli.report.table import Table
 
 HERE = files("fedmosaic_cli.report.page")
@@ -36,7 +36,7 @@ def page(
     settings: Sequence[Setting],
     tables: Sequence[Table],
     skipped: Sequence[Skipped],
-    statistics: Sequence[Statistics] = (),
+    statistics: Sequence[Sheet] = (),
     tell: Tell | None = None,
 ) -> bytes:
     """The HTML file. The same input gives the same bytes. `tell` hears how many logs were read, and of how many."""

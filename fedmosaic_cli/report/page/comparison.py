@@ -72,7 +72,8 @@ def cell_of(cell: Cell, table: Table, column: int, number: int) -> Markup:
     """What we found, then what the paper printed and how far apart the two are."""
     beside = paper(cell) if table.paper else ""
     if cell.ours is None:
-        dash = tag("span", "\u2013", class_="missing", title="not run")
+        way_out = f"not run: {cell.command}" if cell.command else "not run"
+        dash = tag("span", "\u2013", class_="missing", title=way_out)
         link = tag("a", dash, href=f"#fill-{number}", aria_label="not run; how to fill it") if table.commands else dash
         return tag("td", link, beside)
     return tag("td", found(cell.ours, len(table.seeds(column))), beside, data_value=repr(cell.ours.mean))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.page.against_local import NO_DIFFERENCE, AgainstLocal, against_local
 from fedmosaic_cli.report.page.markup import Markup, counted, joined, percent, points, scrolling, tag
 from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of
+from fedmosaic_cli.report.statistics import compare_with_local
 from fedmosaic_cli.report.table import Result, results_of
 
 if TYPE_CHECKING:
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.collect import Skipped
     from fedmosaic_cli.report.settings import Key, Setting
+    from fedmosaic_cli.report.statistics import Comparison
 
 MOST_OPEN = 6
 """So many settings are unfolded from the start."""
 OURS = "fedmosaic"
 CAPTION = (
-    "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, on the same shards and "
-    "seed. Clients are counted once a seed."
+    "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, mean over clients, on the "
+    "same shards and seed. Where seeds deal the data anew, their clients are others, and all of them are counted."
 )
 
 
@@ -48,7 +49,8 @@ def tiles(settings: Sequence[Setting], skipped: Sequence[Skipped]) -> Markup:
 
 def card(setting: Setting, is_open: bool) -> Markup:
     """A setting: sentences, and a line a method."""
-    results, gains = results_of(setting.methods), against_local(setting)
+    results = results_of(setting.methods)
+    gains = {line.method: line for line in compare_with_local(setting)}
     heading = tag("summary", tag("h3", setting.label), tag("span", facts(setting), class_="facts"))
     told = tag("ul", *(tag("li", sentence) for sentence in sentences(results, gains)), class_="told")
     table = scrolling(method_lines(results, gains), f"Methods beside Local training in {setting.label}")
@@ -68,7 +70,7 @@ def facts(setting: Setting) -> str:
     return " · ".join(filter(None, parts))
 
 
-def sentences(results: Mapping[Key, Result], gains: Mapping[Key, AgainstLocal]) -> list[Markup]:
+def sentences(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) -> list[Markup]:
     """What came out: the baselines, the best, and FedMosaic beside Local."""
     baselines = [
         tag("span", title_of(key), " reaches ", tag("b", number(results[key])))
@@ -85,59 +87,55 @@ def sentences(results: Mapping[Key, Result], gains: Mapping[Key, AgainstLocal]) 
             joined([f"Best of {counted(len(others), 'method')}: ", tag("b", ", ".join(best)), f" with {highest}."])
         )
     ours = [key for key in others if key[0] == OURS]
-    return told + [joined([tag("b", title_of(key)), " ", beside_local(results[key], gains.get(key))]) for key in ours]
+    return told + [
+        joined([tag("b", title), " ", beside_local(results[key], gains.get(title))])
+        for key, title in ((key, title_of(key)) for key in ours)
+    ]
 
 
 def number(result: Result) -> str:
     return percent(result.mean) + (f" ({percent(result.std)})" if result.std is not None else "")
 
 
-def beside_local(result: Result, gain: AgainstLocal | None) -> str:
+def beside_local(result: Result, gain: Comparison | None) -> str:
     """A method in words, as the end of a sentence."""
-    if gain is None or gain.difference is None:
+    if gain is None:
         return f"reaches {number(result)}; there is no run of Local training on the same shards and seed."
-    is_none = abs(gain.difference) < NO_DIFFERENCE
-    size = "just as Local training" if is_none else f"{points(gain.difference)} points against Local training"
-    clients = (
-        f" It helped {gain.helped:,} of {gain.clients:,} clients, left {gain.same:,} as they were, hurt {gain.hurt:,}."
-        if gain.clients
-        else ""
-    )
-    return f"reaches {number(result)}: {size}.{clients}"
+    size = f"{points(gain.mean_gain)} points against Local training" if gain.mean_gain else "just as Local training"
+    clients = f"helped {gain.helped:,} of {gain.clients:,} clients, left {gain.unharmed:,} as they were"
+    return f"reaches {number(result)}: {size}. It {clients}, hurt {gain.hurt:,}."
 
 
-def method_lines(results: Mapping[Key, Result], gains: Mapping[Key, AgainstLocal]) -> Markup:
+def method_lines(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) -> Markup:
     """A line a method: accuracy, difference to Local, and how many clients it helped and hurt."""
-    heads = ("Method", "Accuracy", "Against Local", "Helped", "As they were", "Hurt")
+    heads = ("Method", "Accuracy", "Against Local", "Helped", "Unharmed", "Hurt")
     head = tag(
         "tr",
         tag("th", heads[0], scope="col", data_sort="text", class_="method"),
         *(tag("th", name, scope="col", data_sort="number") for name in heads[1:]),
         tag("th", "Clients", scope="col", class_="barhead"),
     )
-    body = [method_line(key, result, gains.get(key)) for key, result in results.items()]
+    body = [method_line(key, result, gains.get(title_of(key))) for key, result in results.items()]
     return tag("table", tag("thead", head), tag("tbody", *body), class_="sortable")
 
 
-def method_line(key: Key, result: Result, gain: AgainstLocal | None) -> Markup:
+def method_line(key: Key, result: Result, gain: Comparison | None) -> Markup:
     cells = [
         tag("th", title_of(key), scope="row", class_="method"),
         tag("td", number(result), data_value=repr(result.mean)),
     ]
-    if gain is None or gain.difference is None:
+    if gain is None:
         why = "is Local" if key == LOCAL else "no run to compare with"
         return tag("tr", *cells, tag("td", why, colspan="5", class_="none"))
-    cells.append(tag("td", points(gain.difference), data_value=repr(gain.difference)))
-    if not gain.clients:
-        return tag("tr", *cells, tag("td", "no accuracies of single clients", colspan="4", class_="none"))
-    counts = (gain.helped, gain.same, gain.hurt)
+    cells.append(tag("td", points(gain.mean_gain), data_value=repr(gain.mean_gain)))
+    counts = (gain.helped, gain.unharmed, gain.hurt)
     cells += [tag("td", f"{count:,}", data_value=count) for count in counts]
     return tag("tr", *cells, tag("td", bar(gain), class_="barcell"))
 
 
-def bar(gain: AgainstLocal) -> Markup:
+def bar(gain: Comparison) -> Markup:
     """Shares of clients as lengths; the numbers stand beside it."""
-    parts = (("helped", gain.helped), ("same", gain.same), ("hurt", gain.hurt))
+    parts = (("helped", gain.helped), ("same", gain.unharmed), ("hurt", gain.hurt))
     pieces = [tag("i", class_=name, style=f"flex-grow:{count}") for name, count in parts if count]
     return tag("span", *pieces, class_="bar", aria_hidden="true")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.page.markup import Markup, joined, scrolling, tag
@@ -10,36 +9,27 @@ from fedmosaic_cli.report.page.markup import Markup, joined, scrolling, tag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-@dataclass(frozen=True)
-class Statistics:
-    """A table of texts under a title, with a note below it. The first column names what a row is about; `pictures` are
-    SVG documents of ours, drawn into the page as they are, so text in them must be escaped already."""
-
-    title: str
-    header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    note: str = ""
-    pictures: tuple[str, ...] = ()
+    from fedmosaic_cli.report.sheets import Sheet
 
 
-def statistics_list(items: Sequence[Statistics]) -> Markup:
+def statistics_list(items: Sequence[Sheet]) -> Markup:
     """The section's content."""
     return joined(map(card, items))
 
 
-def card(item: Statistics) -> Markup:
+def card(item: Sheet) -> Markup:
     pieces = [tag("h3", item.title)]
     if item.rows:
         pieces.append(scrolling(table(item), item.title))
-    pieces += [tag("figure", inline(picture)) for picture in item.pictures]
+    if item.picture:
+        pieces.append(tag("figure", inline(item.picture)))
     if item.note:
         pieces.append(tag("p", item.note, class_="caption"))
     return tag("article", *pieces, class_="card")
 
 
-def table(item: Statistics) -> Markup:
-    first, *others = item.header or ("",)
+def table(item: Sheet) -> Markup:
+    first, *others = item.head
     heads = [
         tag("th", first, scope="col", data_sort="text", class_="method"),
         *(tag("th", name, scope="col", data_sort="number") for name in others),
