@@ -34,20 +34,38 @@ def distribution_picture(
     counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str, domains: Sequence[str | None] = ()
 ) -> dict[str, bytes]:
     """`counts` [clients, classes] as PNG and PDF. `domains` are the clients', where they have any."""
-    table = np.asarray(counts)
-    clients, classes = table.shape
-    if clients <= MOST_BARS and classes <= MOST_STACKED_CLASSES:
-        figure = stacked_bars(table, class_names, title)
-    else:
-        figure = dot_matrix(table, class_names, title)
-    if clients <= MOST_DOTS:
-        mark_domains(figure.axes[0], [name or "" for name in domains])
-    return rendered(figure)
+    return rendered(distribution_figure(counts, class_names, title, domains))
 
 
 def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str) -> dict[str, bytes]:
     """The public set's classes as PNG and PDF."""
-    figure, axes = canvas(min(1.8 + 0.42 * max(len(counts), 8), WIDEST_INCHES), 3.2)
+    return rendered(public_figure(counts, class_names, title))
+
+
+def distribution_figure(
+    counts: Sequence[Sequence[int]],
+    class_names: Sequence[str],
+    title: str,
+    domains: Sequence[str | None] = (),
+    widest: float = WIDEST_INCHES,
+) -> Figure:
+    """`counts` [clients, classes], drawn on at most `widest` inches."""
+    table = np.asarray(counts)
+    clients, classes = table.shape
+    if clients <= MOST_BARS and classes <= MOST_STACKED_CLASSES:
+        figure = stacked_bars(table, class_names, title, widest)
+    else:
+        figure = dot_matrix(table, class_names, title, widest)
+    if clients <= MOST_DOTS:
+        mark_domains(figure.axes[0], [name or "" for name in domains])
+    return figure
+
+
+def public_figure(
+    counts: Sequence[int], class_names: Sequence[str], title: str, widest: float = WIDEST_INCHES
+) -> Figure:
+    """The public set's classes, drawn on at most `widest` inches."""
+    figure, axes = canvas(min(1.8 + 0.42 * max(len(counts), 8), widest), 3.2)
     positions = np.arange(len(counts))
     bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=0.6)
     if len(counts) <= MOST_STACKED_CLASSES:
@@ -55,15 +73,17 @@ def public_picture(counts: Sequence[int], class_names: Sequence[str], title: str
     axes.set(xlabel="class", ylabel="examples", title=title)
     axes.margins(y=0.12)
     name_ticks(axes, class_names)
-    return rendered(figure)
+    return figure
 
 
-def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
+def stacked_bars(
+    table: NDArray[np.int64], class_names: Sequence[str], title: str, widest: float = WIDEST_INCHES
+) -> Figure:
     """A bar a client, a layer a class."""
     from matplotlib.patches import Patch
 
     clients, classes = table.shape
-    figure, axes = canvas(3.4 + 0.42 * max(clients, 10), 1.2 + max(3.2, 0.27 * classes))
+    figure, axes = canvas(min(3.4 + 0.42 * max(clients, 10), widest), 1.2 + max(3.2, 0.27 * classes))
     below, key = np.zeros(clients, dtype=np.int64), []
     for number, (name, shade) in enumerate(zip(class_names, colours(classes), strict=True)):
         style: dict[str, Any] = {
@@ -86,7 +106,9 @@ def stacked_bars(table: NDArray[np.int64], class_names: Sequence[str], title: st
     return figure
 
 
-def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
+def dot_matrix(
+    table: NDArray[np.int64], class_names: Sequence[str], title: str, widest: float = WIDEST_INCHES
+) -> Figure:
     """A dot for every client and class, its area proportional to the count. Of very many clients, some are shown."""
     shown, kinds = evenly_chosen(len(table)), evenly_chosen(table.shape[1])
     if len(shown) < len(table):
@@ -96,11 +118,13 @@ def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str)
     class_names = [short(class_names[kind]) for kind in kinds]
     table = table[shown][:, kinds]
     clients, classes = table.shape
-    figure, axes = canvas(2.2 + 0.3 * max(clients, 12), 1.5 + 0.34 * max(classes, 6))
+    width = 2.2 + 0.3 * max(clients, 12)
+    figure, axes = canvas(min(width, widest), 1.5 + 0.34 * max(classes, 6))
+    area = 200 * min(1.0, widest / width) ** 2
     column, row = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
     largest = max(int(table.max(initial=0)), 1)
     style: dict[str, Any] = {"color": BLUE, "edgecolor": "black", "linewidth": 0.4}
-    axes.scatter(column, row, s=200 * table / largest, **style)
+    axes.scatter(column, row, s=area * table / largest, **style)
     axes.set(xlabel="client", ylabel="class", title=title, xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
     ticks = np.arange(0, clients, -(-clients // 30))
     axes.set_xticks(ticks, [str(shown[tick]) for tick in ticks], rotation=90 if len(shown) < 100 < shown[-1] else 0)
@@ -109,7 +133,7 @@ def dot_matrix(table: NDArray[np.int64], class_names: Sequence[str], title: str)
     axes.grid(color="0.9")
     # The scale stands in the margin: two dots and what they stand for.
     for value in dict.fromkeys((largest, max(largest // 4, 1))):
-        axes.scatter([], [], s=200 * value / largest, label=str(value), **style)
+        axes.scatter([], [], s=area * value / largest, label=str(value), **style)
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
@@ -134,13 +158,18 @@ def mark_domains(axes: Axes, domains: list[str]) -> None:
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """A blank figure with axes all over it."""
+    figure = blank(width, height)
+    return figure, figure.add_subplot()
+
+
+def blank(width: float, height: float) -> Figure:
     """A figure that needs no display, in which a dollar sign is a dollar sign."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.add_subplot()
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def colours(count: int) -> list[Any]:
@@ -168,15 +197,18 @@ def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
-def rendered(figure: Figure) -> dict[str, bytes]:
+def rendered(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
     """The figure as a PNG to look at and a PDF for a paper, by file ending."""
+    from matplotlib import rc_context
+
     files = {}
     for ending, metadata in UNDATED.items():
         buffer = io.BytesIO()
-        with warnings.catch_warnings():
+        # Letters stay letters in the PDF, to be found and copied; publishers refuse its default, Type 3 fonts.
+        with warnings.catch_warnings(), rc_context({"pdf.fonttype": 42}):
             # A box for a letter, or names that leave little room, are no reason to worry anybody.
             warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
-            figure.savefig(buffer, format=ending, dpi=130, metadata=metadata)
+            figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)
         figure.set_layout_engine("none")  # everything has found its place; finding it takes half of the time
         files[ending] = buffer.getvalue()
     return files

@@ -36,6 +36,6 @@ def curves_of(path: Path) -> dict[str, Matrix]:
             for name, value in row.items():
                 if name in values and value is not None:
                     values[name][row["round"] - 1, row["client"]] = value
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
         raise RequestError(f"the log is damaged ({path / ROUNDS}): mend the run with --resume") from None
     return values

@@ -1,0 +1,1 @@
+"""Figures of finished runs, drawn from their files. `album.figures` is the way in."""

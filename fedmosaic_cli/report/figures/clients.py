@@ -1,0 +1,226 @@
+"""Figures of single clients: their trust, their losses, and what they hold."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedmosaic_cli.data.picture import blank, distribution_figure, public_figure
+from fedmosaic_cli.records.manifest import Manifest, client_counts
+from fedmosaic_cli.report.figures.evidence import NoFigureError
+from fedmosaic_cli.report.figures.labels import End, label_ends
+from fedmosaic_cli.report.figures.style import (
+    CLIENTS,
+    FLIPPED,
+    PAGE_INCHES,
+    SHADE,
+    Look,
+    entitle,
+    grid_lines,
+    looks_of,
+    round_axis,
+)
+from fedmosaic_cli.report.settings import title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from fedmosaic_cli.report.figures.evidence import CloseUp, Evidence
+    from fedmosaic_cli.report.settings import Setting
+
+    Matrix = NDArray[np.float64]
+
+MOST_LINES = 15
+"""Of more clients than these, a median and a band are drawn."""
+NAMED, NAMED_IN_A_CROWD = 6, 3
+THIN = Look("0.65", width=0.6, order=2)
+MEDIAN = Look("black", width=1.8, order=7)
+COLUMNS = 3
+LETTERS = 80
+"""Of a title, in a line."""
+
+
+def trust_figure(setting: Setting, evidence: Evidence) -> Figure:
+    """Lambda of each client over rounds, a panel for each variant of FedMosaic."""
+    if not evidence.close_ups:
+        raise NoFigureError("no run of FedMosaic has a log that can be read")
+    across = min(len(evidence.close_ups), COLUMNS)
+    down = -(-len(evidence.close_ups) // across)
+    figure = blank(PAGE_INCHES, 0.9 + 2.1 * down)
+    panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+    ends: dict[Axes, list[End]] = {}
+    for axes, (key, run) in zip(panels, evidence.close_ups.items(), strict=False):
+        ends[axes] = draw_trust(axes, run, flipped_clients(setting, run.digest))
+        axes.set_title(f"{title_of(key)}, seed {run.seed}", loc="left")
+    for axes in panels[len(ends) :]:
+        axes.remove()
+    for axes in panels[::across]:
+        axes.set_ylabel("λ")
+    for axes in ends:
+        # Trust of a millionth should look like none; 1 is as much as in one's own labels.
+        axes.set_ylim(-0.03, max(1.05, axes.get_ylim()[1]))
+    label_ends(ends)
+    clients = next(iter(evidence.close_ups.values())).trust.shape[1]
+    crowd = "Black: median of all clients; band: 10th to 90th percentile. " if clients > MOST_LINES else ""
+    most = max(float(np.nanmax(run.trust, initial=0)) for run in evidence.close_ups.values())
+    little = f" λ is at most {most:.0e} here." if most < 0.01 else ""
+    note = f"{crowd}Shaded: rounds before the first consensus, where λ is 0.{little}"
+    entitle(figure, f"{setting.label}: trust λ of {clients} clients in the consensus", note)
+    return figure
+
+
+def draw_trust(axes: Axes, run: CloseUp, flipped: set[int]) -> list[End]:
+    """The lines of one panel, and where those with a name end."""
+    rounds, clients = run.trust.shape
+    crowd = clients > MOST_LINES
+    named = chosen_clients(clients, flipped, NAMED_IN_A_CROWD if crowd else NAMED)
+    if crowd:
+        draw_crowd(axes, run.trust)
+    else:
+        for client in set(range(clients)) - set(named):
+            draw_line(axes, run.trust[:, client], THIN)
+    ends = []
+    for number, client in enumerate(named):
+        look = FLIPPED if client in flipped else CLIENTS[number % len(CLIENTS)]
+        last = draw_line(axes, run.trust[:, client], look)
+        name = f"client {client}" + (", flipped" if client in flipped else "")
+        ends += [End(*last, name, look.colour, client in flipped)] if last else []
+    if run.alone:
+        axes.axvspan(0.5, run.alone + 0.5, color=SHADE, linewidth=0, zorder=0)
+    round_axis(axes, rounds)
+    return ends
+
+
+def chosen_clients(clients: int, flipped: set[int], most: int) -> list[int]:
+    """The first ones, among them as many of those with flipped labels as there is room for."""
+    special = sorted(flipped)[:most]
+    others = [client for client in range(clients) if client not in flipped]
+    return sorted([*special, *others[: most - len(special)]])
+
+
+def draw_line(axes: Axes, values: NDArray[np.float64], look: Look) -> tuple[float, float] | None:
+    """A client's line through the rounds that it took part in, and the last point of it."""
+    rounds = np.flatnonzero(np.isfinite(values))
+    if not len(rounds):
+        return None
+    axes.plot(rounds + 1, values[rounds], **look.line(len(rounds)))
+    return float(rounds[-1] + 1), float(values[rounds[-1]])
+
+
+def draw_crowd(axes: Axes, table: Matrix) -> None:
+    """Median and a band from the 10th to the 90th percentile, of those who took part in a round."""
+    rounds = np.flatnonzero(np.isfinite(table).any(axis=1))
+    low, median, high = np.nanquantile(table[rounds], (0.1, 0.5, 0.9), axis=1)
+    axes.fill_between(rounds + 1, low, high, color="0.8", linewidth=0)
+    axes.plot(rounds + 1, median, **MEDIAN.line())
+
+
+def losses_figure(setting: Setting, evidence: Evidence) -> Figure:
+    """The private and the public loss of some clients over rounds, a panel a client."""
+    if not evidence.close_ups:
+        raise NoFigureError("no run of FedMosaic has a log that can be read")
+    runs = evidence.close_ups
+    first = next(iter(runs.values()))
+    clients = first.trust.shape[1]
+    flipped = flipped_clients(setting, first.digest)
+    shown = chosen_clients(clients, flipped, 9 if clients <= 9 else 6)
+    down = -(-len(shown) // COLUMNS)
+    across = min(len(shown), COLUMNS)
+    figure = blank(PAGE_INCHES, 1.2 + 1.45 * down)
+    panels = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
+    for axes, client in zip(panels, shown, strict=False):
+        draw_losses(axes, evidence, client)
+        axes.set_title(f"client {client}" + (", labels flipped" if client in flipped else ""), loc="left")
+        if client in flipped:
+            axes.title.set(color=FLIPPED.colour, fontweight="bold")
+        axes.label_outer()
+    for number, axes in enumerate(panels[len(shown) :], start=len(shown)):
+        panels[number - across].xaxis.set_tick_params(labelbottom=True)
+        panels[number - across].set_xlabel("round")
+        axes.remove()
+    panels[0].set_ylim(bottom=0)
+    key_below(figure, evidence)
+    some = f", {len(shown)} of {clients} clients" if len(shown) < clients else ""
+    seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs.values())))
+    entitle(figure, f"{setting.label}: private and public loss, from which λ follows{some}, seed {seeds}")
+    return figure
+
+
+def draw_losses(axes: Axes, evidence: Evidence, client: int) -> None:
+    """Solid lines are private losses, dashed ones public; a colour for each variant."""
+    looks = looks_of(list(evidence.close_ups))
+    for key, run in evidence.close_ups.items():
+        if client < run.trust.shape[1]:
+            draw_line(axes, run.loss_private[:, client], Look(looks[key].colour, looks[key].marker, "-", 1.2))
+            draw_line(axes, run.loss_public[:, client], Look(looks[key].colour, looks[key].marker, (0, (3, 1.2)), 1.2))
+    round_axis(axes, len(run.trust))
+    axes.set_ylabel("loss")
+    grid_lines(axes)
+
+
+def key_below(figure: Figure, evidence: Evidence) -> None:
+    """What the lines of all panels are."""
+    from matplotlib.lines import Line2D
+
+    looks = looks_of(list(evidence.close_ups))
+    handles = [
+        Line2D([], [], **Look(look.colour, look.marker, dash, 1.2).line(), label=f"{title_of(key)}, {which}")
+        for key, look in looks.items()
+        for which, dash in (("private", "-"), ("public", (0, (3, 1.2))))
+    ]
+    columns = max(2, min(len(looks), 3))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=3)
+
+
+def flipped_clients(setting: Setting, digest: str) -> set[int]:
+    """The clients whose labels are flipped, as far as a manifest tells."""
+    clients: Iterable[Any] = setting.manifests.get(digest, {}).get("clients", ())
+    return {
+        number for number, client in enumerate(clients) if isinstance(client, dict) and client.get("labels_flipped")
+    }
+
+
+def clients_figure(setting: Setting) -> Figure:
+    """What the clients of the first seed hold."""
+    manifest = first_manifest(setting)
+    counts = client_counts(manifest)
+    title = f"{setting.label}, shards of seed {manifest['seed']}: examples of {len(counts)} clients"
+    domains = [client["domain"] for client in manifest["clients"]]
+    return distribution_figure(counts, manifest["class_names"], fill(title, LETTERS), domains, PAGE_INCHES)
+
+
+def public_set_figure(setting: Setting) -> Figure:
+    """What the public set of the first seed is made of."""
+    manifest = first_manifest(setting)
+    public = manifest["public"]
+    if not public["size"]:
+        raise NoFigureError("there is no public set")
+    title = f"{setting.label}, shards of seed {manifest['seed']}: public set, {public['size']} examples"
+    return public_figure(public["class_counts"], manifest["class_names"], fill(title, LETTERS), PAGE_INCHES)
+
+
+def first_manifest(setting: Setting) -> dict[str, Any]:
+    """The manifest of the first seed whose runs kept one."""
+    for digest in dict.fromkeys(setting.runs.sort_values("seed", kind="stable").digest):
+        manifest = setting.manifests.get(digest)
+        if manifest is not None and makes_sense(manifest):
+            return manifest
+    raise NoFigureError("no run kept the manifest of its shards; make the runs again, older ones have none")
+
+
+def makes_sense(manifest: dict[str, Any]) -> bool:
+    """Whether everything that a picture needs is there, and of the right length."""
+    try:
+        checked = Manifest.model_validate(manifest)
+    except ValidationError:
+        return False
+    parts = [part for client in checked.clients for part in (client.train, client.test, client.val) if part]
+    lengths = {len(part.class_counts) for part in (checked.public, *parts)}
+    return bool(checked.clients) and lengths == {len(checked.class_names)}

@@ -1,0 +1,172 @@
+"""How figures look: sizes for a printed page, and for every method a colour, a line and a marker of its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.methods import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedmosaic_cli.report.settings import Key
+
+PAGE_INCHES = 7.0
+"""As wide as the text of a page in two columns: there, letters are printed in the size they have here."""
+TEXT_POINTS = 8.0
+DOTS_PER_INCH = 200
+# By matplotlib's groups of settings, whose names are not the same in every version's types.
+HOUSE: Any = {
+    "font": {"size": TEXT_POINTS},
+    "figure": {"titlesize": TEXT_POINTS + 1},
+    "axes": {
+        "titlesize": TEXT_POINTS,
+        "labelsize": TEXT_POINTS,
+        "linewidth": 0.6,
+        "spines.top": False,
+        "spines.right": False,
+    },
+    "xtick": {"labelsize": TEXT_POINTS, "major.width": 0.6},
+    "ytick": {"labelsize": TEXT_POINTS, "major.width": 0.6},
+    "legend": {"fontsize": TEXT_POINTS},
+    "hatch": {"linewidth": 0.5},
+    "text": {"parse_math": False},
+}
+
+Dash = str | tuple[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn. What matters lies on top."""
+
+    colour: str
+    marker: str = ""
+    dash: Dash = "-"
+    width: float = 1.0
+    order: int = 3
+
+    def line(self, rounds: int = 1) -> dict[str, Any]:
+        """What `plot` takes; of many points, some carry a marker."""
+        return {
+            "color": self.colour,
+            "marker": self.marker or None,
+            "linestyle": self.dash,
+            "linewidth": self.width,
+            "markersize": 2.4 + 0.8 * self.width,
+            "markevery": max(1, rounds // 6),
+            "zorder": self.order,
+        }
+
+
+DASHES: tuple[Dash, ...] = ("-", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)))
+REFERENCES = {
+    "local": Look("black", dash=(0, (5, 2)), width=1.4, order=6),
+    "centralized": Look("0.45", dash=(0, (1.5, 1.2)), width=1.6, order=5),
+}
+# Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
+OTHERS = {
+    "fedavg": Look("#332288", "o"),
+    "fedprox": Look("#4477AA", "s"),
+    "fedct": Look("#117733", "^", width=1.4, order=4),
+    "fedbn": Look("#2A8C7C", "v"),
+    "perfedavg": Look("#80801A", "D"),
+    "ditto": Look("#AA4499", "P"),
+    "pfedme": Look("#882255", "X"),
+    "apfl": Look("#B5495B", "<"),
+    "fedphp": Look("#8C6D31", ">"),
+    "perfedckt": Look("#5F6A7A", "h"),
+}
+# FedMosaic is drawn strongest: one colour for each kind of expertise.
+STRONG = {
+    "frequency": Look("#D55E00", "o", width=2.4, order=9),
+    "entropy": Look("#0072B2", "s", width=2.4, order=8),
+    "uniform": Look("#A8507F", "^", width=2.4, order=7),
+}
+CLIENTS = (
+    Look("#0072B2", "o", width=1.4),
+    Look("#B97700", "s", width=1.4),
+    Look("#007A5A", "^", width=1.4),
+    Look("#A8507F", "D", width=1.4),
+    Look("#3A8FC4", "v", width=1.4),
+    Look("black", "P", width=1.4),
+)
+FLIPPED = Look("#D55E00", "X", (0, (3, 1)), width=2.0, order=8)
+SHADE = "0.93"
+
+
+def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
+    """A look for each; rows of one method that differ in hyper-parameters share a colour, not a line."""
+    looks: dict[Key, Look] = {}
+    for key in keys:
+        method, detail = key
+        base = STRONG.get(detail.partition(",")[0], STRONG["frequency"]) if method == "fedmosaic" else base_of(method)
+        same = sum(look.colour == base.colour for look in looks.values())
+        dash = DASHES[same % len(DASHES)] if same else base.dash
+        looks[key] = Look(base.colour, base.marker, dash, base.width, base.order)
+    return looks
+
+
+def base_of(method: str) -> Look:
+    """The look of a method; one that was added since is grey until it gets its own."""
+    return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "d")
+
+
+def is_strong(key: Key) -> bool:
+    return key[0] == "fedmosaic"
+
+
+def is_federated(key: Key) -> bool:
+    """Whether anything is sent in rounds: neither alone nor on everybody's data."""
+    return METHODS[key[0]].family != "baseline"
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Everything inside is drawn in this style, whatever the user's own matplotlibrc says."""
+    from matplotlib import rc, rc_context, rcdefaults
+
+    with rc_context():
+        rcdefaults()
+        for group, values in HOUSE.items():
+            rc(group, **values)
+        yield
+
+
+def entitle(figure: Figure, title: str, note: str = "") -> None:
+    """A title above everything, and a remark below: both wrapped, both in letters that can be printed."""
+    letters = int(figure.get_figwidth() * 15)
+    figure.suptitle(fill(title, letters), x=0.01, ha="left", fontweight="bold")
+    if note:
+        figure.supxlabel(fill(note, int(letters * 1.15)), x=0.01, ha="left", fontsize=TEXT_POINTS, color="0.25")
+
+
+def percent_axis(axes: Axes, label: str = "accuracy (%)") -> None:
+    """Fractions, written as percent."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}"))
+    axes.set_ylabel(label)
+
+
+def round_axis(axes: Axes, rounds: int) -> None:
+    """Whole rounds, the first and the last in sight; a single one in the middle."""
+    from matplotlib.ticker import MaxNLocator
+
+    margin = 0.5 if rounds == 1 else 0.01 * rounds
+    axes.set_xlim(1 - margin, rounds + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("round")
+
+
+def grid_lines(axes: Axes) -> None:
+    """Faint levels to read values by."""
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color="0.9", linewidth=0.5)
