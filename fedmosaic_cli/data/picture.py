@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -197,6 +198,14 @@ def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
+@contextmanager
+def unworried() -> Iterator[None]:
+    """A box for a letter, or names that leave little room, are no reason to worry anybody."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+        yield
+
+
 def rendered(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
     """The figure as a PNG to look at and a PDF for a paper, by file ending."""
     from matplotlib import rc_context
@@ -205,9 +214,7 @@ def rendered(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
     for ending, metadata in UNDATED.items():
         buffer = io.BytesIO()
         # Letters stay letters in the PDF, to be found and copied; publishers refuse its default, Type 3 fonts.
-        with warnings.catch_warnings(), rc_context({"pdf.fonttype": 42}):
-            # A box for a letter, or names that leave little room, are no reason to worry anybody.
-            warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+        with unworried(), rc_context({"pdf.fonttype": 42}):
             figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)
         figure.set_layout_engine("none")  # everything has found its place; finding it takes half of the time
         files[ending] = buffer.getvalue()

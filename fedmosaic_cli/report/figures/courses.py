@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmosaic_cli.data.picture import blank
 from fedmosaic_cli.report.figures.evidence import Band, NoFigureError, over_how_many, over_seeds
-from fedmosaic_cli.report.figures.labels import LINE_POINTS, End, label_ends
+from fedmosaic_cli.report.figures.labels import LINE_POINTS, End, any_long, label_ends
 from fedmosaic_cli.report.figures.style import (
     PAGE_INCHES,
     entitle,
@@ -81,9 +81,11 @@ def consensus_figure(setting: Setting, evidence: Evidence) -> Figure:
     if not panels:
         raise NoFigureError("no run logged a consensus")
     rounds = len(next(iter(panels[0][2].values())).mean)
-    figure = blank(PAGE_INCHES, height_for(max(len(bands) for _, _, bands in panels), least=2.6))
+    down = len(panels) if any_long(map(title_of, courses)) else 1
+    figure = blank(PAGE_INCHES, down * height_for(max(len(bands) for _, _, bands in panels), least=2.6))
+    grid = figure.subplots(down, len(panels) // down, squeeze=False).flat
     ends = {}
-    for axes, (title, label, bands) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (title, label, bands) in zip(grid, panels, strict=True):
         draw_bands(axes, bands)
         frame_rounds(axes, rounds, label)
         axes.set_title(title, loc="left")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 
+SHARES = ("accuracy", "agreement", "pseudo_label_accuracy")
+
+
 class NoFigureError(Exception):
     """There is nothing to draw; the text says what is missing."""
 
@@ -93,11 +96,13 @@ def read(setting: Setting) -> Evidence:
 
 
 def whole_curves(path: Path, rounds: int) -> dict[str, Matrix]:
-    """The curves of a run, if they go to its end, its accuracies are accuracies, and nothing is infinite."""
+    """The curves of a run, if they go to its end and could be true: shares are between 0 and 1, accuracies are always
+    there, and nothing is infinite."""
     curves = curves_of(path)
     accuracy = curves.get("accuracy", np.full((1, 1), np.nan))
-    possible = np.all((accuracy >= 0) & (accuracy <= 1)) and not any(np.isinf(table).any() for table in curves.values())
-    if len(accuracy) != rounds or not possible:
+    shares = [curves[name] for name in SHARES if name in curves]
+    possible = not any(np.any((table < 0) | (table > 1)) for table in shares) and not np.isnan(accuracy).any()
+    if len(accuracy) != rounds or not possible or any(np.isinf(table).any() for table in curves.values()):
         raise RequestError(f"the log is damaged ({path / ROUNDS}): mend the run with --resume")
     return curves
 

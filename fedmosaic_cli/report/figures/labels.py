@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmosaic_cli.data.picture import unworried
 from fedmosaic_cli.report.figures.style import TEXT_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
@@ -26,6 +27,10 @@ MARGIN = 1.025
 """Where names beside the axes begin, as a fraction of their width."""
 NEAR = 0.02
 """How far a name stands from the end of its line, where it stands inside the axes."""
+
+
+LONG_NAME = 26
+"""Names with more letters leave no room for two panels side by side."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,15 @@ def label_ends(all_ends: Mapping[Axes, Sequence[End]]) -> None:
     tried = {axes: [write(axes, end, (MARGIN, 0.5)) for end in ends] for axes, ends in all_ends.items() if ends}
     for figure in {axes.get_figure(root=True) for axes in tried}:
         if figure is not None:
-            figure.draw_without_rendering()  # only now is it known how much room there is
+            with unworried():
+                figure.draw_without_rendering()  # only now is it known how much room there is
     for axes, names in tried.items():
         place(axes, all_ends[axes], names)
+
+
+def any_long(names: Iterable[str]) -> bool:
+    """Whether panels should rather stand one above the other."""
+    return any(len(name) > LONG_NAME for name in names)
 
 
 def write(axes: Axes, end: End, position: tuple[float, float], on_the_left: bool = False) -> Annotation:
@@ -85,12 +96,13 @@ def place(axes: Axes, ends: Sequence[End], tried: Sequence[Annotation]) -> None:
     *inner, outer = neighbours(places[:, 0], widths + 2 * NEAR)
     for number, level in zip(outer, spread(places[outer, 1], gap), strict=True):
         write(axes, ends[number], (MARGIN, level))
-    in_the_way = np.concatenate([traced(axes, line) for line in axes.lines])
+    in_the_way = np.concatenate([traced(axes, line) for line in axes.lines if inner] or [places])
     for number in sorted(chain.from_iterable(inner), key=lambda number: not ends[number].strong):
         size = float(widths[number]), gap
         corner, left = emptiest(in_the_way, places[number], size)
-        write(axes, ends[number], (corner[0] + size[0] * left, corner[1]), left)
-        in_the_way = np.concatenate([in_the_way, filled(corner, size)])
+        start = corner[0] + size[0] * left, corner[1]
+        write(axes, ends[number], start, left)
+        in_the_way = np.concatenate([in_the_way, filled(corner, size), np.linspace(start, places[number], 40)])
 
 
 def emptiest(in_the_way: Points, end: Points, size: tuple[float, float]) -> tuple[tuple[float, float], bool]:
@@ -128,6 +140,7 @@ def filled(corner: tuple[float, float], size: tuple[float, float]) -> Points:
 def traced(axes: Axes, line: Line2D) -> Points:
     """Points along a line as it is drawn, as fractions of the axes, so dense that no text fits between two of them."""
     corners: Points = axes.transAxes.inverted().transform(line.get_transform().transform(line.get_xydata()))
+    corners = corners[np.isfinite(corners).all(axis=1)]
     lengths = np.hypot(*np.diff(corners, axis=0).T)
     along = np.concatenate([[0.0], np.cumsum(lengths)])
     where = np.linspace(0, along[-1], 2 + int(200 * along[-1]))

@@ -10,7 +10,7 @@ import numpy as np
 from fedmosaic_cli.data.picture import blank, short
 from fedmosaic_cli.report.figures.clients import first_manifest
 from fedmosaic_cli.report.figures.evidence import NoFigureError
-from fedmosaic_cli.report.figures.labels import End, label_ends
+from fedmosaic_cli.report.figures.labels import End, any_long, label_ends
 from fedmosaic_cli.report.figures.style import PAGE_INCHES, entitle, grid_lines, is_strong, looks_of, percent_axis
 from fedmosaic_cli.report.settings import title_of
 
@@ -30,9 +30,10 @@ MOST_NUMBERS = 20
 
 def size_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the size of the public set, a panel a family."""
-    across = 1 if len(families) == 1 else 2
+    names = [title_of(key) for family in families for key in family.methods]
+    across = 1 if len(families) == 1 or any_long(names) else 2
     down = -(-len(families) // across)
-    figure = blank(PAGE_INCHES if across > 1 else 0.75 * PAGE_INCHES, 0.8 + 2.3 * down)
+    figure = blank(PAGE_INCHES if across > 1 or any_long(names) else 0.75 * PAGE_INCHES, 0.8 + 2.3 * down)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     ends = {}
     for axes, family in zip(panels, families, strict=False):

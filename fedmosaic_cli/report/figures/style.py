@@ -72,9 +72,9 @@ REFERENCES = {
 }
 # Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
 OTHERS = {
-    "fedavg": Look("#332288", "o"),
-    "fedprox": Look("#4477AA", "s"),
-    "fedct": Look("#117733", "^", width=1.4, order=4),
+    "fedavg": Look("#332288", "p"),
+    "fedprox": Look("#4477AA", "d"),
+    "fedct": Look("#117733", "*", width=1.4, order=4),
     "fedbn": Look("#2A8C7C", "v"),
     "perfedavg": Look("#80801A", "D"),
     "ditto": Look("#AA4499", "P"),
@@ -115,7 +115,7 @@ def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
 
 def base_of(method: str) -> Look:
     """The look of a method; one that was added since is grey until it gets its own."""
-    return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "d")
+    return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "8")
 
 
 def is_strong(key: Key) -> bool:
@@ -151,7 +151,7 @@ def percent_axis(axes: Axes, label: str = "accuracy (%)") -> None:
     """Fractions, written as percent."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}"))
     axes.set_ylabel(label)
 

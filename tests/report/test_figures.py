@@ -1,0 +1,601 @@
+"""Figures from run directories written by hand: what is drawn, what is told where nothing can be."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+
+from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.figures import album as albums
+from fedmosaic_cli.report.figures import evidence as evidences
+from fedmosaic_cli.report.figures.album import figures
+from fedmosaic_cli.report.figures.clients import (
+    chosen_clients,
+    clients_figure,
+    losses_figure,
+    public_set_figure,
+    trust_figure,
+)
+from fedmosaic_cli.report.figures.communication import communication_figure, in_bytes
+from fedmosaic_cli.report.figures.courses import ORACLE, accuracy_figure, consensus_figure
+from fedmosaic_cli.report.figures.evidence import read
+from fedmosaic_cli.report.figures.families import families
+from fedmosaic_cli.report.figures.labels import neighbours, spread
+from fedmosaic_cli.report.figures.public_sets import size_figure, skew_figure
+from fedmosaic_cli.report.figures.ranks import Ranks, cliques, critical_difference
+from fedmosaic_cli.report.figures.style import house_style, looks_of
+from fedmosaic_cli.report.settings import settings_of, title_of
+from tests.report.runs_by_hand import Bench, manifest_of
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path / "runs")
+
+
+@pytest.fixture
+def sketched(monkeypatch):
+    """Figures of albums are laid out, but not rendered: that takes most of the time."""
+
+    def sketch(figure, dpi):
+        figure.draw_without_rendering()
+        return {"png": b"sketch", "pdf": b"sketch"}
+
+    monkeypatch.setattr(albums, "rendered", sketch)
+
+
+def settings_in(bench):
+    return settings_of(collect(bench.folder)[0])
+
+
+def draw(figure, bench):
+    """The figure of the one setting."""
+    (setting,) = settings_in(bench)
+    with house_style():
+        return figure(setting, read(setting))
+
+
+def texts(figure):
+    """Everything that is written anywhere in a figure."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+
+
+def names_written(axes):
+    """The names at the ends of lines."""
+    from matplotlib.text import Annotation
+
+    return {text.get_text(): text for text in axes.texts if isinstance(text, Annotation)}
+
+
+def boxes_of(figure, wanted):
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    return [Text.get_window_extent(text) for text in figure.findobj(Text) if wanted(text.get_text())]
+
+
+def assert_apart(boxes):
+    for number, box in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
+
+
+def ticks(axis):
+    axis.get_figure(root=True).draw_without_rendering()
+    return [tick.get_text() for tick in axis.get_ticklabels()]
+
+
+# Accuracy
+
+
+def test_accuracy_is_the_mean_over_seeds_with_a_band_from_lowest_to_highest(bench):
+    bench.write("fedavg", 0, 0.4)
+    bench.write("fedavg", 1, 0.6)
+    figure = draw(accuracy_figure, bench)
+    (axes,) = figure.axes
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [1, 2, 3]
+    assert line.get_ydata() == pytest.approx([0.51, 0.52, 0.53])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.41, 0.63))
+    assert "Lines: mean over 2 seeds; bands: lowest to highest seed." in texts(figure)
+    assert "53.0  FedAvg" in names_written(axes)
+
+
+def test_accuracies_stand_in_percent(bench):
+    bench.write("fedavg", 0, 0.4)
+    axes = draw(accuracy_figure, bench).axes[0]
+    assert axes.get_ylabel() == "accuracy (%)"
+    shown = [float(text) for text in ticks(axes.yaxis)]
+    assert min(shown) > 30
+    assert max(shown) < 60
+
+
+def test_a_long_run_is_shown_whole_and_from_near_by(bench):
+    bench.write("fedavg", 0, 0.4, rounds=20)
+    bench.write("local", 0, 0.4, rounds=20)
+    whole, end = draw(accuracy_figure, bench).axes
+    assert whole.get_xlim()[0] <= 1
+    assert end.get_xlim()[0] == 11
+    assert end.get_ylim()[0] > 0.5 > whole.get_ylim()[0]
+    assert names_written(whole) == {}
+    assert set(names_written(end)) == {"60.0  FedAvg", "60.0  Local training"}
+
+
+ALL = ["centralized", "local", "fedavg", "fedprox", "fedct", "fedbn", "perfedavg", "ditto", "pfedme", "apfl"]
+ALL += ["fedphp", "perfedckt", "fedmosaic-entropy", "fedmosaic-frequency"]
+
+
+@pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
+def test_the_names_of_all_methods_do_not_lie_on_each_other(bench, figure):
+    """All but one are equally good, the worst case."""
+    for number, variant in enumerate(ALL):
+        bench.write(variant, 0, 0.5 + 0.3 * (number == 0), rounds=20)
+    drawn = draw(figure, bench)
+    titles = [title_of((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
+    boxes = boxes_of(drawn, lambda text: any(title in text for title in titles))
+    assert len(boxes) == len(ALL)
+    assert_apart(boxes)
+
+
+def test_fedmosaic_is_drawn_strongest_and_references_are_dashed():
+    keys = [(name.split("-")[0], "-".join(name.split("-")[1:])) for name in ALL]
+    looks = looks_of(keys)
+    strong = [look for key, look in looks.items() if key[0] == "fedmosaic"]
+    others = [look for key, look in looks.items() if key[0] != "fedmosaic"]
+    assert min(look.width for look in strong) > max(look.width for look in others)
+    assert min(look.order for look in strong) > max(look.order for look in others)
+    assert looks["local", ""].dash != "-" != looks["centralized", ""].dash
+    assert len({(look.marker, str(look.dash)) for look in looks.values()}) == len(keys), "told apart without colour"
+
+
+def test_rows_of_one_method_differ_in_their_lines():
+    keys = [("fedmosaic", "entropy, trust=1"), ("fedmosaic", "entropy, trust=2"), ("fedavg", "a=1"), ("fedavg", "a=2")]
+    looks = looks_of(keys)
+    assert len({(look.colour, look.dash) for look in looks.values()}) == 4
+    assert looks[keys[0]].colour == looks[keys[1]].colour
+
+
+# Single clients
+
+
+def test_lambda_of_every_client_with_the_rounds_before_a_consensus(bench):
+    bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
+    bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
+    first, second = draw(trust_figure, bench).axes
+    assert first.get_title(loc="left") == "FedMosaic (entropy), seed 4"
+    assert second.get_title(loc="left") == "FedMosaic (frequency), seed 4"
+    drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
+    assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
+    assert list(names_written(first)) == [f"client {number}" for number in range(6)]
+    assert max(line.get_linewidth() for line in (drawn[0.7], drawn[0.8])) < drawn[0.1].get_linewidth()
+    (shade,) = first.patches
+    assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0.5, 1.5)
+
+
+def test_the_first_seed_is_shown(bench):
+    for seed in (2, 1):
+        bench.write("fedmosaic-entropy", seed)
+    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic (entropy), seed 1"
+
+
+def test_of_many_clients_median_and_quantiles_are_drawn(bench):
+    bench.write(clients=30, manifest=manifest_of(30, {}, flipped=[29]))
+    figure = draw(trust_figure, bench)
+    (axes,) = figure.axes
+    assert list(names_written(axes)) == ["client 0", "client 1", "client 29, flipped"]
+    median = next(line for line in axes.lines if line.get_color() == "black")
+    assert median.get_ydata() == pytest.approx([0, 1.55, 1.55])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(np.quantile(np.arange(1, 31) / 10, 0.9))
+    assert any("10th to 90th percentile" in text for text in texts(figure))
+
+
+def test_clients_with_flipped_labels_stand_out(bench):
+    bench.write(clients=9, manifest=manifest_of(9, {}, flipped=[8]))
+    (axes,) = draw(trust_figure, bench).axes
+    assert list(names_written(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
+    widest = max(axes.lines, key=lambda line: line.get_linewidth())
+    assert widest.get_ydata()[-1] == pytest.approx(0.9)
+    panels = draw(losses_figure, bench).axes
+    assert panels[-1].get_title(loc="left") == "client 8, labels flipped"
+
+
+def test_flipped_clients_are_among_the_chosen():
+    assert chosen_clients(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
+    assert chosen_clients(2, set(), 6) == [0, 1]
+    assert chosen_clients(20, set(range(20)), 3) == [0, 1, 2]
+
+
+def test_a_client_that_sits_out_leaves_no_hole(bench):
+    def change(row):
+        return {**row, "lambda": None} if row["round"] == 3 and row["client"] == 0 else row
+
+    bench.write(rounds=4, change=change)
+    (axes,) = draw(trust_figure, bench).axes
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 4]
+    assert axes.lines[1].get_xdata().tolist() == [1, 2, 3, 4]
+
+
+def test_private_losses_are_solid_public_ones_dashed(bench):
+    bench.write(clients=2, rounds=4)
+    first, second = draw(losses_figure, bench).axes
+    private, public = second.lines
+    assert private.get_linestyle() == "-" != public.get_linestyle()
+    assert private.get_ydata() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert public.get_xdata().tolist() == [2, 3, 4]
+    assert public.get_ydata() == pytest.approx([2, 1 + 2 / 3, 1.5])
+    assert first.get_title(loc="left") == "client 0"
+    assert {text.get_text() for text in first.figure.legends[0].get_texts()} == {
+        "FedMosaic (entropy), private",
+        "FedMosaic (entropy), public",
+    }
+
+
+def test_a_run_without_any_public_loss_is_drawn(bench):
+    bench.write(change=lambda row: {**row, "loss_public": None})
+    (private,) = draw(losses_figure, bench).axes[0].lines
+    assert private.get_linestyle() == "-"
+
+
+def test_what_clients_and_the_public_set_hold(bench):
+    bench.write(manifest=manifest_of(3, {}, seed=7), clients=3)
+    (setting,) = settings_in(bench)
+    with house_style():
+        clients, public = clients_figure(setting), public_set_figure(setting)
+    assert clients.axes[0].get_title() == "quick, shards of seed 7: examples of 3 clients"
+    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [2, 3, 4], "training and test cats"
+    assert public.axes[0].get_title() == "quick, shards of seed 7: public set, 8 examples"
+    assert [bar.get_height() for bar in public.axes[0].containers[0]] == [3, 5]
+    assert ticks(public.axes[0].xaxis) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("clients", [30, 200])
+def test_many_clients_fit_on_a_page(bench, clients):
+    bench.write(clients=clients)
+    (setting,) = settings_in(bench)
+    with house_style():
+        assert clients_figure(setting).get_figwidth() <= 7
+
+
+# Communication and consensus
+
+
+def test_accuracy_against_bytes_so_far(bench):
+    bench.write("fedavg", 0, 0.4)
+    bench.write("local", 0, 0.3)
+    bench.write("centralized", 0, 0.7)
+    (axes,) = draw(communication_figure, bench).axes
+    curve, end, *levels = axes.lines
+    # Two clients, 800 bits each way: 400 bytes a round, from the second on.
+    assert curve.get_xdata() == pytest.approx([400, 800])
+    assert curve.get_ydata() == pytest.approx([0.42, 0.43])
+    assert (end.get_xdata()[0], end.get_ydata()[0], end.get_marker()) == (pytest.approx(800), pytest.approx(0.43), "p")
+    assert [line.get_ydata()[0] for line in levels] == pytest.approx([0.73, 0.33])
+    assert axes.get_xscale() == "log"
+    names = set(names_written(axes))
+    assert names == {"FedAvg", "Centralized (moves raw data)", "Local training (sends nothing)"}
+    assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
+
+
+def test_bytes_in_readable_units():
+    assert [in_bytes(number) for number in (1, 999, 1000, 1e5, 2.5e9)] == ["1 B", "999 B", "1 kB", "100 kB", "2.5 GB"]
+
+
+def test_the_consensus_over_rounds(bench):
+    bench.write("fedmosaic-entropy")
+    bench.write("fedct")
+    bench.write("fedavg")
+    agreement, oracle = draw(consensus_figure, bench).axes
+    assert [line.get_ydata().tolist() for line in agreement.lines][1][1:] == pytest.approx([0.8, 1 - 0.4 / 3])
+    assert np.isnan(agreement.lines[0].get_ydata()[0])
+    assert set(names_written(oracle)) == {"FedCT", "FedMosaic (entropy)"}
+    assert ORACLE in " ".join(oracle.get_title(loc="left").split())
+    assert ORACLE not in agreement.get_title(loc="left")
+
+
+def test_what_nobody_logged_gets_no_panel(bench):
+    bench.write(change=lambda row: {key: value for key, value in row.items() if key != "pseudo_label_accuracy"})
+    (axes,) = draw(consensus_figure, bench).axes
+    assert axes.get_ylabel() == "agreement (%)"
+
+
+# The public set
+
+
+def write_sizes(bench, sizes, **options):
+    for size in sizes:
+        for seed in (0, 1):
+            data = {"public_size": size}
+            kind = {"data": data, "setting": f"u-{size}", "manifest": manifest_of(2, data), **options}
+            bench.write("fedmosaic-entropy", seed, 0.5 + size / 1000 + seed / 10, **kind)
+            bench.write("local", seed, 0.4, **kind)
+
+
+def test_accuracy_against_the_size_of_the_public_set(bench):
+    write_sizes(bench, [200, 50, 100])
+    found, remarks = families(settings_in(bench), "public_size")
+    assert remarks == []
+    with house_style():
+        (axes,) = size_figure(found).axes
+    local, ours = (container.lines for container in axes.containers)
+    assert ours[0].get_xdata().tolist() == [50, 100, 200]
+    assert ours[0].get_ydata() == pytest.approx([0.63, 0.68, 0.78])
+    assert local[0].get_ydata() == pytest.approx([0.43, 0.43, 0.43])
+    (bars,) = ours[2]
+    assert bars.get_segments()[0][:, 1] == pytest.approx([0.58, 0.68])
+    assert axes.get_xscale() == "linear"
+    assert ticks(axes.xaxis) == ["50", "100", "200"]
+
+
+def test_sizes_over_more_than_a_decade_stand_on_a_log_scale(bench):
+    write_sizes(bench, [10, 50, 200])
+    with house_style():
+        (axes,) = size_figure(families(settings_in(bench), "public_size")[0]).axes
+    assert axes.get_xscale() == "log"
+    assert ticks(axes.xaxis) == ["10", "50", "200"]
+
+
+def test_families_differ_in_nothing_else(bench):
+    write_sizes(bench, [10, 20])
+    write_sizes(bench, [30], setting="other")
+    bench.write("fedmosaic-entropy", data={"public_size": 40, "alpha": 3}, setting="alone")
+    bench.write("local", data={"public_size": 50}, setting="without FedMosaic")
+    (family,), _ = families(settings_in(bench), "public_size")
+    assert list(family.members) == [10, 20, 30]
+    write_sizes(bench, [60], setting="skewed", data={"public_size": 60, "public_alpha": 0.5})
+    assert list(families(settings_in(bench), "public_size")[0][0].members) == [10, 20, 30]
+
+
+def test_of_two_settings_of_one_size_the_one_with_more_seeds_is_taken(bench):
+    write_sizes(bench, [10, 20])
+    bench.write("fedmosaic-entropy", setting="again", data={"public_size": 20})
+    (family,), remarks = families(settings_in(bench), "public_size")
+    assert family.members[20].name == "u-20"
+    assert remarks == ["again is not in it, because u-20 has the same public_size"]
+
+
+def test_other_hyper_parameters_are_another_line(bench):
+    bench.write(data={"public_size": 10}, hyperparameters={"trust": "paper"})
+    bench.write(data={"public_size": 20}, hyperparameters={"trust": "stabilised"})
+    (family,), _ = families(settings_in(bench), "public_size")
+    assert {title_of(key): list(runs) for key, runs in family.methods.items()} == {
+        "FedMosaic (entropy, trust=paper)": [10],
+        "FedMosaic (entropy, trust=stabilised)": [20],
+    }
+
+
+def test_skew_and_the_classes_of_the_public_set(bench):
+    for alpha, public in ((None, (4, 4)), (1.0, (2, 6)), (0.1, (0, 8))):
+        data = {"public_alpha": alpha}
+        kind = {"data": data, "manifest": manifest_of(2, data, public=public)}
+        bench.write("fedmosaic-entropy", 0, 0.5 + (alpha or 2) / 10, **kind)
+        bench.write("local", 0, 0.3, **kind)
+    with house_style():
+        axes, classes = skew_figure(families(settings_in(bench), "public_alpha")[0]).axes
+    for panel in (axes, classes):
+        assert ticks(panel.xaxis) == ["0.1", "1", "balanced"]
+    assert axes.containers[1].lines[0].get_ydata() == pytest.approx([0.54, 0.63, 0.73])
+    assert axes.containers[0].lines[0].get_ydata() == pytest.approx([0.33] * 3)
+    assert classes.collections[0].get_array().tolist() == [[0, 2, 4], [8, 6, 4]]
+    assert ticks(classes.yaxis) == ["cat", "dog"]
+    assert sorted(text.get_text() for text in classes.texts) == ["0", "2", "4", "4", "6", "8"]
+
+
+# Ranks
+
+
+def test_cliques_are_the_longest_groups_within_the_critical_difference():
+    assert cliques([1, 2, 3, 5, 5.5], 2) == [(1, 3), (3, 5), (5, 5.5)]
+    assert cliques([1, 2, 2.5, 3], 2) == [(1, 3)], "none inside another"
+    assert cliques([1.0, 4.0, 7.0], 1) == []
+    assert cliques([1.0, 1.5, 2.0], 5) == [(1.0, 2.0)]
+
+
+def test_the_diagram_shows_every_rank_and_the_bars():
+    with house_style():
+        figure = critical_difference({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4, "Ranks $_x$")
+    (axes,) = figure.axes
+    written = texts(figure)
+    for text in ("1.25  A", "2.00  B", "D  2.75", "FedMosaic  4.00", "CD = 1.00", "Ranks $_x$"):
+        assert text in written
+    assert any("over 4 settings" in text for text in written)
+    bars = [line for line in axes.lines if line.get_linewidth() == 3]
+    assert [line.get_xdata() for line in bars] == [
+        pytest.approx([1.25, 2.0], abs=0.05),
+        pytest.approx([2.0, 2.75], abs=0.05),
+    ]
+    assert axes.get_xlim()[0] > axes.get_xlim()[1], "the best is at the right"
+    scale = next(line for line in axes.lines if line.get_marker() == "|")
+    assert abs(np.diff(scale.get_xdata())[0]) == 1.0
+
+
+def test_fourteen_names_of_the_diagram_do_not_lie_on_each_other():
+    ranks = {f"method number {number}": 7 + number / 100 for number in range(14)}
+    with house_style():
+        figure = critical_difference(ranks, 3.0, 3, "Ranks")
+    boxes = boxes_of(figure, lambda text: "method number" in text)
+    assert len(boxes) == 14
+    assert_apart(boxes)
+    width = figure.get_window_extent().width
+    assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
+
+
+# Names at the ends of lines
+
+
+def test_names_move_apart_no_further_than_they_must():
+    assert spread([0.1, 0.9, 0.5], 0.1) == pytest.approx([0.1, 0.9, 0.5])
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    assert spread([1.0, 1.0, 0.0], 0.1) == pytest.approx([0.9, 1.0, 0.0])
+    assert spread([0.52, 0.5, 0.48], 0.1) == pytest.approx([0.6, 0.5, 0.4])
+    assert np.diff(spread(np.zeros(30), 0.1)) == pytest.approx(0.1), "more than there is room for"
+
+
+def test_names_of_lines_that_end_far_apart_are_groups():
+    positions, widths = np.array([0.9, 0.1, 0.2, 0.95]), np.array([0.3, 0.3, 0.3, 0.3])
+    assert neighbours(positions, widths) == [[1, 2], [0, 3]]
+
+
+# The album
+
+
+def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
+    bench.write("fedmosaic-entropy")
+    bench.write("local")
+    reads, curves_of = [], evidences.curves_of
+    monkeypatch.setattr(evidences, "curves_of", lambda path: reads.append(path) or curves_of(path))
+    album = figures(settings_in(bench))
+    kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
+    assert [name for name, _ in album] == [f"{kind}-quick" for kind in kinds]
+    assert len(album) == 7
+    assert reads == []
+    drawn = {name: draw() for name, draw in album}
+    assert all(set(files) == {"png", "pdf"} for files in drawn.values())
+    assert len(reads) == 2, "each log is read once"
+    assert album.skipped == []
+    assert {missing.name for missing in album.missing} == {"public-size", "public-skew", "critical-difference"}
+    reason = next(missing.reason for missing in album.missing if missing.name == "public-size")
+    assert "at least two sizes of the public set" in reason
+    assert "fedmosaic partition --public-size N" in reason
+
+
+def files_of(settings, names, ranks=None):
+    found = dict(figures(settings, ranks))
+    return {name: found[name]() for name in names}
+
+
+def test_the_same_runs_are_the_same_bytes(bench):
+    write_sizes(bench, [10, 20])
+    ranks = Ranks({"A": 1.0, "B": 2.0}, 1.5, 2, "Ranks")
+    names = ["lambda-u-10", "communication-u-20", "clients-u-10", "public-size", "critical-difference"]
+    first = files_of(settings_in(bench), names, ranks)
+    assert first == files_of(settings_in(bench), names, ranks)
+    assert all(files["png"].startswith(b"\x89PNG") for files in first.values())
+
+
+def test_letters_are_letters_in_the_pdf(bench):
+    bench.write("fedmosaic-entropy")
+    names = ["accuracy-quick", "lambda-quick", "public-quick"]
+    for name, files in files_of(settings_in(bench), names).items():
+        assert b"/Type3" not in files["pdf"], name
+        assert b"/CIDFontType2" in files["pdf"], name
+        streams = re.findall(rb"stream\r?\n(.*?)endstream", files["pdf"], re.S)
+        content = b"".join(zlib.decompress(data) for data in streams if data[:1] == b"x")
+        assert b" Tj" in content or b" TJ" in content, name
+        assert b"CreationDate" not in files["pdf"]
+
+
+def test_a_damaged_log_is_told_and_the_others_are_drawn(bench, sketched):
+    bench.write("fedavg", 0)
+    damaged = [bench.write("fedavg", 1), bench.write("fedmosaic-entropy", 0), bench.write("fedprox", 0)]
+    (damaged[0] / "rounds.jsonl").write_text("{")
+    (damaged[1] / "rounds.jsonl").unlink()
+    lines = (damaged[2] / "rounds.jsonl").read_text().splitlines()
+    (damaged[2] / "rounds.jsonl").write_text("\n".join(lines[:4]))  # a round less
+    album = figures(settings_in(bench))
+    drawn = {name: draw() for name, draw in album}
+    assert {run.path for run in album.skipped} == set(damaged)
+    assert len(album.skipped) == 3
+    assert all("rounds.jsonl" in run.reason for run in album.skipped)
+    assert drawn["accuracy-quick"]
+    assert drawn["lambda-quick"] == drawn["losses-quick"] == drawn["consensus-quick"] == {}
+    reasons = {missing.name: missing.reason for missing in album.missing}
+    assert reasons["lambda-quick"] == "no run of FedMosaic has a log that can be read"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, -0.1, "0.5x", None])
+def test_accuracies_that_are_none_are_damage(bench, sketched, value):
+    bench.write("fedavg", 0)
+    path = bench.write("fedavg", 1)
+    rows = [{**json.loads(line), "accuracy": value} for line in (path / "rounds.jsonl").read_text().splitlines()]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    album = figures(settings_in(bench))
+    assert dict(album)["accuracy-quick"]()
+    assert [run.path for run in album.skipped] == [path]
+
+
+def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
+    path = bench.write("fedmosaic-entropy")
+    (path / "shards.json").unlink()
+    album = figures(settings_in(bench))
+    assert dict(album)["clients-quick"]() == {}
+    assert dict(album)["lambda-quick"]()
+    assert any(missing.name == "clients-quick" and "kept the manifest" in missing.reason for missing in album.missing)
+
+
+def test_a_manifest_that_makes_no_sense_is_none(bench):
+    manifest = manifest_of(2, {})
+    manifest["clients"][0]["train"]["class_counts"] = [1, 2, 3]
+    bench.write(manifest=manifest)
+    album = figures(settings_in(bench))
+    assert dict(album)["clients-quick"]() == {}
+
+
+def test_what_a_setting_lacks_is_told(bench):
+    bench.write("local")
+    album = figures(settings_in(bench))
+    assert [name for name, _ in album] == ["accuracy-quick", "clients-quick", "public-quick"]
+    reasons = {missing.name: missing.reason for missing in album.missing}
+    assert "needs a run of FedMosaic" in reasons["lambda-quick"]
+    assert "fedmosaic baseline all" in reasons["communication-quick"]
+
+
+def test_settings_have_names_of_their_own(bench):
+    for setting in ("a_$b", "a%&b", "A__B", "skew"):
+        for alpha in (0.1, 1.0) if setting == "skew" else (None,):
+            bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
+    names = [name.lower() for name, _ in figures(settings_in(bench))]
+    assert len(names) == len(set(names))
+    assert "public-skew" in names
+    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+
+
+def test_signs_in_names_are_no_markup(bench):
+    from matplotlib.text import Text
+
+    bench.write(setting="a_$b^2$ 100%&_x", rounds=2)
+    (setting,) = settings_in(bench)
+    with house_style():
+        for figure in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
+            drawn = figure(setting, read(setting))
+            assert any(text.startswith("a_$b^2$ 100%&_x: ") for text in texts(drawn))
+            assert not any(text.get_parse_math() for text in drawn.findobj(Text))
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (1, 3), (2, 1), (200, 2)])
+def test_odd_sizes_are_drawn(bench, sketched, clients, rounds):
+    for variant in ("fedmosaic-entropy", "fedct", "fedavg", "local", "centralized"):
+        bench.write(variant, clients=clients, rounds=rounds)
+    album = figures(settings_in(bench))
+    drawn = {name: draw() for name, draw in album}
+    nothing = {name for name, files in drawn.items() if not files}
+    # In one round nothing is sent and nobody has a consensus yet.
+    assert nothing == ({"consensus-quick", "communication-quick"} if rounds == 1 else set())
+    assert {missing.name for missing in album.missing} >= nothing
+
+
+def test_many_families_are_spread_over_several_figures(bench):
+    for lr in range(4):
+        for alpha in (0.1, 1.0):
+            bench.write(data={"public_alpha": alpha, "label_noise": lr}, rounds=1)
+    names = [name for name, _ in figures(settings_in(bench)).across_settings()]
+    assert names == ["public-skew", "public-skew-2"]
+
+
+def test_the_user_s_own_style_changes_nothing(bench):
+    from matplotlib import rc_context
+
+    bench.write("local")
+    plain = files_of(settings_in(bench), ["accuracy-quick", "clients-quick"])
+    with rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
+        assert files_of(settings_in(bench), ["accuracy-quick", "clients-quick"]) == plain
+    assert albums.DOTS_PER_INCH >= 200
