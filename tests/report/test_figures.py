@@ -163,6 +163,13 @@ def test_rows_of_one_method_differ_in_their_lines():
     assert looks[keys[0]].colour == looks[keys[1]].colour
 
 
+def test_many_rows_of_fedmosaic_are_thinner_and_still_told_apart():
+    keys = [("fedmosaic", f"entropy, trust={number}") for number in range(12)]
+    looks = looks_of(keys)
+    assert len({(look.colour, look.dash) for look in looks.values()}) == 12
+    assert max(look.width for look in looks.values()) < looks_of(keys[:2])[keys[0]].width
+
+
 # Single clients
 
 
@@ -213,6 +220,15 @@ def test_flipped_clients_are_among_the_chosen():
     assert chosen_clients(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
     assert chosen_clients(2, set(), 6) == [0, 1]
     assert chosen_clients(20, set(range(20)), 3) == [0, 1, 2]
+
+
+def test_of_many_variants_some_are_shown_and_the_title_says_so(bench):
+    for number in range(13):
+        bench.write(hyperparameters={"trust": number})
+    figure = draw(trust_figure, bench)
+    assert len(figure.axes) == 12
+    assert "12 of 13 variants" in " ".join(figure.get_suptitle().split())
+    assert "3 of 13 variants" in " ".join(draw(losses_figure, bench).get_suptitle().split())
 
 
 def test_a_client_that_sits_out_leaves_no_hole(bench):
@@ -557,6 +573,23 @@ def test_settings_have_names_of_their_own(bench):
     assert len(names) == len(set(names))
     assert "public-skew" in names
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+
+
+def test_long_names_stay_inside_the_figure(bench):
+    bench.write(setting="long words " * 12, hyperparameters={"a_very_long_name": 1})
+    bench.write(setting="long words " * 12, hyperparameters={"a_very_long_name": 2})
+    for kind in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
+        figure = draw(kind, bench)
+        width, height = figure.get_window_extent().size
+        for box in boxes_of(figure, lambda text: "long" in text):
+            assert box.x0 >= 0, kind
+            assert box.x1 <= width, kind
+            assert box.y1 <= height, kind
+
+
+def test_letters_that_the_font_lacks_are_no_reason_to_warn(bench):
+    bench.write(setting="数据")
+    assert dict(figures(settings_in(bench)))["accuracy-setting"]()
 
 
 def test_signs_in_names_are_no_markup(bench):

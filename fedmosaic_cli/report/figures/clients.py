@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedmosaic_cli.data.picture import blank, distribution_figure, public_figure
 from fedmosaic_cli.records.manifest import Manifest, client_counts
 from fedmosaic_cli.report.figures.evidence import NoFigureError
-from fedmosaic_cli.report.figures.labels import End, label_ends
+from fedmosaic_cli.report.figures.labels import End, any_long, label_ends
 from fedmosaic_cli.report.figures.style import (
     CLIENTS,
     FLIPPED,
@@ -26,14 +26,14 @@ from fedmosaic_cli.report.figures.style import (
 from fedmosaic_cli.report.settings import title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from fedmosaic_cli.report.figures.evidence import CloseUp, Evidence
-    from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.settings import Key, Setting
 
     Matrix = NDArray[np.float64]
 
@@ -43,6 +43,7 @@ NAMED, NAMED_IN_A_CROWD = 6, 3
 THIN = Look("0.65", width=0.6, order=2)
 MEDIAN = Look("black", width=1.8, order=7)
 COLUMNS = 3
+MOST_VARIANTS, MOST_PANELS = 3, 12
 LETTERS = 80
 """Of a title, in a line."""
 
@@ -51,14 +52,15 @@ def trust_figure(setting: Setting, evidence: Evidence) -> Figure:
     """Lambda of each client over rounds, a panel for each variant of FedMosaic."""
     if not evidence.close_ups:
         raise NoFigureError("no run of FedMosaic has a log that can be read")
-    across = min(len(evidence.close_ups), COLUMNS)
-    down = -(-len(evidence.close_ups) // across)
+    runs = dict(list(evidence.close_ups.items())[:MOST_PANELS])
+    across = min(len(runs), COLUMNS)
+    down = -(-len(runs) // across)
     figure = blank(PAGE_INCHES, 0.9 + 2.1 * down)
     panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
     ends: dict[Axes, list[End]] = {}
-    for axes, (key, run) in zip(panels, evidence.close_ups.items(), strict=False):
+    for axes, (key, run) in zip(panels, runs.items(), strict=False):
         ends[axes] = draw_trust(axes, run, flipped_clients(setting, run.digest))
-        axes.set_title(f"{title_of(key)}, seed {run.seed}", loc="left")
+        axes.set_title(fill(f"{title_of(key)}, seed {run.seed}", LETTERS // across), loc="left")
     for axes in panels[len(ends) :]:
         axes.remove()
     for axes in panels[::across]:
@@ -67,12 +69,13 @@ def trust_figure(setting: Setting, evidence: Evidence) -> Figure:
         # Trust of a millionth should look like none; 1 is as much as in one's own labels.
         axes.set_ylim(-0.03, max(1.05, axes.get_ylim()[1]))
     label_ends(ends)
-    clients = next(iter(evidence.close_ups.values())).trust.shape[1]
+    clients = next(iter(runs.values())).trust.shape[1]
     crowd = "Black: median of all clients; band: 10th to 90th percentile. " if clients > MOST_LINES else ""
-    most = max(float(np.nanmax(run.trust, initial=0)) for run in evidence.close_ups.values())
-    little = f" λ is at most {most:.0e} here." if most < 0.01 else ""
+    most = max(float(np.nanmax(run.trust, initial=0)) for run in runs.values())
+    little = f" λ is at most {most:.0e} here." if 0 < most < 0.01 else ""
     note = f"{crowd}Shaded: rounds before the first consensus, where λ is 0.{little}"
-    entitle(figure, f"{setting.label}: trust λ of {clients} clients in the consensus", note)
+    some = some_of(len(runs), len(evidence.close_ups), "variants")
+    entitle(figure, f"{setting.label}: trust λ of {counted(clients)} in the consensus{some}", note)
     return figure
 
 
@@ -96,6 +99,15 @@ def draw_trust(axes: Axes, run: CloseUp, flipped: set[int]) -> list[End]:
         axes.axvspan(0.5, run.alone + 0.5, color=SHADE, linewidth=0, zorder=0)
     round_axis(axes, rounds)
     return ends
+
+
+def some_of(shown: int, there_are: int, what: str) -> str:
+    """For a title: how many are shown, if not all are."""
+    return f", {shown} of {there_are} {what}" if shown < there_are else ""
+
+
+def counted(clients: int) -> str:
+    return "1 client" if clients == 1 else f"{clients} clients"
 
 
 def chosen_clients(clients: int, flipped: set[int], most: int) -> list[int]:
@@ -126,17 +138,17 @@ def losses_figure(setting: Setting, evidence: Evidence) -> Figure:
     """The private and the public loss of some clients over rounds, a panel a client."""
     if not evidence.close_ups:
         raise NoFigureError("no run of FedMosaic has a log that can be read")
-    runs = evidence.close_ups
+    runs = dict(list(evidence.close_ups.items())[:MOST_VARIANTS])
     first = next(iter(runs.values()))
     clients = first.trust.shape[1]
     flipped = flipped_clients(setting, first.digest)
     shown = chosen_clients(clients, flipped, 9 if clients <= 9 else 6)
     down = -(-len(shown) // COLUMNS)
     across = min(len(shown), COLUMNS)
-    figure = blank(PAGE_INCHES, 1.2 + 1.45 * down)
+    figure = blank(PAGE_INCHES, 1.2 + 1.45 * down + 0.3 * any_long(map(title_of, runs)) * len(runs))
     panels = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
     for axes, client in zip(panels, shown, strict=False):
-        draw_losses(axes, evidence, client)
+        draw_losses(axes, runs, client)
         axes.set_title(f"client {client}" + (", labels flipped" if client in flipped else ""), loc="left")
         if client in flipped:
             axes.title.set(color=FLIPPED.colour, fontweight="bold")
@@ -146,17 +158,17 @@ def losses_figure(setting: Setting, evidence: Evidence) -> Figure:
         panels[number - across].set_xlabel("round")
         axes.remove()
     panels[0].set_ylim(bottom=0)
-    key_below(figure, evidence)
-    some = f", {len(shown)} of {clients} clients" if len(shown) < clients else ""
+    key_below(figure, list(runs))
+    some = some_of(len(shown), clients, "clients") + some_of(len(runs), len(evidence.close_ups), "variants")
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs.values())))
     entitle(figure, f"{setting.label}: private and public loss, from which λ follows{some}, seed {seeds}")
     return figure
 
 
-def draw_losses(axes: Axes, evidence: Evidence, client: int) -> None:
+def draw_losses(axes: Axes, runs: Mapping[Key, CloseUp], client: int) -> None:
     """Solid lines are private losses, dashed ones public; a colour for each variant."""
-    looks = looks_of(list(evidence.close_ups))
-    for key, run in evidence.close_ups.items():
+    looks = looks_of(list(runs))
+    for key, run in runs.items():
         if client < run.trust.shape[1]:
             draw_line(axes, run.loss_private[:, client], Look(looks[key].colour, looks[key].marker, "-", 1.2))
             draw_line(axes, run.loss_public[:, client], Look(looks[key].colour, looks[key].marker, (0, (3, 1.2)), 1.2))
@@ -165,17 +177,17 @@ def draw_losses(axes: Axes, evidence: Evidence, client: int) -> None:
     grid_lines(axes)
 
 
-def key_below(figure: Figure, evidence: Evidence) -> None:
+def key_below(figure: Figure, keys: Sequence[Key]) -> None:
     """What the lines of all panels are."""
     from matplotlib.lines import Line2D
 
-    looks = looks_of(list(evidence.close_ups))
+    looks = looks_of(keys)
     handles = [
         Line2D([], [], **Look(look.colour, look.marker, dash, 1.2).line(), label=f"{title_of(key)}, {which}")
         for key, look in looks.items()
         for which, dash in (("private", "-"), ("public", (0, (3, 1.2))))
     ]
-    columns = max(2, min(len(looks), 3))
+    columns = 1 if any_long(map(title_of, keys)) else max(2, len(looks))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=3)
 
 
@@ -191,7 +203,7 @@ def clients_figure(setting: Setting) -> Figure:
     """What the clients of the first seed hold."""
     manifest = first_manifest(setting)
     counts = client_counts(manifest)
-    title = f"{setting.label}, shards of seed {manifest['seed']}: examples of {len(counts)} clients"
+    title = f"{setting.label}, shards of seed {manifest['seed']}: examples of {counted(len(counts))}"
     domains = [client["domain"] for client in manifest["clients"]]
     return distribution_figure(counts, manifest["class_names"], fill(title, LETTERS), domains, PAGE_INCHES)
 

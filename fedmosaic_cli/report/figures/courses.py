@@ -11,6 +11,7 @@ from fedmosaic_cli.data.picture import blank
 from fedmosaic_cli.report.figures.evidence import Band, NoFigureError, over_how_many, over_seeds
 from fedmosaic_cli.report.figures.labels import LINE_POINTS, End, any_long, label_ends
 from fedmosaic_cli.report.figures.style import (
+    MOST_STRONG,
     PAGE_INCHES,
     entitle,
     grid_lines,
@@ -22,7 +23,7 @@ from fedmosaic_cli.report.figures.style import (
 from fedmosaic_cli.report.settings import title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -44,13 +45,13 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
     near = rounds // 2 if rounds >= 6 else 0
     if near:
         whole, end = figure.subplots(1, 2, width_ratios=(2, 3))
-        draw_bands(whole, bands)
+        draw_bands(whole, bands, bands)
         frame_rounds(whole, rounds, "accuracy (%)")
         whole.set_title("all rounds", loc="left")
         end.set_title(f"from round {near + 1} on", loc="left")
     else:
         end = figure.subplots()
-    draw_bands(end, bands, only_strong=bool(near))
+    draw_bands(end, bands, keys_with_bands(bands) if near else bands)
     frame_rounds(end, rounds, "" if near else "accuracy (%)")
     if near:
         end.set_xlim(near + 1, rounds + 0.01 * rounds)
@@ -58,7 +59,7 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
     label_ends({end: ends_of(bands, values=True)})
     note = over_how_many(evidence.courses)
     if near and "bands" in note:
-        note += " On the right, only FedMosaic has its bands."
+        note += " On the right, only FedMosaic has its bands." if keys_with_bands(bands) else " Bands on the left only."
     entitle(figure, f"{setting.label}: mean test accuracy of the clients", note)
     return figure
 
@@ -86,7 +87,7 @@ def consensus_figure(setting: Setting, evidence: Evidence) -> Figure:
     grid = figure.subplots(down, len(panels) // down, squeeze=False).flat
     ends = {}
     for axes, (title, label, bands) in zip(grid, panels, strict=True):
-        draw_bands(axes, bands)
+        draw_bands(axes, bands, bands)
         frame_rounds(axes, rounds, label)
         axes.set_title(title, loc="left")
         ends[axes] = ends_of(bands, values=False)
@@ -100,13 +101,19 @@ def height_for(names: int, least: float = 3.2) -> float:
     return max(least, 1.3 + names * LINE_POINTS / 72)
 
 
-def draw_bands(axes: Axes, bands: Mapping[Key, Band], only_strong: bool = False) -> None:
-    """A line for each mean, and a band around it; those of FedMosaic can be seen best, or with `only_strong` alone."""
+def keys_with_bands(bands: Mapping[Key, Band]) -> list[Key]:
+    """Those whose bands can be seen from near by: FedMosaic's, if they are few."""
+    strong = [key for key in bands if is_strong(key)]
+    return strong if len(strong) <= MOST_STRONG else []
+
+
+def draw_bands(axes: Axes, bands: Mapping[Key, Band], shaded: Collection[Key]) -> None:
+    """A line for each mean, and around those that are to be `shaded` a band; FedMosaic's can be seen best."""
     looks = looks_of(list(bands))
     for key, band in bands.items():
         rounds = np.arange(1, len(band.mean) + 1)
         axes.plot(rounds, band.mean, **looks[key].line(len(rounds)))
-        if is_strong(key) or not only_strong:
+        if key in shaded:
             shade = 0.22 if is_strong(key) else 0.09
             axes.fill_between(rounds, band.low, band.high, color=looks[key].colour, alpha=shade, linewidth=0)
 

@@ -88,4 +88,4 @@ def labelled(found: list[dict[Any, Setting]], varied: str) -> list[Family]:
         words = [f"{key.rpartition('.')[2]}={terms.get(key)}" for key in differing]
         ordered = sorted(members, key=lambda value: (value is None, value or 0))
         listed.append(Family(", ".join([base, *words]), {value: members[value] for value in ordered}))
-    return listed
+    return sorted(listed, key=lambda family: family.label)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import unworried
 from fedmosaic_cli.report.figures.style import TEXT_POINTS
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def label_ends(all_ends: Mapping[Axes, Sequence[End]]) -> None:
     tried = {axes: [write(axes, end, (MARGIN, 0.5)) for end in ends] for axes, ends in all_ends.items() if ends}
     for figure in {axes.get_figure(root=True) for axes in tried}:
         if figure is not None:
-            with unworried():
-                figure.draw_without_rendering()  # only now is it known how much room there is
+            figure.draw_without_rendering()  # only now is it known how much room there is
     for axes, names in tried.items():
         place(axes, all_ends[axes], names)
 

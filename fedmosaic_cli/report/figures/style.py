@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.data.picture import unworried
 from fedmosaic_cli.methods import METHODS
 
 if TYPE_CHECKING:
@@ -52,11 +54,11 @@ class Look:
     width: float = 1.0
     order: int = 3
 
-    def line(self, rounds: int = 1) -> dict[str, Any]:
-        """What `plot` takes; of many points, some carry a marker."""
+    def line(self, rounds: int = 2) -> dict[str, Any]:
+        """What `plot` takes; of many points, some carry a marker, and one alone always does."""
         return {
             "color": self.colour,
-            "marker": self.marker or None,
+            "marker": self.marker or ("o" if rounds == 1 else None),
             "linestyle": self.dash,
             "linewidth": self.width,
             "markersize": 2.4 + 0.8 * self.width,
@@ -99,22 +101,34 @@ CLIENTS = (
 )
 FLIPPED = Look("#D55E00", "X", (0, (3, 1)), width=2.0, order=8)
 SHADE = "0.93"
+MOST_STRONG = 4
+"""More rows of FedMosaic than these cannot all stand out."""
 
 
 def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
-    """A look for each; rows of one method that differ in hyper-parameters share a colour, not a line."""
+    """A look for each. Rows that differ in hyper-parameters share a colour, not a line; very many get other colours
+    too, and where FedMosaic alone has many rows, they are thinner."""
     looks: dict[Key, Look] = {}
+    seen: Counter[Look] = Counter()
+    crowded = sum(map(is_strong, keys)) > MOST_STRONG
     for key in keys:
-        method, detail = key
-        base = STRONG.get(detail.partition(",")[0], STRONG["frequency"]) if method == "fedmosaic" else base_of(method)
-        same = sum(look.colour == base.colour for look in looks.values())
-        dash = DASHES[same % len(DASHES)] if same else base.dash
-        looks[key] = Look(base.colour, base.marker, dash, base.width, base.order)
+        base = base_of(key)
+        number = seen[base]
+        seen[base] += 1
+        colours = list(dict.fromkeys([base.colour, *(look.colour for look in CLIENTS)]))
+        colour = colours[number // len(DASHES) % len(colours)]
+        dash = DASHES[number % len(DASHES)] if number else base.dash
+        width = min(base.width, 1.4) if crowded else base.width
+        looks[key] = Look(colour, base.marker, dash, width, base.order)
     return looks
 
 
-def base_of(method: str) -> Look:
-    """The look of a method; one that was added since is grey until it gets its own."""
+def base_of(key: Key) -> Look:
+    """The look of a method, or of FedMosaic with one kind of expertise; a method that was added since is grey until it
+    gets its own."""
+    method, detail = key
+    if is_strong(key):
+        return STRONG.get(detail.partition(",")[0], STRONG["frequency"])
     return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "8")
 
 
@@ -132,7 +146,7 @@ def house_style() -> Iterator[None]:
     """Everything inside is drawn in this style, whatever the user's own matplotlibrc says."""
     from matplotlib import rc, rc_context, rcdefaults
 
-    with rc_context():
+    with rc_context(), unworried():
         rcdefaults()
         for group, values in HOUSE.items():
             rc(group, **values)
@@ -141,10 +155,10 @@ def house_style() -> Iterator[None]:
 
 def entitle(figure: Figure, title: str, note: str = "") -> None:
     """A title above everything, and a remark below: both wrapped, both in letters that can be printed."""
-    letters = int(figure.get_figwidth() * 15)
+    letters = int(figure.get_figwidth() * 13)
     figure.suptitle(fill(title, letters), x=0.01, ha="left", fontweight="bold")
     if note:
-        figure.supxlabel(fill(note, int(letters * 1.15)), x=0.01, ha="left", fontsize=TEXT_POINTS, color="0.25")
+        figure.supxlabel(fill(note, int(letters * 1.25)), x=0.01, ha="left", fontsize=TEXT_POINTS, color="0.25")
 
 
 def percent_axis(axes: Axes, label: str = "accuracy (%)") -> None:
@@ -162,7 +176,7 @@ def round_axis(axes: Axes, rounds: int) -> None:
 
     margin = 0.5 if rounds == 1 else 0.01 * rounds
     axes.set_xlim(1 - margin, rounds + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("round")
 
 
