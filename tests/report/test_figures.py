@@ -163,6 +163,12 @@ def test_rows_of_one_method_differ_in_their_lines():
     assert looks[keys[0]].colour == looks[keys[1]].colour
 
 
+def test_equal_variants_of_fedmosaic_are_both_seen():
+    over, under = (looks_of([("fedmosaic", kind)])["fedmosaic", kind] for kind in ("frequency", "entropy"))
+    assert over.order > under.order
+    assert over.dash != "-" == under.dash
+
+
 def test_many_rows_of_fedmosaic_are_thinner_and_still_told_apart():
     keys = [("fedmosaic", f"entropy, trust={number}") for number in range(12)]
     looks = looks_of(keys)
@@ -274,6 +280,14 @@ def test_what_clients_and_the_public_set_hold(bench):
     assert ticks(public.axes[0].xaxis) == ["cat", "dog"]
 
 
+def test_the_manifest_of_the_first_seed_is_shown(bench):
+    for seed in (5, 3):
+        bench.write(seed=seed, manifest=manifest_of(2, {}, seed=10 * seed))
+    (setting,) = settings_in(bench)
+    with house_style():
+        assert "shards of seed 30" in clients_figure(setting).axes[0].get_title()
+
+
 @pytest.mark.parametrize("clients", [30, 200])
 def test_many_clients_fit_on_a_page(bench, clients):
     bench.write(clients=clients)
@@ -369,6 +383,33 @@ def test_families_differ_in_nothing_else(bench):
     assert list(family.members) == [10, 20, 30]
     write_sizes(bench, [60], setting="skewed", data={"public_size": 60, "public_alpha": 0.5})
     assert list(families(settings_in(bench), "public_size")[0][0].members) == [10, 20, 30]
+
+
+def test_shards_dealt_anew_for_each_seed_are_another_family(bench):
+    write_sizes(bench, [10, 20])
+    for seed in (0, 1):
+        data = {"public_size": 30}
+        bench.write(seed=seed, setting="anew", data=data, manifest=manifest_of(2, data, seed=seed))
+    (family,), _ = families(settings_in(bench), "public_size")
+    assert list(family.members) == [10, 20]
+
+
+@pytest.mark.parametrize(("protocol", "together"), [("pfllib", 1), ("official", 0)])
+def test_what_follows_from_the_size_may_differ(bench, protocol, together):
+    for size in (10, 20):
+        bench.write(setting=f"u-{size}", data={"public_size": size, "min_size": 50 - size, "protocol": protocol})
+    assert len(families(settings_in(bench), "public_size")[0]) == together
+
+
+def test_families_have_labels_in_order(bench):
+    for noise in (0.7, 0.1):
+        for size in (10, 20):
+            bench.write(data={"public_size": size, "label_noise": noise})
+    found, _ = families(settings_in(bench), "public_size")
+    assert [family.label for family in found] == ["quick, label_noise=0.1", "quick, label_noise=0.7"]
+    with house_style():
+        panels = size_figure(found).axes
+    assert [axes.get_title(loc="left") for axes in panels] == [family.label for family in found]
 
 
 def test_of_two_settings_of_one_size_the_one_with_more_seeds_is_taken(bench):
@@ -566,12 +607,13 @@ def test_what_a_setting_lacks_is_told(bench):
 
 
 def test_settings_have_names_of_their_own(bench):
-    for setting in ("a_$b", "a%&b", "A__B", "skew"):
+    for setting in ("a_$b", "a%&b", "A__B", "skew", "x" * 150):
         for alpha in (0.1, 1.0) if setting == "skew" else (None,):
             bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
     names = [name.lower() for name, _ in figures(settings_in(bench))]
     assert len(names) == len(set(names))
     assert "public-skew" in names
+    assert max(map(len, names)) < 150
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
 
 

@@ -85,9 +85,9 @@ OTHERS = {
     "fedphp": Look("#8C6D31", ">"),
     "perfedckt": Look("#5F6A7A", "h"),
 }
-# FedMosaic is drawn strongest: one colour for each kind of expertise.
+# FedMosaic is drawn strongest: a colour for each kind of expertise. What lies on top has gaps, so that equals are seen.
 STRONG = {
-    "frequency": Look("#D55E00", "o", width=2.4, order=9),
+    "frequency": Look("#D55E00", "o", DASHES[1], width=2.4, order=9),
     "entropy": Look("#0072B2", "s", width=2.4, order=8),
     "uniform": Look("#A8507F", "^", width=2.4, order=7),
 }
@@ -117,7 +117,7 @@ def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
         seen[base] += 1
         colours = list(dict.fromkeys([base.colour, *(look.colour for look in CLIENTS)]))
         colour = colours[number // len(DASHES) % len(colours)]
-        dash = DASHES[number % len(DASHES)] if number else base.dash
+        dash = list(dict.fromkeys([base.dash, *DASHES]))[number % len(DASHES)]
         width = min(base.width, 1.4) if crowded else base.width
         looks[key] = Look(colour, base.marker, dash, width, base.order)
     return looks
