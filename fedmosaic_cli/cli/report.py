@@ -17,6 +17,7 @@ from fedmosaic_cli.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedmosaic_cli.data.place import Watch
     from fedmosaic_cli.report.collect import Skipped
     from fedmosaic_cli.report.settings import Setting
     from fedmosaic_cli.report.statistics import Comparison, Ranking
@@ -102,9 +103,11 @@ def report(
         show_statistics(*compared(settings), form)
     else:
         show_tables(chosen_tables(table, settings, paper, runs_dir), form)
-    if output:
-        write_results(output, settings, paper)
-        remark(f"written: {output}")
+    with watching(quiet) as watch:
+        if output:
+            write_results(output, settings, paper, figures, watch)
+        if html:
+            write_page(html, settings, skipped, paper, watch)
 
 
 def tell_skipped(skipped: Sequence[Skipped]) -> None:
@@ -175,14 +178,45 @@ def compared(settings: Sequence[Setting]) -> tuple[list[Comparison], Ranking | N
     return [line for setting in settings for line in compare_with_local(setting)], rank(settings)
 
 
-def write_results(output: Path, settings: Sequence[Setting], paper: bool) -> None:
+def write_results(output: Path, settings: Sequence[Setting], paper: bool, figures: bool, watch: Watch) -> None:
     """All tables, the statistics and the figures, as files."""
     from fedmosaic_cli.files import make_directories, write_together
-    from fedmosaic_cli.report.results import every_table, result_files
+    from fedmosaic_cli.report.results import FIGURES, every_table, figure_files, result_files
 
-    files = result_files(every_table(settings, paper), *compared(settings))
+    comparisons, ranking = compared(settings)
+    files = result_files(every_table(settings, paper), comparisons, ranking)
+    if figures:
+        drawn, remarks = figure_files(settings, ranking, watch)
+        files |= drawn
+        for text in remarks:
+            remark(text)
+        make_directories(output / FIGURES)
     make_directories(output)
     write_together({output / name: content for name, content in files.items()})
+    remark(f"written: {output}")
+
+
+def write_page(
+    target: Path, settings: Sequence[Setting], skipped: Sequence[Skipped], paper: bool, watch: Watch
+) -> None:
+    """Everything as one file to look at."""
+    from fedmosaic_cli.files import make_directories, write
+    from fedmosaic_cli.report.page.assemble import page
+    from fedmosaic_cli.report.results import every_table, illustrated
+    from fedmosaic_cli.report.sheets import sheets_of
+
+    comparisons, ranking = compared(settings)
+    sheets = illustrated(sheets_of(comparisons, ranking), ranking)
+    content = page(
+        settings,
+        every_table(settings, paper),
+        skipped,
+        sheets,
+        tell=lambda done, planned: watch("reading logs", done, planned),
+    )
+    make_directories(target.parent)
+    write(target, content)
+    remark(f"written: {target}")
 
 
 def show_statistics(comparisons: list[Comparison], ranking: Ranking | None, form: Form) -> None:

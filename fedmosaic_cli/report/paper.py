@@ -9,7 +9,7 @@ from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.captions import caption_of, notes_of
 from fedmosaic_cli.report.commands import USUAL_SEEDS, commands_for, conditions_of
 from fedmosaic_cli.report.published import published_domains
-from fedmosaic_cli.report.table import Column, Table, rows_of
+from fedmosaic_cli.report.table import OVERVIEW, Column, Table, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ FORMS = {
 def overview(settings: Sequence[Setting], paper: bool) -> Table:
     """All settings in one table, with the methods that were run in any of them."""
     columns = [Column(setting.label, setting, setting.name) for setting in settings]
-    return made("table", "", columns, (), paper)
+    return made(OVERVIEW, "", columns, (), paper)
 
 
 def paper_table(name: str, settings: Sequence[Setting], paper: bool) -> Table | None:

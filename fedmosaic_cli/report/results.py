@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.latex import PREAMBLE, document, preamble, to_latex
@@ -12,9 +13,14 @@ from fedmosaic_cli.report.tables import to_csv, to_markdown, to_svg
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedmosaic_cli.data.place import Watch
     from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.sheets import Sheet
     from fedmosaic_cli.report.statistics import Comparison, Ranking
     from fedmosaic_cli.report.table import Table
+
+
+FIGURES = "figures"
 
 
 def every_table(settings: Sequence[Setting], paper: bool) -> list[Table]:
@@ -35,3 +41,33 @@ def result_files(
         texts["statistics.md"] = "\n".join(map(sheet_to_markdown, sheets))
         texts["statistics.csv"] = sheets_to_csv(comparisons, ranking)
     return {name: text.encode() for name, text in texts.items()}
+
+
+def figure_files(
+    settings: Sequence[Setting], ranking: Ranking | None, watch: Watch
+) -> tuple[dict[str, bytes], list[str]]:
+    """The figures as PNG and PDF, and a sentence for each that is missing and each run that is left out of them."""
+    from fedmosaic_cli.report.figures.album import figures
+
+    album = figures(settings, ranking)
+    files: dict[str, bytes] = {}
+    total = len(album)
+    for number, (name, draw) in enumerate(album):
+        watch("drawing figures", number, total)
+        files |= {f"{FIGURES}/{name}.{ending}": content for ending, content in draw().items()}
+    watch("drawing figures", total, total)
+    remarks = [f"left out of figures {run.path}: {run.reason}" for run in album.skipped]
+    return files, [*remarks, *(f"no figure {missing.name}: {missing.reason}" for missing in album.missing)]
+
+
+def illustrated(sheets: Sequence[Sheet], ranking: Ranking | None) -> list[Sheet]:
+    """The sheets, the one of ranks with its diagram."""
+    if ranking is None:
+        return list(sheets)
+    from fedmosaic_cli.report.figures.inline import inline_svg
+    from fedmosaic_cli.report.figures.ranks import critical_difference
+    from fedmosaic_cli.report.figures.style import house_style
+
+    *others, ranks = sheets
+    with house_style():
+        return [*others, replace(ranks, picture=inline_svg(critical_difference(ranking)))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.methods import METHODS
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedmosaic_cli.report.settings import Key, Setting
+
+
+OVERVIEW = "table"
+"""The name of the one table that holds all settings."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Table:
     caption: str
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    paper: bool = field(default=False)
+    paper: bool = False
     """Whether the published numbers stand beside ours."""
 
     def verdicts(self) -> list[Verdict]:

@@ -26,9 +26,10 @@ from fedmosaic_cli.report.figures.evidence import read
 from fedmosaic_cli.report.figures.families import families
 from fedmosaic_cli.report.figures.labels import neighbours, spread
 from fedmosaic_cli.report.figures.public_sets import size_figure, skew_figure
-from fedmosaic_cli.report.figures.ranks import Ranks, cliques, critical_difference
+from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
 from fedmosaic_cli.report.figures.style import house_style, looks_of
 from fedmosaic_cli.report.settings import settings_of, title_of
+from fedmosaic_cli.report.statistics import Ranking
 from tests.report.runs_by_hand import Bench, manifest_of
 
 
@@ -459,7 +460,7 @@ def test_cliques_are_the_longest_groups_within_the_critical_difference():
 
 def test_the_diagram_shows_every_rank_and_the_bars():
     with house_style():
-        figure = critical_difference({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4, "Ranks $_x$")
+        figure = critical_difference(ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4), "Ranks $_x$")
     (axes,) = figure.axes
     written = texts(figure)
     for text in ("1.25  A", "2.00  B", "D  2.75", "FedMosaic  4.00", "CD = 1.00", "Ranks $_x$"):
@@ -478,7 +479,7 @@ def test_the_diagram_shows_every_rank_and_the_bars():
 def test_fourteen_names_of_the_diagram_do_not_lie_on_each_other():
     ranks = {f"method number {number}": 7 + number / 100 for number in range(14)}
     with house_style():
-        figure = critical_difference(ranks, 3.0, 3, "Ranks")
+        figure = critical_difference(ranking(ranks, 3.0, 3), "Ranks")
     boxes = boxes_of(figure, lambda text: "method number" in text)
     assert len(boxes) == 14
     assert_apart(boxes)
@@ -525,6 +526,10 @@ def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
     assert "fedmosaic partition --public-size N" in reason
 
 
+def ranking(ranks, width, settings):
+    return Ranking(tuple(f"setting {number}" for number in range(settings)), ranks, width, 0.5)
+
+
 def files_of(settings, names, ranks=None):
     found = dict(figures(settings, ranks))
     return {name: found[name]() for name in names}
@@ -532,7 +537,7 @@ def files_of(settings, names, ranks=None):
 
 def test_the_same_runs_are_the_same_bytes(bench):
     write_sizes(bench, [10, 20])
-    ranks = Ranks({"A": 1.0, "B": 2.0}, 1.5, 2, "Ranks")
+    ranks = ranking({"A": 1.0, "B": 2.0}, 1.5, 2)
     names = ["lambda-u-10", "communication-u-20", "clients-u-10", "public-size", "critical-difference"]
     first = files_of(settings_in(bench), names, ranks)
     assert first == files_of(settings_in(bench), names, ranks)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.collect import Skipped
     from fedmosaic_cli.report.figures.evidence import Evidence
     from fedmosaic_cli.report.figures.families import Family
-    from fedmosaic_cli.report.figures.ranks import Ranks
     from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.statistics import Ranking
 
 Files = dict[str, bytes]
 """A figure by file ending."""
@@ -79,9 +79,9 @@ FROM_LOGS = {
 FROM_MANIFESTS = {"clients": clients_figure, "public": public_set_figure}
 
 
-def figures(settings: Sequence[Setting], ranks: Ranks | None = None) -> Album:
-    """All figures of these settings; `ranks` are for the critical-difference diagram."""
-    return Album(settings, ranks)
+def figures(settings: Sequence[Setting], ranking: Ranking | None = None) -> Album:
+    """All figures of these settings; `ranking` is for the critical-difference diagram."""
+    return Album(settings, ranking)
 
 
 class Album:
@@ -91,8 +91,8 @@ class Album:
     next setting. `missing` and `skipped` (runs whose logs are of no use) may grow while figures are drawn.
     """
 
-    def __init__(self, settings: Sequence[Setting], ranks: Ranks | None = None) -> None:
-        self.ranks = ranks
+    def __init__(self, settings: Sequence[Setting], ranking: Ranking | None = None) -> None:
+        self.ranking = ranking
         self.missing: list[Missing] = []
         self.sizes = self.find_families(settings, "public-size", "public_size", "sizes", "--public-size N")
         self.skews = self.find_families(settings, "public-skew", "public_alpha", "skews", "--public-alpha A")
@@ -104,7 +104,7 @@ class Album:
             for kind, plate in FROM_LOGS.items()
             if (reason := plate.lacks(setting))
         ]
-        if ranks is None:
+        if ranking is None:
             self.missing.append(Missing("critical-difference", "needs runs of several methods in several settings"))
         self.unusable: dict[Path, Skipped] = {}
 
@@ -139,9 +139,8 @@ class Album:
             for start in range(0, len(found), most):
                 name = f"{kind}-{start // most + 1}" if start else kind
                 yield name, partial(printed, draw, found[start : start + most])
-        if self.ranks is not None:
-            diagram = critical_difference, self.ranks.ranks, self.ranks.width, self.ranks.settings, self.ranks.title
-            yield "critical-difference", partial(printed, *diagram)
+        if self.ranking is not None:
+            yield "critical-difference", partial(printed, critical_difference, self.ranking)
 
     def entry(self, name: str, draw: Callable[[], Files]) -> tuple[str, Callable[[], Files]]:
         return name, partial(self.drawn, name, draw)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.data.picture import blank
 from fedmosaic_cli.report.figures.style import PAGE_INCHES, entitle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fedmosaic_cli.report.statistics import Ranking
 
 ROW_INCHES = 0.17
 LETTER_INCHES = 0.066
 LONGEST = 40
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Average ranks by a method's title, how far apart two must lie to differ (`width`), and over how many settings."""
-
-    ranks: Mapping[str, float]
-    width: float
-    settings: int
-    title: str
-
-
-def critical_difference(ranks: Mapping[str, float], width: float, settings: int, title: str) -> Figure:
-    """The diagram. The best rank, 1, is at the right; a bar joins methods that differ by no more than `width`."""
+def critical_difference(ranking: Ranking, title: str = "Average ranks and critical difference") -> Figure:
+    """The diagram. The best rank, 1, is at the right; a bar joins methods that differ by less than matters."""
+    ranks, width, settings = ranking.ranks, ranking.critical_difference, len(ranking.settings)
     names = sorted(ranks, key=lambda name: (ranks[name], name))
     bars = cliques([ranks[name] for name in names], width)
     rows = (len(names) + 1) // 2

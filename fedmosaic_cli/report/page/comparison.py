@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.page.markup import Markup, copied, counted, joined, percent, points, scrolling, tag
+from fedmosaic_cli.report.table import OVERVIEW
 from fedmosaic_cli.report.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def comparison(table: Table, number: int) -> Markup:
 
 
 def title(table: Table) -> str:
-    words = table.name.replace("-", " ").replace("_", " ").strip()
+    words = "all settings" if table.name == OVERVIEW else table.name.replace("-", " ").replace("_", " ").strip()
     return words[:1].upper() + words[1:]
 
 
