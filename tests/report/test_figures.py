@@ -24,7 +24,7 @@ from fedmosaic_cli.report.figures.communication import communication_figure, in_
 from fedmosaic_cli.report.figures.courses import ORACLE, accuracy_figure, consensus_figure
 from fedmosaic_cli.report.figures.evidence import read
 from fedmosaic_cli.report.figures.families import families
-from fedmosaic_cli.report.figures.labels import neighbours, spread
+from fedmosaic_cli.report.figures.labels import emptiest, filled, neighbours, spread
 from fedmosaic_cli.report.figures.public_sets import size_figure, skew_figure
 from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
 from fedmosaic_cli.report.figures.style import house_style, looks_of
@@ -282,11 +282,12 @@ def test_what_clients_and_the_public_set_hold(bench):
 
 
 def test_the_manifest_of_the_first_seed_is_shown(bench):
-    for seed in (5, 3):
-        bench.write(seed=seed, manifest=manifest_of(2, {}, seed=10 * seed))
+    low, high = sorted((manifest_of(2, {}, seed=seed) for seed in (7, 8)), key=lambda manifest: manifest["digest"])
+    bench.write(seed=4, manifest=low)
+    bench.write(seed=3, manifest=high)
     (setting,) = settings_in(bench)
     with house_style():
-        assert "shards of seed 30" in clients_figure(setting).axes[0].get_title()
+        assert f"shards of seed {high['seed']}" in clients_figure(setting).axes[0].get_title()
 
 
 @pytest.mark.parametrize("clients", [30, 200])
@@ -315,6 +316,25 @@ def test_accuracy_against_bytes_so_far(bench):
     names = set(names_written(axes))
     assert names == {"FedAvg", "Centralized (moves raw data)", "Local training (sends nothing)"}
     assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
+
+
+def test_names_of_methods_that_send_little_stand_near_their_lines(bench):
+    def much(row):
+        return {**row, "bits_up": row["bits_up"] * 10**5, "bits_down": row["bits_down"] * 10**5}
+
+    for variant in ("fedmosaic-entropy", "fedmosaic-frequency", "fedct"):
+        for trust in (1, 2):
+            bench.write(variant, rounds=20, hyperparameters={"trust": trust})
+    bench.write("fedavg", rounds=20, change=much)
+    figure = draw(communication_figure, bench)
+    (axes,) = figure.axes
+    names = names_written(axes)
+    boxes = boxes_of(figure, lambda text: text in names)
+    assert len(boxes) == 7
+    assert_apart(boxes)
+    edge = axes.get_window_extent().x1
+    outside = {name: text.get_window_extent().x1 > edge for name, text in names.items()}
+    assert outside == {name: name == "FedAvg" for name in names}
 
 
 def test_bytes_in_readable_units():
@@ -503,6 +523,16 @@ def test_names_of_lines_that_end_far_apart_are_groups():
     assert neighbours(positions, widths) == [[1, 2], [0, 3]]
 
 
+def test_a_name_is_not_written_onto_another():
+    size = (0.2, 0.05)
+    taken = (0.52, 0.5)
+    (x, y), left = emptiest(filled(taken, size), np.array([0.5, 0.5]), size)
+    assert left, "level with its line, on the free side"
+    assert (x, y) == pytest.approx((0.28, 0.5))
+    (x, y), left = emptiest(np.concatenate([filled(taken, size), filled((x, y), size)]), np.array([0.5, 0.5]), size)
+    assert abs(y - 0.5) >= 0.05
+
+
 # The album
 
 
@@ -615,7 +645,10 @@ def test_settings_have_names_of_their_own(bench):
     for setting in ("a_$b", "a%&b", "A__B", "skew", "x" * 150):
         for alpha in (0.1, 1.0) if setting == "skew" else (None,):
             bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
-    names = [name.lower() for name, _ in figures(settings_in(bench))]
+    settings = settings_in(bench)
+    backwards = [name.lower() for name, _ in figures(settings[::-1])]
+    assert len(backwards) == len(set(backwards))
+    names = [name.lower() for name, _ in figures(settings)]
     assert len(names) == len(set(names))
     assert "public-skew" in names
     assert max(map(len, names)) < 150

@@ -38,7 +38,6 @@ HOUSE: Any = {
     "ytick": {"labelsize": TEXT_POINTS, "major.width": 0.6},
     "legend": {"fontsize": TEXT_POINTS},
     "hatch": {"linewidth": 0.5},
-    "text": {"parse_math": False},
 }
 
 Dash = str | tuple[int, tuple[float, ...]]
