@@ -615,6 +615,14 @@ def test_accuracies_that_are_none_are_damage(bench, sketched, value):
     assert [run.path for run in album.skipped] == [path]
 
 
+@pytest.mark.parametrize("key", ["bits_up", "loss_public", "lambda"])
+def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
+    path = bench.write("fedmosaic-entropy", change=lambda row: {**row, key: 1e308})
+    album = figures(settings_in(bench))
+    assert dict(album)["communication-quick"]() == {}
+    assert [run.path for run in album.skipped] == [path]
+
+
 def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
     path = bench.write("fedmosaic-entropy")
     (path / "shards.json").unlink()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 
+ABSURD = 1e50
+"""No loss and no number of bits is so large; with such numbers, sums and axes may become infinite."""
 SHARES = ("accuracy", "agreement", "pseudo_label_accuracy")
 
 
@@ -97,12 +99,12 @@ def read(setting: Setting) -> Evidence:
 
 def whole_curves(path: Path, rounds: int) -> dict[str, Matrix]:
     """The curves of a run, if they go to its end and could be true: shares are between 0 and 1, accuracies are always
-    there, and nothing is infinite."""
+    there, and nothing is absurdly large."""
     curves = curves_of(path)
     accuracy = curves.get("accuracy", np.full((1, 1), np.nan))
     shares = [curves[name] for name in SHARES if name in curves]
     possible = not any(np.any((table < 0) | (table > 1)) for table in shares) and not np.isnan(accuracy).any()
-    if len(accuracy) != rounds or not possible or any(np.isinf(table).any() for table in curves.values()):
+    if len(accuracy) != rounds or not possible or any(np.any(abs(table) > ABSURD) for table in curves.values()):
         raise RequestError(f"the log is damaged ({path / ROUNDS}): mend the run with --resume")
     return curves
 
