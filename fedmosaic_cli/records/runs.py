@@ -154,7 +154,12 @@ class RunFiles:
         """All lines of rounds.jsonl."""
         path = self.path / ROUNDS
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            # All lines at once: a log of many rounds is read several times as fast.
+            lines = path.read_bytes().splitlines()
+            rows: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(lines))
+            if len(rows) != len(lines):
+                raise ValueError("more than one value on a line")
+            return rows
         except (OSError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,15 +28,18 @@ def curves_of(path: Path) -> dict[str, Matrix]:
     files.check(ROUNDS)
     rows = files.rounds()
     try:
-        rounds, clients = max(row["round"] for row in rows), 1 + max(row["client"] for row in rows)
-        if len(rows) != rounds * clients:
-            raise ValueError("lines are missing")
-        names = sorted({name for row in rows for name in row} - {"round", "client"})
-        values = {name: np.full((rounds, clients), np.nan) for name in names}
-        for row in rows:
-            for name, value in row.items():
-                if name in values and value is not None:
-                    values[name][row["round"] - 1, row["client"]] = value
+        numbers = np.array([row["round"] for row in rows]) - 1
+        clients = np.array([row["client"] for row in rows])
+        shape = int(numbers.max()) + 1, int(clients.max()) + 1
+        places = np.ravel_multi_index((numbers, clients), shape)
+        if len(rows) != prod(shape) or len(np.unique(places)) < len(places):
+            raise ValueError("lines are missing, or there twice")
+        names = sorted(set().union(*rows) - {"round", "client"})
+        values = {}
+        for name in names:
+            values[name] = np.empty(shape)
+            # As numbers, None is NaN.
+            values[name].flat[places] = np.array([row.get(name) for row in rows], dtype=np.float64)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
         raise RequestError(f"the log is damaged ({path / ROUNDS}): mend the run with --resume") from None
     return values

@@ -21,7 +21,7 @@ TRAIN = (
     *("--set", "methods.fedmosaic.warmup_rounds=1", "--set", "train.execution=threads"),
 )
 EVALUATE = ("evaluate", str(RUN))
-REPORT = ("report", "--out", "tables")
+REPORT = ("report", "--no-figures", "--out", "tables")
 TRAINING = (TRAIN, EVALUATE, REPORT)
 PICTURE = b"a picture"
 
