@@ -148,9 +148,14 @@ def manifest_of(setting: str, seed: int, clients: int, draw: random.Random) -> d
 
     return {
         "digest": sha256(f"{setting} {seed}".encode()),
-        **{"dataset": "digits", "scheme": "hybrid", "seed": seed, "class_names": [str(name) for name in range(10)]},
+        **{"dataset": "digits", "scheme": "hybrid", "protocol": "official", "tested_on": "", "parameters": {}},
+        **{"seed": seed, "class_names": [str(name) for name in range(10)], "image_shape": [8, 8, 1]},
+        **{"examples": 100_000, "left_out": 0, "source_fingerprint": "", "export": False, "files": {}, "found_at": ""},
         "clients": [
-            {"id": client, "domain": f"domain {client % 5}", "labels_flipped": False, "train": part(), "test": part()}
+            {
+                **{"id": client, "domain": f"domain {client % 5}", "labels_flipped": False, "sha256": ""},
+                **{"train": part(), "test": part()},
+            }
             for client in range(clients)
         ],
         "public": part(),

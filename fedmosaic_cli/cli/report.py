@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.statistics import Comparison, Ranking
     from fedmosaic_cli.report.table import Table
 
-MOST_SKIPPED = 20
+MOST_LINES = 20
 
 
 class TableName(StrEnum):
@@ -111,10 +111,15 @@ def report(
 
 
 def tell_skipped(skipped: Sequence[Skipped]) -> None:
-    for run in skipped[:MOST_SKIPPED]:
-        remark(f"skipped {run.path}: {run.reason}")
-    if len(skipped) > MOST_SKIPPED:
-        remark(f"skipped {len(skipped) - MOST_SKIPPED} more runs; --html lists all of them")
+    tell([f"skipped {run.path}: {run.reason}" for run in skipped], "--html lists all of them")
+
+
+def tell(lines: Sequence[str], where: str) -> None:
+    """A line each; of very many the first, and where the others can be found."""
+    for line in lines[:MOST_LINES]:
+        remark(line)
+    if len(lines) > MOST_LINES:
+        remark(f"... and {len(lines) - MOST_LINES} more such lines; {where}")
 
 
 def form_of(latex: bool, markdown: bool, as_csv: bool, as_json: bool) -> Form:
@@ -188,8 +193,7 @@ def write_results(output: Path, settings: Sequence[Setting], paper: bool, figure
     if figures:
         drawn, remarks = figure_files(settings, ranking, watch)
         files |= drawn
-        for text in remarks:
-            remark(text)
+        tell(remarks, "--html tells of every run")
         make_directories(output / FIGURES)
     make_directories(output)
     write_together({output / name: content for name, content in files.items()})
