@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.files import sealed
+from tests.report.runs_by_hand import manifest_of, summary_of, write_run
 
 
 class Runs:
@@ -21,33 +20,10 @@ class Runs:
         marks = accuracy if isinstance(accuracy, list) else [accuracy]
         digest = changes.pop("digest", f"{seed:x}{setting.encode().hex()}".ljust(64, "0"))
         place = changes.pop("place", f"{setting.replace('/', '-')}/{variant}/seed-{seed}")
-        parameters = changes.pop("parameters", {"alpha": 1.0})
-        summary = {
-            "schema": 1,
-            "preset": setting,
-            "dataset": "digits",
-            "scheme": "dirichlet",
-            "method": variant.split("-")[0],
-            "variant": variant,
-            "hyperparameters": {},
-            "seed": seed,
-            "rounds": 30,
-            "model": {"name": "mlp"},
-            "train": {"lr": 0.1},
-            "shards": {"digest": digest, "parameters": parameters},
-            "accuracy": {"client_mean": sum(marks) / len(marks), "per_client": marks},
-            "bits": {"up": 800, "down": 200},
-            "device": "cpu",
-            "evaluation": {"clients": "each on its own test part"},
-            **changes,
-        }
-        folder = self.folder / place
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("")
-        (folder / "summary.json").write_text(json.dumps(summary))
-        clients = [{"id": number, "domain": domain} for number, domain in enumerate(domains)]
-        (folder / "shards.json").write_bytes(sealed({"digest": digest, "clients": clients}))
-        return folder
+        shards = {"digest": digest, "parameters": changes.pop("parameters", {"alpha": 1.0})}
+        summary = summary_of(setting, variant, seed, marks, **{"shards": shards, **changes})
+        manifest = manifest_of([[1, 1]] * len(marks), domains=domains, seed=seed, digest=digest)
+        return write_run(self.folder / place, summary, manifest)
 
 
 @pytest.fixture

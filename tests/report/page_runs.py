@@ -7,11 +7,12 @@ import random
 import re
 from pathlib import Path
 
-from fedmosaic_cli.files import sealed
 from fedmosaic_cli.report.collect import collect
 from fedmosaic_cli.report.page.assemble import page
 from fedmosaic_cli.report.settings import settings_of
 from fedmosaic_cli.report.table import Column, Table, rows_of
+from tests.report import runs_by_hand
+from tests.report.runs_by_hand import manifest_of, summary_of
 
 # Everything that HTML, a script element or a line of JavaScript could stumble over.
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--\u2028]]>"
@@ -30,40 +31,23 @@ def write_run(
     **changes: object,
 ) -> Path:
     """A finished run with a log, a configuration and a manifest. The digest of its shards is `shards-<seed>`."""
-    summary = {
-        "schema": 1,
-        "preset": setting,
-        "dataset": "digits",
-        "scheme": "dirichlet",
-        "method": variant.partition("-")[0],
-        "variant": variant,
-        "hyperparameters": {},
-        "seed": seed,
-        "rounds": rounds,
-        "model": {"name": "mlp"},
-        "train": {"lr": 0.1},
-        "shards": {"parameters": {"alpha": 1.0}, "digest": f"shards-{seed}"},
-        "accuracy": {"client_mean": sum(accuracies) / len(accuracies), "per_client": accuracies},
-        "evaluation": {"clients": "each on its own test part"},
-        "device": "cpu",
-        **changes,
-    }
+    digest = f"shards-{seed}"
+    shards = {"parameters": {"alpha": 1.0}, "digest": digest}
+    summary = summary_of(setting, variant, seed, accuracies, **{"rounds": rounds, "shards": shards, **changes})
+    train = [[client + place for place in range(len(classes))] for client in range(len(accuracies))]
+    public = [30] * len(classes)
+    manifest = manifest_of(train, classes=classes, domains=domains, public=public, seed=seed, digest=digest)
     folder = root / re.sub(r"[/\x00]", "_", setting)[:40] / variant / f"seed-{seed}"
-    folder.mkdir(parents=True)
-    manifest = manifest_of(seed, len(accuracies), classes, domains)
-    (folder / "config.yaml").write_text(f"method: {variant}\n", encoding="utf-8")
+    runs_by_hand.write_run(folder, summary, manifest, log_of(variant, seed, accuracies, rounds), f"method: {variant}\n")
     (folder / "env.json").write_text(json.dumps({"arguments": ["train", "--preset", setting]}))
-    (folder / "shards.json").write_bytes(sealed(manifest))
-    (folder / "rounds.jsonl").write_text(log_of(variant, seed, accuracies, rounds))
-    (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
-def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> str:
+def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> list[dict[str, object]]:
     """Every client climbs to its accuracy; trust begins in round 3, and only where labels are shared."""
     draw = random.Random(f"{variant} {seed}")
     shares = variant.startswith("fedmosaic")
-    lines = [
+    return [
         {
             "round": number,
             "client": client,
@@ -79,43 +63,6 @@ def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> str
         for number in range(1, rounds + 1)
         for client, last in enumerate(accuracies)
     ]
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def manifest_of(seed: int, clients: int, classes: tuple[str, ...], domains: tuple[str, ...]) -> dict[str, object]:
-    def part(client: int) -> dict[str, object]:
-        counts = [client + place for place in range(len(classes))]
-        return {"size": max(1, sum(counts)), "class_counts": counts}
-
-    return {
-        "dataset": "digits",
-        "scheme": "dirichlet",
-        "protocol": "official",
-        "tested_on": "anything",
-        "parameters": {},
-        "seed": seed,
-        "class_names": list(classes),
-        "image_shape": [8, 8, 1],
-        "examples": 100,
-        "left_out": 0,
-        "source_fingerprint": "",
-        "clients": [
-            {
-                "id": client,
-                "domain": domains[client] if domains else None,
-                "labels_flipped": False,
-                "train": part(client),
-                "test": part(client),
-                "sha256": "",
-            }
-            for client in range(clients)
-        ],
-        "public": {"size": 2, "class_counts": [30] * len(classes)},
-        "export": False,
-        "files": {},
-        "found_at": "",
-        "digest": f"shards-{seed}",
-    }
 
 
 def small_federation(root: Path) -> Path:

@@ -3,47 +3,105 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmosaic_cli.files import sealed, sha256
 
-CLASSES = ["cat", "dog"]
+CLASSES = ("cat", "dog")
 
 
-def manifest_of(clients: int, parameters: dict[str, Any], flipped=(), public=(3, 5), seed=0) -> dict[str, Any]:
-    """The manifest of shards in which client i has i + 1 cats and one dog to train on."""
+def summary_of(setting: str, variant: str, seed: int, accuracies: Sequence[float], **changes: Any) -> dict[str, Any]:
+    """What a run says of itself when it is finished."""
+    return {
+        "schema": 1,
+        "preset": setting,
+        "dataset": "digits",
+        "scheme": "dirichlet",
+        "method": variant.partition("-")[0],
+        "variant": variant,
+        "hyperparameters": {},
+        "seed": seed,
+        "rounds": 30,
+        "model": {"name": "mlp"},
+        "train": {"lr": 0.1},
+        "accuracy": {"client_mean": sum(accuracies) / len(accuracies), "per_client": list(accuracies)},
+        "bits": {"up": 800, "down": 200},
+        "device": "cpu",
+        "evaluation": {"clients": "each on its own test part"},
+        **changes,
+    }
+
+
+def manifest_of(
+    train: Sequence[Sequence[int]],
+    *,
+    classes: Sequence[str] = CLASSES,
+    domains: Sequence[str] = (),
+    flipped: Sequence[int] = (),
+    public: Sequence[int] = (3, 5),
+    seed: int = 0,
+    parameters: dict[str, Any] | None = None,
+    digest: str = "",
+) -> dict[str, Any]:
+    """The manifest of shards in which each client has so many examples of each class to train on."""
     content = {
         "schema": 3,
         "dataset": "digits",
         "scheme": "dirichlet",
         "protocol": "official",
         "tested_on": "a part of each client's share",
-        "parameters": parameters,
+        "parameters": parameters or {},
         "seed": seed,
-        "class_names": CLASSES,
-        "image_shape": [1, 8, 8],
+        "class_names": list(classes),
+        "image_shape": [8, 8, 1],
         "examples": 1000,
         "left_out": 0,
         "source_fingerprint": "none",
         "clients": [
             {
                 "id": client,
-                "domain": None,
+                "domain": domains[client] if domains else None,
                 "labels_flipped": client in flipped,
-                "train": {"size": client + 2, "class_counts": [client + 1, 1]},
-                "test": {"size": 2, "class_counts": [1, 1]},
+                "train": part_of(counts),
+                "test": part_of([1] * len(classes)),
                 "sha256": "0",
             }
-            for client in range(clients)
+            for client, counts in enumerate(train)
         ],
-        "public": {"size": sum(public), "class_counts": list(public), "sha256": "0"},
+        "public": {**part_of(public), "sha256": "0"},
         "export": False,
         "files": {},
         "found_at": "",
     }
-    return {**content, "digest": sha256(json.dumps(content, sort_keys=True).encode())}
+    return {**content, "digest": digest or sha256(json.dumps(content, sort_keys=True).encode())}
+
+
+def part_of(counts: Sequence[int]) -> dict[str, Any]:
+    return {"size": max(1, sum(counts)), "class_counts": list(counts)}
+
+
+def write_run(
+    folder: Path,
+    summary: dict[str, Any],
+    manifest: dict[str, Any],
+    rows: Sequence[dict[str, Any]] = (),
+    config: str = "",
+) -> Path:
+    """The files of a finished run."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "shards.json").write_bytes(sealed(manifest))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def few_each(clients: int) -> list[list[int]]:
+    """Client i has i + 1 cats and one dog to train on."""
+    return [[client + 1, 1] for client in range(clients)]
 
 
 @dataclass
@@ -69,39 +127,23 @@ class Bench:
         name: str = "",
     ) -> Path:
         data = {"public_size": 8, "public_alpha": None, "protocol": "official", **(data or {})}
-        manifest = manifest or manifest_of(clients, data)
+        manifest = manifest or manifest_of(few_each(clients), parameters=data)
         lines = [
             change(self.row(variant, accuracy, number, client))
             for number in range(1, rounds + 1)
             for client in range(clients)
         ]
-        last = [line["accuracy"] for line in lines[-clients:]]
-        summary = {
-            "schema": 1,
-            "preset": setting,
-            "dataset": "digits",
-            "scheme": "dirichlet",
-            "method": variant.partition("-")[0],
-            "variant": variant,
-            "hyperparameters": hyperparameters or {},
-            "seed": seed,
-            "rounds": rounds,
-            "model": {"name": "mlp"},
-            "train": {"lr": 0.1},
-            "shards": {"parameters": data, "digest": manifest["digest"]},
-            "accuracy": {"client_mean": sum(last) / clients, "per_client": last},
-            "bits": {"up": 1, "down": 1},
-            "evaluation": {"clients": "each on its own test part"},
-        }
-        path = (
-            self.folder / (name or f"{setting}-{data}".replace("/", "_")) / variant / f"{hyperparameters}-seed-{seed}"
+        summary = summary_of(
+            setting,
+            variant,
+            seed,
+            [line["accuracy"] for line in lines[-clients:]],
+            rounds=rounds,
+            hyperparameters=hyperparameters or {},
+            shards={"parameters": data, "digest": manifest["digest"]},
         )
-        path.mkdir(parents=True)
-        (path / "config.yaml").write_text("")
-        (path / "summary.json").write_text(json.dumps(summary))
-        (path / "shards.json").write_bytes(sealed(manifest))
-        (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return path
+        place = name or f"{setting}-{data}".replace("/", "_")
+        return write_run(self.folder / place / variant / f"{hyperparameters}-seed-{seed}", summary, manifest, lines)
 
     @staticmethod
     def row(variant: str, accuracy: float, number: int, client: int) -> dict[str, Any]:

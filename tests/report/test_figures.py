@@ -30,7 +30,7 @@ from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
 from fedmosaic_cli.report.figures.style import house_style, looks_of
 from fedmosaic_cli.report.settings import settings_of, title_of
 from fedmosaic_cli.report.statistics import Ranking
-from tests.report.runs_by_hand import Bench, manifest_of
+from tests.report.runs_by_hand import Bench, few_each, manifest_of
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_the_first_seed_is_shown(bench):
 
 
 def test_of_many_clients_median_and_quantiles_are_drawn(bench):
-    bench.write(clients=30, manifest=manifest_of(30, {}, flipped=[29]))
+    bench.write(clients=30, manifest=manifest_of(few_each(30), flipped=[29]))
     figure = draw(trust_figure, bench)
     (axes,) = figure.axes
     assert list(names_written(axes)) == ["client 0", "client 1", "client 29, flipped"]
@@ -214,7 +214,7 @@ def test_of_many_clients_median_and_quantiles_are_drawn(bench):
 
 
 def test_clients_with_flipped_labels_stand_out(bench):
-    bench.write(clients=9, manifest=manifest_of(9, {}, flipped=[8]))
+    bench.write(clients=9, manifest=manifest_of(few_each(9), flipped=[8]))
     (axes,) = draw(trust_figure, bench).axes
     assert list(names_written(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
     widest = max(axes.lines, key=lambda line: line.get_linewidth())
@@ -270,7 +270,7 @@ def test_a_run_without_any_public_loss_is_drawn(bench):
 
 
 def test_what_clients_and_the_public_set_hold(bench):
-    bench.write(manifest=manifest_of(3, {}, seed=7), clients=3)
+    bench.write(manifest=manifest_of(few_each(3), seed=7), clients=3)
     (setting,) = settings_in(bench)
     with house_style():
         clients, public = clients_figure(setting), public_set_figure(setting)
@@ -282,7 +282,9 @@ def test_what_clients_and_the_public_set_hold(bench):
 
 
 def test_the_manifest_of_the_first_seed_is_shown(bench):
-    low, high = sorted((manifest_of(2, {}, seed=seed) for seed in (7, 8)), key=lambda manifest: manifest["digest"])
+    low, high = sorted(
+        (manifest_of(few_each(2), seed=seed) for seed in (7, 8)), key=lambda manifest: manifest["digest"]
+    )
     bench.write(seed=4, manifest=low)
     bench.write(seed=3, manifest=high)
     (setting,) = settings_in(bench)
@@ -366,7 +368,12 @@ def write_sizes(bench, sizes, **options):
     for size in sizes:
         for seed in (0, 1):
             data = {"public_size": size}
-            kind = {"data": data, "setting": f"u-{size}", "manifest": manifest_of(2, data), **options}
+            kind = {
+                "data": data,
+                "setting": f"u-{size}",
+                "manifest": manifest_of(few_each(2), parameters=data),
+                **options,
+            }
             bench.write("fedmosaic-entropy", seed, 0.5 + size / 1000 + seed / 10, **kind)
             bench.write("local", seed, 0.4, **kind)
 
@@ -410,7 +417,7 @@ def test_shards_dealt_anew_for_each_seed_are_another_family(bench):
     write_sizes(bench, [10, 20])
     for seed in (0, 1):
         data = {"public_size": 30}
-        bench.write(seed=seed, setting="anew", data=data, manifest=manifest_of(2, data, seed=seed))
+        bench.write(seed=seed, setting="anew", data=data, manifest=manifest_of(few_each(2), parameters=data, seed=seed))
     (family,), _ = families(settings_in(bench), "public_size")
     assert list(family.members) == [10, 20]
 
@@ -454,7 +461,7 @@ def test_other_hyper_parameters_are_another_line(bench):
 def test_skew_and_the_classes_of_the_public_set(bench):
     for alpha, public in ((None, (4, 4)), (1.0, (2, 6)), (0.1, (0, 8))):
         data = {"public_alpha": alpha}
-        kind = {"data": data, "manifest": manifest_of(2, data, public=public)}
+        kind = {"data": data, "manifest": manifest_of(few_each(2), parameters=data, public=public)}
         bench.write("fedmosaic-entropy", 0, 0.5 + (alpha or 2) / 10, **kind)
         bench.write("local", 0, 0.3, **kind)
     with house_style():
@@ -633,7 +640,7 @@ def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
 
 
 def test_a_manifest_that_makes_no_sense_is_none(bench):
-    manifest = manifest_of(2, {})
+    manifest = manifest_of(few_each(2))
     manifest["clients"][0]["train"]["class_counts"] = [1, 2, 3]
     bench.write(manifest=manifest)
     album = figures(settings_in(bench))

@@ -24,7 +24,8 @@ from fedmosaic_cli.report.page.runs import Texts
 from fedmosaic_cli.report.settings import settings_of
 from fedmosaic_cli.report.sheets import Sheet
 from fedmosaic_cli.report.table import Column, Table, rows_of
-from tests.report.page_runs import HOSTILE, manifest_of, page_of, small_federation, table_of, write_run
+from tests.report.page_runs import HOSTILE, page_of, small_federation, table_of, write_run
+from tests.report.runs_by_hand import manifest_of
 
 VOID = {"meta", "br", "input", "link", "img"}
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -349,7 +350,7 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
 
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     bad = write_run(tmp_path, "s", "local", 1, [0.5, 0.6])
-    manifest = manifest_of(1, 2, ("cat", "dog"), ())
+    manifest = manifest_of([[0, 1], [1, 2]], digest="shards-1")
     manifest["public"]["class_counts"] = [1, 2, 3]
     (bad / "shards.json").write_bytes(sealed(manifest))
     worse = write_run(tmp_path, "s", "local", 2, [0.5, 0.6])
