@@ -324,7 +324,8 @@ def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Reques
 
 def next_steps(runs: list[Planned], request: Request) -> list[str]:
     """The commands that one would type next: the baselines under the same conditions, and the report."""
-    report = shlex.join(["fedmosaic", "report", *([] if str(request.runs_dir) == "runs" else [str(request.runs_dir)])])
+    place = str(request.run_dir or request.runs_dir)
+    report = shlex.join(["fedmosaic", "report", *([] if place == "runs" else [place])])
     if any(run.config.method.name != "fedmosaic" for run in runs):
         return [f"next: {report}"]
     options = {

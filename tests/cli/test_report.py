@@ -1,0 +1,126 @@
+"""`fedmosaic report` as people type it, on runs that were really made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+
+
+@pytest.fixture
+def report(finished_runs, tmp_path, monkeypatch):
+    """`fedmosaic report` in a directory whose `runs` are finished."""
+    shutil.copytree(finished_runs, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(app, ["report", *(str(argument) for argument in arguments)])
+
+    return call
+
+
+def refused(result):
+    """The one line on stderr."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    [line] = result.stderr.splitlines()
+    return line
+
+
+def test_a_table_of_the_paper(report):
+    result = report("--table", "label-skew")
+    assert result.exit_code == 0, result.stderr
+    assert "| | Method | Practical non-IID: quickstart |" in result.stdout
+    assert "| PFL | Per-FedAvg |" in result.stdout
+    assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
+
+
+def test_all_tables_are_those_that_there_are_runs_for(report):
+    result = report("--table", "all", "--json")
+    assert {entry["table"] for entry in json.loads(result.stdout)} == {"label-skew"}
+    assert [f"'{name}'" in result.stderr for name in ("feature-shift", "hybrid", "compact")] == [True] * 3
+    with_paper = json.loads(report("--table", "all", "--json", "--paper").stdout)
+    assert {entry["table"] for entry in with_paper} == {"label-skew", "feature-shift", "hybrid", "compact"}
+    assert sum(entry["published"] is not None for entry in with_paper) == 224 + 2 * 9
+
+
+def test_a_table_without_runs_is_refused_with_a_way_out(report):
+    assert "--preset quickstart-hybrid" in refused(report("--table", "hybrid"))
+
+
+def test_statistics_instead_of_tables(report):
+    entries = json.loads(report("--statistics", "--json").stdout)
+    fedct = next(entry for entry in entries if entry["method"] == "FedCT")
+    # Both seeds of FedCT have a Local run beside them, with ten clients each.
+    assert fedct["helped"] + fedct["unharmed"] + fedct["hurt"] == 20
+    lines = list(csv.DictReader(report("--statistics", "--csv").stdout.splitlines()))
+    assert [line["method"] for line in lines] == [entry["method"] for entry in entries]
+    assert "| FedCT |" in report("--statistics").stdout
+    assert "\\begin{tabular}" in report("--statistics", "--latex").stdout
+
+
+def test_statistics_need_local(report, tmp_path):
+    shutil.rmtree(tmp_path / "runs" / "quickstart" / "local")
+    assert "baseline local" in refused(report("--statistics"))
+
+
+def test_figures_and_page_are_written_and_named(report, tmp_path):
+    result = report("--out", "results", "--html", "results/page/index.html")
+    assert result.exit_code == 0, result.stderr
+    names = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
+    kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
+    assert names == {f"{kind}-quickstart.{form}" for kind in kinds for form in ("png", "pdf")}
+    assert "no figure public-size: " in result.stderr
+    assert "written: results/page/index.html" in result.stderr
+    text = (tmp_path / "results" / "page" / "index.html").read_text(encoding="utf-8")
+    assert "quickstart" in text
+    assert "Against Local, client by client" in text
+
+
+def test_without_figures(report, tmp_path):
+    assert report("--out", "results", "--no-figures").exit_code == 0
+    assert not (tmp_path / "results" / "figures").exists()
+
+
+@pytest.mark.parametrize("option", ["--html", "--out"])
+def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(report, tmp_path, option):
+    place = tmp_path / "taken"
+    if option == "--html":
+        place.mkdir()
+    else:
+        place.write_text("mine")
+    assert "taken" in refused(report(option, place))
+    assert place.is_dir() or place.read_text() == "mine"
+
+
+def test_a_bad_run_is_named_and_the_others_reported(report, tmp_path):
+    bad = tmp_path / "runs" / "quickstart" / "ditto" / "seed-0"
+    (bad / "summary.json").write_text("{")
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "notes" / "summary.json").write_text('{"mine": true}')
+    result = report()
+    assert result.exit_code == 0
+    assert "Ditto" not in result.stdout
+    assert "FedCT" in result.stdout
+    notes, ditto = sorted(line for line in result.stderr.splitlines() if line.startswith("skipped "))
+    assert "runs/notes" in notes
+    assert "runs/quickstart/ditto/seed-0" in ditto
+
+
+def test_nothing_but_bad_runs_is_one_line(report, tmp_path):
+    for path in (tmp_path / "runs").rglob("summary.json"):
+        path.unlink()
+    assert "17 skipped" in refused(report())
+
+
+def test_a_log_that_is_damaged_costs_only_its_curves(report, tmp_path):
+    log = tmp_path / "runs" / "quickstart" / "fedct" / "seed-0" / "rounds.jsonl"
+    log.write_bytes(log.read_bytes()[:-40])
+    result = report("--out", "results", "--html", "page.html")
+    assert result.exit_code == 0, result.stderr
+    assert "left out of figures runs/quickstart/fedct/seed-0" in result.stderr
+    assert "| FL | FedAvg |" in result.stdout
