@@ -150,7 +150,7 @@ def test_a_stored_run_comes_back_as_it_was(tmp_path):
     run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, place=Place())
     files = RunFiles(tmp_path / "run")
     files.path.mkdir()
-    files.open(run.to_dict(), {}, {})
+    files.open(run.to_dict(), {}, {}, {})
     assert stored_run(files.config, Place()) == run
 
 
