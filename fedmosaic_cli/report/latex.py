@@ -20,10 +20,11 @@ COLOURED = [verdict for verdict in Verdict if verdict.colour]
 NAMED = ("FL", "PFL")
 STACKED_FROM = 6
 """So many columns, and the standard deviation goes below the mean."""
+STACK = "stackednumbers"
 
 
 def preamble() -> str:
-    """The colours of the verdicts and the macros that use them, to be \\input before the document begins."""
+    """The colours of the verdicts and the macros of the tables, to be \\input before the document begins."""
     return "\n".join(
         [
             "% What the tables of fedmosaic need: \\input this file before \\begin{document}.",
@@ -38,6 +39,7 @@ def macros() -> list[str]:
     return [
         *(f"\\definecolor{{{macro(v)}}}{{HTML}}{{{v.colour}}}" for v in COLOURED),
         *(f"\\providecommand{{\\{macro(v)}}}[1]{{\\textcolor{{{macro(v)}}}{{#1}}}}" for v in COLOURED),
+        f"\\providecommand{{\\{STACK}}}[1]{{\\begin{{tabular}}[c]{{@{{}}c@{{}}}}#1\\end{{tabular}}}}",
     ]
 
 
@@ -166,8 +168,7 @@ def together(parts: list[str], stacked: bool) -> str:
     first, *small = parts[0], *(f"{{\\tiny {part}}}" for part in parts[1:])
     if not stacked or not small:
         return " ".join([first, *small])
-    lines = "\\\\[-3pt]".join([first, *small])
-    return f"\\begin{{tabular}}[c]{{@{{}}c@{{}}}}{lines}\\end{{tabular}}"
+    return f"\\{STACK}{{" + "\\\\[-3pt]".join([first, *small]) + "}"
 
 
 def macro(verdict: Verdict) -> str:
