@@ -87,9 +87,9 @@ def evaluate(
 
 def once_each(runs: list[Path], quiet: bool) -> list[Path]:
     """The runs without those that are named again: lists written with asterisks overlap."""
-    different: dict[Path, Path] = {}
-    for run in runs:
-        if different.setdefault(run.resolve(), run) is not run and not quiet:
+    different: dict[str, Path] = {}
+    for run in runs:  # unlike Path.resolve, this bears links that lead to themselves
+        if different.setdefault(os.path.realpath(run), run) is not run and not quiet:
             remark(f"note: named twice, examined once ({run})")
     return list(different.values())
 
@@ -109,7 +109,7 @@ def local_named(path: Path | None) -> Recorded | None:
 
 def examine_all(asked: list[Recorded], split: Any, device: str, place: Place) -> Results:
     """The evaluations of all runs, in the order in which they were asked for."""
-    total, done = sum(len(run.summary["accuracy"].get("per_client", ())) for run in asked), 0
+    total, done = sum(run.summary["shards"]["clients"] for run in asked), 0
     place.watch("examining clients", done, total)
 
     from fedmosaic_cli.experiment.evaluate import Examined

@@ -15,7 +15,7 @@ from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run import RunConfig, flat, resolve_run, stored_run
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import check_finished
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.records.runs import SUMMARY, RunFiles
 from fedmosaic_cli.report.collaboration import caveats, misfit
 
 if TYPE_CHECKING:
@@ -61,10 +61,15 @@ class NoLocalRun:
 
 
 def recorded(path: Path) -> Recorded:
-    """A run directory as it is found; refused where it is none, or not finished."""
+    """A run directory as it is found; refused where it is none, not finished, or does not tell of its clients."""
     files = RunFiles(path)
     check_finished(files)
-    return Recorded(files, files.summary())
+    summary = files.summary()
+    untold = [key for key in ("digest", "clients") if not summary["shards"].get(key)]
+    if untold or not summary["accuracy"].get("per_client"):
+        what = f"shards.{untold[0]}" if untold else "accuracy.per_client"
+        raise RequestError(f"the summary is damaged, no {what} ({files.path / SUMMARY}): run it again")
+    return Recorded(files, summary)
 
 
 def find_local(

@@ -15,7 +15,8 @@ from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import shards as shard_records
-from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, SCHEMA
+from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT
+from fedmosaic_cli.records.summary import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

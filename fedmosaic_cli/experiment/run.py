@@ -21,7 +21,8 @@ from fedmosaic_cli.experiment.plan import configuration_of, open_shards
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import checkpoints
-from fedmosaic_cli.records.runs import DIGESTS, SCHEMA, RunFiles
+from fedmosaic_cli.records.runs import DIGESTS, RunFiles
+from fedmosaic_cli.records.summary import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

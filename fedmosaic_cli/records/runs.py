@@ -31,6 +31,7 @@ from fedmosaic_cli.files import (
     write_together,
 )
 from fedmosaic_cli.lock import LOCK
+from fedmosaic_cli.records.summary import check_schema, check_sense
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[np.generic]]
 
-SCHEMA = 1
 CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
 # The manifest of the shards: who holds what, for those who look at the run when the shards are gone.
 SHARDS = "shards.json"
@@ -56,7 +56,6 @@ DIGEST_LINE = re.compile(
 )
 
 SPLITS = ("test", "train", "val")
-REQUIRED = {"preset": str, "method": str, "variant": str, "seed": int, "rounds": int, "accuracy": dict, "shards": dict}
 
 
 def model_name(client: int) -> str:
@@ -160,7 +159,7 @@ class RunFiles:
             if len(rows) != len(lines):
                 raise ValueError("more than one value on a line")
             return rows
-        except (OSError, ValueError):
+        except (OSError, RecursionError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
     def save_models(self, models: Iterable[tuple[int, Arrays]]) -> dict[str, str]:
@@ -256,13 +255,12 @@ class RunFiles:
         return read_sealed(self.path / SHARDS)
 
     def summary(self) -> dict[str, Any]:
+        """What came of the run. Refused where somebody else wrote it, or a newer version, or it makes no sense."""
+        path = self.path / SUMMARY
+        content: dict[str, Any] = read_json(path)
+        check_schema(content, path)  # first: a newer version may keep digests in another way
         self.check(SUMMARY)
-        content = read_json(self.path / SUMMARY)
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise RequestError(f"not a summary of schema {SCHEMA} ({self.path / SUMMARY}): run it again")
-        missing = [key for key in REQUIRED if not isinstance(content.get(key), REQUIRED[key])]
-        if missing:
-            raise RequestError(f"summary is damaged, '{missing[0]}' is not right ({self.path / SUMMARY}): run it again")
+        check_sense(content, path)
         return content
 
     def evaluation(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:

@@ -15,8 +15,6 @@ from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas as pd
 
     from fedmosaic_cli.data.place import Watch
@@ -54,74 +52,90 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
 
     if not runs_dir.is_dir():
         raise RequestError(f"no runs here ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
-    lines, skipped = [], []
-    folders = list(run_directories(runs_dir))
+    lines = []
+    folders, skipped = run_directories(runs_dir)
     for number, files in enumerate(map(RunFiles, folders), start=1):
         watch("reading runs", number, len(folders))
         try:
-            if not files.finished():
-                raise RequestError(f"not finished, {SUMMARY} is missing")
-            lines.append({**line_of(files.summary()), "path": files.path})
+            lines.append({**line_of(finished_summary(files)), "path": files.path})
         except RequestError as error:
             skipped.append(Skipped(files.path, str(error)))
         except OSError as error:
             skipped.append(Skipped(files.path, f"cannot be read: {error.strerror}"))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            skipped.append(Skipped(files.path, f"{SUMMARY} is damaged: {type(error).__name__} {error}"))
     frame = pd.DataFrame(lines, columns=COLUMNS)
-    for leave_out in (repeated, on_other_shards):
+    # Shards first: of two runs with one name, the one that can be compared is to stay.
+    for leave_out in (on_other_shards, repeated):
         reasons = leave_out(frame)
         skipped += [Skipped(frame.path[line], reason) for line, reason in reasons.items()]
         frame = frame.drop(index=list(reasons))
     return frame.reset_index(drop=True), skipped
 
 
-def run_directories(runs_dir: Path) -> Iterator[Path]:
-    """Everything below `runs_dir` that looks like a run, in the order of the paths."""
-    for folder, below, names in os.walk(runs_dir):
-        is_run = CONFIG in names or SUMMARY in names
+def run_directories(runs_dir: Path) -> tuple[list[Path], list[Skipped]]:
+    """Everything below `runs_dir` that looks like a run, in the order of the paths, and what nobody may look into.
+
+    Links are followed; what is reached twice is there once.
+    """
+    found: list[Path] = []
+    skipped: list[Skipped] = []
+    seen: set[str] = set()
+
+    def refused(error: OSError) -> None:
+        skipped.append(Skipped(Path(error.filename), f"cannot be read: {error.strerror}"))
+
+    for folder, below, names in os.walk(runs_dir, followlinks=True, onerror=refused):
+        place = os.path.realpath(folder)
+        if place in seen:
+            below.clear()
+            continue
+        seen.add(place)
+        # A directory under a file's name is found among those below.
+        is_run = not {CONFIG, SUMMARY}.isdisjoint((*names, *below))
         below[:] = sorted(name for name in below if not (is_run and name in NO_RUNS_INSIDE))
         if is_run:
-            yield Path(folder)
+            found.append(Path(folder))
+    return found, skipped
+
+
+def finished_summary(files: RunFiles) -> dict[str, Any]:
+    """The summary of a run that is finished."""
+    if not os.path.lexists(files.path / SUMMARY):
+        raise RequestError(f"not finished, {SUMMARY} is missing")
+    if not files.finished():
+        raise RequestError(f"{SUMMARY} is not a file")
+    return files.summary()
 
 
 def line_of(summary: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a run. Runs of one protocol differ in method and seed only, so they may be compared."""
+    if summary["method"] not in METHODS:
+        raise RequestError(f"unknown method '{summary['method']}'")
     terms = terms_of(summary)
     per_client, bits = summary["accuracy"].get("per_client"), summary.get("bits", {})
-    line: dict[str, Any] = {
-        "setting": str(summary["preset"]),
+    both = bits.get("up"), bits.get("down")
+    return {
+        "setting": summary["preset"],
         "protocol": sha256(to_json(terms))[:6],
-        "method": str(summary["method"]),
-        "variant": str(summary["variant"]),
-        "hyperparameters": json.dumps(dict(summary["hyperparameters"]), sort_keys=True),
-        "seed": int(summary["seed"]),
+        "method": summary["method"],
+        "variant": summary["variant"],
+        "hyperparameters": json.dumps(summary["hyperparameters"], sort_keys=True),
+        "seed": summary["seed"],
         "accuracy": float(summary["accuracy"]["client_mean"]),
         "per_client": None if per_client is None else tuple(map(float, per_client)),
         "caveats": "†" * bool(summary.get("nonidentical")) + "‡" * bool(summary.get("left_out")),
-        "bits": None if None in (both := (bits.get("up"), bits.get("down"))) else sum(map(int, both)),
-        "digest": str(summary["shards"].get("digest", "")),
-        "device": str(summary.get("device", "")),
+        "bits": None if None in both else sum(both),
+        "digest": summary["shards"].get("digest", ""),
+        "device": summary.get("device", ""),
         "terms": terms,
     }
-    wrong = [value for value in (line["accuracy"], *(line["per_client"] or ())) if not 0 <= value <= 1]
-    if wrong:
-        raise ValueError(f"accuracy {wrong[0]} is no fraction")
-    if line["method"] not in METHODS:
-        raise ValueError(f"unknown method '{line['method']}'")
-    return line
 
 
 def terms_of(summary: dict[str, Any]) -> dict[str, Any]:
     """What runs must have in common to share a column."""
     return {
-        "dataset": str(summary["dataset"]),
-        "scheme": str(summary["scheme"]),
-        "rounds": summary["rounds"],
-        "data": dict(summary["shards"]["parameters"]),
-        "model": dict(summary["model"]),
-        "train": dict(summary["train"]),
-        "clients": dict(summary.get("clients", {})),
+        **{key: summary[key] for key in ("dataset", "scheme", "rounds", "model", "train")},
+        "data": summary["shards"]["parameters"],
+        "clients": summary.get("clients", {}),
         "evaluation": {"clients": summary["evaluation"]["clients"]},
     }
 

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import read_file, read_json
-from fedmosaic_cli.records.runs import CONFIG, SCHEMA, SUMMARY, RunFiles
-from fedmosaic_cli.report.history import whole_number
+from fedmosaic_cli.files import read_file
+from fedmosaic_cli.records.runs import CONFIG, SUMMARY, RunFiles
+from fedmosaic_cli.records.summary import ForeignSummaryError, NewerSummaryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,14 +91,12 @@ class Standing:
         return found
 
     def _rounds_of_summary(self) -> int:
-        path = self._files.path / SUMMARY
-        content = read_json(path)
-        if not isinstance(content, dict) or "schema" not in content:
-            raise UnreadableError(State.FOREIGN, f"not the summary of a run ({path}): it was made by others")
-        schema = content["schema"]
-        if whole_number(schema) and schema > SCHEMA:
-            raise UnreadableError(State.NEWER, f"written by a newer fedmosaic, schema {schema} ({path}): update it")
-        return int(self._files.summary()["rounds"])
+        try:
+            return int(self._files.summary()["rounds"])
+        except ForeignSummaryError as error:
+            raise UnreadableError(State.FOREIGN, str(error)) from None
+        except NewerSummaryError as error:
+            raise UnreadableError(State.NEWER, str(error)) from None
 
     def _rounds_of_config(self) -> int:
         path = self._files.config

@@ -223,9 +223,36 @@ def test_a_damaged_local_run_is_not_compared_with(examine, damage):
 def make_up_accuracies(folder: Path) -> None:
     """Let a run claim what cannot be, with no digest to tell."""
     summary = json.loads((folder / "summary.json").read_text())
-    summary["accuracy"]["per_client"][3] = 0.123
+    marks = summary["accuracy"]["per_client"]
+    marks[3] = 0.123
+    summary["accuracy"]["client_mean"] = sum(marks) / len(marks)
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "SHA256SUMS").unlink()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "named"),
+    [
+        ("accuracy", "per_client", "no accuracy.per_client"),
+        ("shards", "digest", "no shards.digest"),
+        ("shards", "clients", "no shards.clients"),
+        ("shards", "parameters", "shards.parameters: Field required"),
+    ],
+)
+def test_a_summary_that_does_not_tell_of_the_clients_is_refused(examine, section, key, named):
+    summary = json.loads((FEDCT / "summary.json").read_text())
+    del summary[section][key]
+    (FEDCT / "summary.json").write_text(json.dumps(summary))
+    (FEDCT / "SHA256SUMS").unlink()
+    result = examine(FEDCT)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert named in result.stderr
+
+
+def test_a_link_that_leads_to_itself_is_no_run(examine):
+    Path("loop").symlink_to("loop")
+    result = examine(Path("loop"))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 def test_accuracies_that_cannot_be_are_not_compared_with(examine):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.report.runs_by_hand import summary_of
+
 CONFIG = "setting: quickstart\nseed: 0\nmethod: fedmosaic\ntrain:\n  lr: 0.1\n  rounds: {rounds}\nclients: {{}}\n"
 
 
@@ -39,6 +41,5 @@ def begin(run: Path, rounds: int, played: int = 0, clients: int = 3) -> Path:
 
 def end(run: Path, rounds: int, **changes: object) -> None:
     """Write the summary of a finished run."""
-    summary = {"schema": 1, "preset": "quickstart", "method": "fedmosaic", "variant": "fedmosaic-entropy", "seed": 0}
-    summary |= {"rounds": rounds, "accuracy": {"client_mean": 0.5}, "shards": {}, **changes}
-    (run / "summary.json").write_text(json.dumps(summary))
+    summary = summary_of("quickstart", "fedmosaic-entropy", 0, [0.5], rounds=rounds, shards={"parameters": {}})
+    (run / "summary.json").write_text(json.dumps({**summary, **changes}))

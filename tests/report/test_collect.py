@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -30,58 +31,119 @@ def test_runs_on_other_shards_are_not_mixed_in(runs):
     assert "(bbbbbb) are not those of the other runs of s with seed 0 (aaaaaa)" in skipped[0].reason
 
 
+def test_of_two_runs_of_one_seed_the_one_on_the_common_shards_stays(runs):
+    old = runs("s", "fedavg", 0, 0.1, digest="b" * 64, place="a/old")
+    for variant in ("local", "centralized", "fedavg"):
+        runs("s", variant, 0, 0.9, digest="a" * 64)
+    frame, skipped = collect(runs.folder)
+    assert list(frame.accuracy) == [0.9] * 3
+    assert [run.path for run in skipped] == [old]
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "reason"),
     [
-        "{",
-        "[]",
-        "\x00\xff",
-        '{"schema": 99}',
-        '{"schema": 1}',
-        '{"schema": 1, "shards": 3}',
+        ("{", "not valid JSON"),
+        ("[]", "made by others"),
+        ("\x00\xff", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"mine": true}', "made by others"),
+        ('{"schema": 99}', "newer fedmosaic, schema 99"),
+        ('{"schema": 1}', "preset: Field required"),
+        ('{"schema": 1, "shards": 3}', "Field required"),
     ],
 )
-def test_a_damaged_run_is_skipped_with_a_reason(runs, damage):
+def test_a_damaged_run_is_skipped_with_a_reason(runs, damage, reason):
     runs("s", "local", 0, 0.9)
     bad = runs("s", "fedavg", 0, 0.9)
     (bad / "summary.json").write_text(damage, encoding="latin-1")
     frame, skipped = collect(runs.folder)
     assert len(frame) == 1
     assert [run.path for run in skipped] == [bad]
-    assert skipped[0].reason
+    assert reason in skipped[0].reason
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "named"),
     [
-        ("seed", None),
-        ("hyperparameters", [1]),
-        ("accuracy", {"client_mean": 90}),
-        ("accuracy", {"client_mean": 0.5, "per_client": ["x"]}),
-        ("accuracy", {"client_mean": 0.5, "per_client": [7]}),
-        ("shards", {"parameters": 3}),
-        ("train", 3),
-        ("bits", "many"),
-        ("evaluation", None),
-        ("rounds", {}),
+        ("seed", None, "seed"),
+        ("seed", True, "seed"),
+        ("hyperparameters", [1], "hyperparameters"),
+        ("accuracy", {"client_mean": 90}, "accuracy.client_mean"),
+        ("accuracy", {"client_mean": "0.5"}, "accuracy.client_mean"),
+        ("accuracy", {"client_mean": True}, "accuracy.client_mean"),
+        ("accuracy", {"client_mean": 0.5, "per_client": "0101"}, "accuracy.per_client"),
+        ("accuracy", {"client_mean": 0.5, "per_client": ["x"]}, "accuracy.per_client.0"),
+        ("accuracy", {"client_mean": 0.5, "per_client": [7]}, "accuracy.per_client.0"),
+        ("accuracy", {"client_mean": 0.5, "per_client": [0.5, 0.6]}, "client_mean is not the mean"),
+        ("shards", {"parameters": 3}, "shards.parameters"),
+        ("train", 3, "train"),
+        ("train", {"a": {"b": ["\x1b[31m"]}}, "cannot be printed"),
+        ("bits", "many", "bits"),
+        ("evaluation", None, "evaluation"),
+        ("rounds", {}, "rounds"),
+        ("preset", "a\x1b[2J", "cannot be printed"),
+        ("preset", "a\nb", "cannot be printed"),
+        ("device", "\ud800", "cannot be printed"),
+        ("method", "fedmagic", "unknown method 'fedmagic'"),
     ],
 )
-def test_a_summary_with_a_wrong_value_is_skipped_with_a_reason(runs, key, value):
+def test_a_summary_with_a_wrong_value_is_skipped_with_a_reason(runs, key, value, named):
     runs("s", "local", 0, 0.9)
     bad = runs("s", "fedavg", 0, 0.9)
     summary = json.loads((bad / "summary.json").read_text())
     (bad / "summary.json").write_text(json.dumps({**summary, key: value}))
     frame, skipped = collect(runs.folder)
     assert [run.path for run in skipped] == [bad]
+    assert named in skipped[0].reason
+    assert skipped[0].reason.isprintable()
     assert len(frame) == 1
 
 
-def test_an_unfinished_run_and_an_unknown_method_are_skipped(runs):
+def test_an_unfinished_run_is_skipped(runs):
     (runs("s", "local", 0, 0.9) / "summary.json").unlink()
-    runs("s", "fedmagic", 0, 0.9)
+    frame, [skipped] = collect(runs.folder)
+    assert frame.empty
+    assert skipped.reason == "not finished, summary.json is missing"
+
+
+def test_a_summary_that_is_no_file_is_called_so(runs):
+    folder, link = runs("s", "local", 0, 0.9), runs("s", "local", 1, 0.9)
+    for run in (folder, link):
+        (run / "summary.json").unlink()
+        (run / "config.yaml").unlink()
+    (folder / "summary.json").mkdir()
+    (link / "summary.json").symlink_to("summary.json")
     frame, skipped = collect(runs.folder)
     assert frame.empty
-    assert ["unknown method" in run.reason or "not finished" in run.reason for run in skipped] == [True, True]
+    assert [(run.path, run.reason) for run in skipped] == [
+        (folder, "summary.json is not a file"),
+        (link, "summary.json is not a file"),
+    ]
+
+
+def test_a_directory_that_nobody_may_look_into_is_named(runs, monkeypatch):
+    runs("s", "local", 0, 0.9)
+    closed, look = runs("s", "fedavg", 0, 0.9).parent, os.scandir
+
+    def look_into(path):
+        if path == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", look_into)
+    frame, skipped = collect(runs.folder)
+    assert len(frame) == 1
+    assert [(run.path, run.reason) for run in skipped] == [(closed, "cannot be read: Permission denied")]
+
+
+def test_runs_behind_links_are_found_once(runs, tmp_path):
+    folder = runs("s", "local", 0, 0.9)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "s").symlink_to(runs.folder / "s")
+    (folder / "loop").symlink_to(runs.folder)
+    assert len(collect(runs.folder)[0]) == 1
+    assert list(collect(tmp_path / "elsewhere")[0].method) == ["local"]
 
 
 def test_what_lies_in_models_and_checkpoints_of_a_run_is_no_run(runs):

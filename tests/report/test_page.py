@@ -24,7 +24,7 @@ from fedmosaic_cli.report.page.runs import Texts
 from fedmosaic_cli.report.settings import settings_of
 from fedmosaic_cli.report.sheets import Sheet
 from fedmosaic_cli.report.table import Column, Table, rows_of
-from tests.report.page_runs import HOSTILE, page_of, small_federation, table_of, write_run
+from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, table_of, write_run
 from tests.report.runs_by_hand import manifest_of
 
 VOID = {"meta", "br", "input", "link", "img"}
@@ -111,14 +111,14 @@ def test_hostile_names_stay_text(tmp_path):
         for variant in ("local", "fedavg"):
             run = write_run(
                 root,
-                HOSTILE,
+                HOSTILE_NAME,
                 variant,
                 seed,
                 [0.5, 0.6],
                 classes=(HOSTILE, "</script>"),
                 domains=(HOSTILE, "<svg/onload=alert(1)>"),
-                device=HOSTILE,
-                dataset=HOSTILE,
+                device=HOSTILE_NAME,
+                dataset=HOSTILE_NAME,
             )
             (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
     (root / HOSTILE.replace("/", "") / "x").mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert HOSTILE in reader.saying("h3")
     assert HOSTILE in "".join(reader.saying("code"))
     found = numbers_in(text)
-    assert found["settings"][0]["label"] == HOSTILE
+    assert found["settings"][0]["label"] == HOSTILE_NAME
     assert found["settings"][0]["shards"][0]["classes"] == [HOSTILE, "</script>"]
     assert found["settings"][0]["shards"][0]["domains"] == [HOSTILE, "<svg/onload=alert(1)>"]
     assert found["texts"] == [HOSTILE]
@@ -145,8 +145,8 @@ def test_hostile_names_stay_text(tmp_path):
 
 
 def test_what_no_file_may_hold_does_not_stop_the_page(tmp_path):
-    write_run(tmp_path, "a\x00b\udc80\x1b", "local", 0, [0.5], device="\ud800")
-    frame, _ = collect(tmp_path)
+    write_run(tmp_path, "s", "local", 0, [0.5])
+    frame = collect(tmp_path)[0].assign(setting="a\x00b\udc80\x1b", device="\ud800")
     data = page(settings_of(frame), [], [Skipped(Path("x\udcffy"), "\x00")])
     assert b"\x00" not in data
     assert "a\ufffdb\ufffd\ufffd" in data.decode()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.page_runs import HOSTILE, page_of, small_federation, write_run
+from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
@@ -345,7 +345,7 @@ def test_a_phone_scrolls_tables_and_not_the_page(tmp_path):
 def test_hostile_names_do_nothing_but_stand_there(tmp_path):
     root = tmp_path / "runs"
     for variant in ("local", "fedavg"):
-        run = write_run(root, HOSTILE, variant, 0, [0.5, 0.6], classes=(HOSTILE, "b"), domains=(HOSTILE, "b"))
+        run = write_run(root, HOSTILE_NAME, variant, 0, [0.5, 0.6], classes=(HOSTILE, "b"), domains=(HOSTILE, "b"))
         (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
     found = played(
         tmp_path,
@@ -363,7 +363,7 @@ def test_hostile_names_do_nothing_but_stand_there(tmp_path):
         """,
     )
     # Spaces at the ends and in rows are not kept by an option; there are none in it.
-    assert found == {"images": 0, "scripts": 4, "option": HOSTILE, "config": HOSTILE, "class": HOSTILE}
+    assert found == {"images": 0, "scripts": 4, "option": HOSTILE_NAME, "config": HOSTILE, "class": HOSTILE}
 
 
 def test_a_script_that_is_not_ours_does_not_run(text, tmp_path):
