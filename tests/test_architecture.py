@@ -24,7 +24,7 @@ ALLOWED = {
     "methods": {"engine", "cotraining"},
     "records": {"data"},
     "config": {"methods", "engine", "models", "data"},
-    "report": {"records", "methods", "data"},
+    "report": {"config", "records", "methods", "data"},
     "experiment": {"config", "records", "methods", "engine", "models", "data"},
     "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
     "disk": set(),

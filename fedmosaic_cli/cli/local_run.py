@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.changes import FREE_TO_CHANGE
-from fedmosaic_cli.config.layers import Layers
-from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.run import RunConfig, flat, resolve_run, stored_run
+from fedmosaic_cli.config.conditions import conditions_of, default_runs_dir
+from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import SUMMARY, RunFiles
@@ -22,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedmosaic_cli.data.place import Place
-
-SECTIONS = ("data", "model", "train", "clients")
-ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ def usual_place(run: Recorded) -> Path:
 
 def default_place(setting: str, seed: int) -> Path:
     """Where a Local run is written, if nobody says otherwise."""
-    return Path(os.environ.get("FEDMOSAIC_RUNS") or "runs") / setting / "local" / f"seed-{seed}"
+    return default_runs_dir() / setting / "local" / f"seed-{seed}"
 
 
 def judged(run: Recorded, local: Recorded, split: str, place: Place) -> LocalRun | NoLocalRun:
@@ -146,41 +140,7 @@ def accuracies_of(local: Recorded, split: str) -> list[float] | None:
 def making_of(run: Recorded, place: Place, path: Path | None) -> list[str]:
     """The command that makes the Local run of a run, at `path` if one is given."""
     config = stored_run(run.files.config, place)
-    if config.setting in preset_names() and config.partition_seed == config.seed:
-        setting, source = config.setting, ["--preset", config.setting]
-        layers = Layers()
-        layers.add_all(load_preset(config.setting).layers)
-    else:
-        shards = Path(str(run.files.environment().get("shards", "")))
-        setting, source = shards.name, ["--shards", nearby(shards)]
-        layers = Layers()
-        layers.add(source[1], {"data": config.data.model_dump(mode="json")})
-    plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
-    words = ["fedmosaic", "baseline", "local", *source, *changes(plain, config), "--seed", str(config.seed)]
-    elsewhere = path is not None and path.absolute() != default_place(setting, config.seed).absolute()
+    conditions = conditions_of(config, run.files.environment(), place)
+    words = ["fedmosaic", "baseline", "local", *conditions, "--seed", str(config.seed)]
+    elsewhere = path is not None and path.absolute() != default_place(config.setting, config.seed).absolute()
     return [*words, "--run-dir", str(path)] if elsewhere else words
-
-
-def nearby(path: Path) -> str:
-    """A path as one would type it here."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def changes(plain: RunConfig, wanted: RunConfig) -> list[str]:
-    """The options that make the first configuration the second, but for the method."""
-    before, after = decisive(plain), decisive(wanted)
-    words: list[str] = []
-    for key, value in after.items():
-        if key == "train.rounds":
-            words += ["--rounds", str(value)] if before.get(key) != value else []
-        elif before.get(key) != value and key not in FREE_TO_CHANGE:
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    return words
-
-
-def decisive(config: RunConfig) -> dict[str, Any]:
-    """The values that decide about a run. Of the two lengths of a round, one has no effect."""
-    content = config.to_dict()
-    values = flat({section: content[section] for section in SECTIONS})
-    idle = ROUND_LENGTHS[values["train.local_steps"] is None]
-    return {key: value for key, value in values.items() if key != idle}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.config.conditions import conditions_of, default_runs_dir
+from fedmosaic_cli.config.run import stored_run
+from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import RunFiles
@@ -12,56 +16,66 @@ from fedmosaic_cli.report.settings import paper_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from fedmosaic_cli.report.settings import Key, Setting
 
 USUAL_SEEDS = (0, 1, 2)
-# What a training command was told and another one for the same column has to be told as well.
-PASSED_ON = {
-    *("--preset", "--shards", "--rounds", "--config", "--set", "--data-dir", "--runs-dir"),
-    *("--execution", "--workers", "--on-nan", "--grace", "--device"),
-}
 EVERY_BASELINE = {(name, "") for name in METHODS if name != "fedmosaic"}
+Missing = dict["Key", tuple[int, ...]]
+"""The seeds that are missing of each method."""
 
 
-def commands_for(conditions: str, missing: dict[Key, tuple[int, ...]]) -> list[str]:
-    """The commands that make the runs that are missing: of each method, these seeds."""
+def commands_for(conditions: Sequence[str], folder: Path, missing: Missing) -> list[str]:
+    """The commands that make what is missing, under these conditions. `folder` is where runs of the setting lie."""
     by_seeds: dict[tuple[int, ...], list[Key]] = {}
     for key in sorted(missing, key=paper_order):
-        if missing[key]:
-            by_seeds.setdefault(missing[key], []).append(key)
-    return [text for seeds, keys in by_seeds.items() for text in commands_of(keys, conditions, seeds)]
+        by_seeds.setdefault(missing[key], []).append(key)
+    commands = []
+    for seeds, keys in by_seeds.items():
+        for (door, kind), variants in doors(keys).items():
+            words = ["fedmosaic", *door, *conditions, *kind, "--seeds", ",".join(map(str, seeds))]
+            words += [] if folder.parent == default_runs_dir() else ["--runs-dir", str(folder.parent)]
+            # Something lies there that is in no table: not finished, or damaged.
+            begun = any((folder / name / f"seed-{seed}").exists() for name in variants for seed in seeds)
+            commands.append(shlex.join([*words, "--resume"] if begun else words))
+    return commands
 
 
-def commands_of(keys: Iterable[Key], conditions: str, seeds: Sequence[int]) -> list[str]:
-    """One command for all baselines, and one for every variant of FedMosaic."""
+def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
+    """One command for all baselines, and one for every kind of FedMosaic: its first words, its own options, and the
+    directories of its runs."""
     keys = list(keys)
     names = [method for method, _ in keys if method != "fedmosaic"]
+    kinds = [kind for method, kind in keys if method == "fedmosaic"]
     every = set(keys) >= EVERY_BASELINE
-    doors = [f"baseline {'all' if every else ' '.join(names)}"] if names else []
-    variants = [detail.partition(",")[0] for method, detail in keys if method == "fedmosaic"]
-    texts = [f"fedmosaic {door} {conditions}" for door in doors]
-    texts += [f"fedmosaic train {conditions} --expertise {variant}" for variant in dict.fromkeys(variants)]
-    return [f"{text} --seeds {','.join(map(str, seeds))}" for text in texts]
+    found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    if names:
+        found[("baseline", *(["all"] if every else names)), ()] = names
+    return found | {(("train",), ("--expertise", kind)): [f"fedmosaic-{kind}"] for kind in kinds}
 
 
-def conditions_of(setting: Setting) -> str:
+@cache  # a setting may stand in several tables
+def conditions_in(setting: Setting) -> list[str]:
     """The options under which the runs of a setting were made, but for methods and seeds."""
+    place = Place()
     for path in setting.runs.path:
+        files = RunFiles(path)
         try:
-            words = RunFiles(path).environment().get("arguments")
+            return conditions_of(stored_run(files.config, place), files.environment(), place)
         except (RequestError, OSError):
             continue
-        if isinstance(words, list) and (options := passed_on([str(word) for word in words])):
-            return shlex.join(options)
-    return shlex.join(["--preset", setting.name])
+    return ["--preset", setting.name]
 
 
-def passed_on(words: Sequence[str]) -> list[str]:
-    """The options, with their values, that hold for any method and any seed."""
-    kept: list[str] = []
-    for number, word in enumerate(words):
-        name, joined, _ = word.partition("=")
-        if name in PASSED_ON:
-            kept += [word] if joined else [word, *words[number + 1 : number + 2]]
-    return kept
+def folder_for(setting: Setting) -> Path:
+    """The directory that more runs of a setting belong into, beside those that are there.
+
+    A setting that shares its name with others gets a directory of its own, as their runs may have the same place.
+    """
+    first: Path = setting.runs.path.iloc[0]
+    variant, seed = setting.runs.variant.iloc[0], setting.runs.seed.iloc[0]
+    usual = first.parts[-3:] == (setting.name, variant, f"seed-{seed}")
+    above = first.parents[2] if usual else first.parent
+    alone = setting.label == setting.name or above.name == setting.slug
+    return (above if alone else above / setting.slug) / setting.name

@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.config.conditions import default_runs_dir
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.captions import caption_of, notes_of
-from fedmosaic_cli.report.commands import USUAL_SEEDS, commands_for, conditions_of
+from fedmosaic_cli.report.commands import USUAL_SEEDS, commands_for, conditions_in, folder_for
 from fedmosaic_cli.report.published import published_domains
+from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL
 from fedmosaic_cli.report.table import OVERVIEW, Column, Table, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from fedmosaic_cli.report.commands import Missing
     from fedmosaic_cli.report.settings import Key, Setting
-    from fedmosaic_cli.report.table import Row
+    from fedmosaic_cli.report.table import Cell, Row
 
 SCHEMES = {"pathological": "Pathological non-IID", "dirichlet": "Practical non-IID", "iid": "IID"}
 # The heading and the label of what the paper has a column for.
@@ -85,9 +89,9 @@ FORMS = {
 
 
 def overview(settings: Sequence[Setting], paper: bool) -> Table:
-    """All settings in one table, with the methods that were run in any of them."""
+    """All settings in one table: the methods that were run in any of them, and the baselines they are judged by."""
     columns = [Column(setting.label, setting, setting.name) for setting in settings]
-    return made(OVERVIEW, "", columns, (), paper)
+    return made(OVERVIEW, "", columns, (CENTRALIZED, LOCAL), paper)
 
 
 def paper_table(name: str, settings: Sequence[Setting], paper: bool) -> Table | None:
@@ -102,7 +106,7 @@ def paper_table(name: str, settings: Sequence[Setting], paper: bool) -> Table | 
         columns += [column for setting in same for column in columns_of(setting, form)]
         columns += absent_columns(preset) if paper and not same else []
     others = [setting for setting in settings if setting.name not in PAPER and setting.scheme in form.schemes]
-    others.sort(key=lambda setting: (form.schemes.index(setting.scheme), setting.label))
+    others.sort(key=lambda setting: form.schemes.index(setting.scheme))
     columns += [column for setting in others for column in columns_of(setting, form)]
     headings = [column.heading for column in columns]
     columns.sort(key=lambda column: headings.index(column.heading))  # neighbours share a heading
@@ -144,45 +148,70 @@ def made(
     name: str, title: str, columns: Sequence[Column], keys: tuple[Key, ...], paper: bool, only: bool = False
 ) -> Table:
     """The table of these columns, with the commands for what is missing."""
-    rows = rows_of(columns, keys, paper)
-    if only:  # of FedMosaic, whatever was run
-        rows = tuple(row for row in rows if row.key in keys or row.key[0] == "fedmosaic")
-    rows, commands = with_commands(columns, rows)
+    rows, commands = with_commands(columns, rows_of(columns, keys, paper, only))
     settings = [column.setting for column in columns if column.setting]
     once = list({setting.label: setting for setting in settings}.values())
     letters = [f"{c.label} = {c.domain}" for c in columns if c.domain and c.label != c.domain]
-    notes = (f"{', '.join(dict.fromkeys(letters))}.",) if letters else ()
-    return Table(name, tuple(columns), rows, caption_of(title, once, paper), notes + notes_of(once), commands, paper)
+    notes = [f"{', '.join(dict.fromkeys(letters))}."] if letters else []
+    by_domain = {column.setting.label: column.setting for column in columns if column.setting and column.domain}
+    notes += [note for setting in by_domain.values() if (note := without_domains(setting))]
+    return Table(name, tuple(columns), rows, caption_of(title, once, paper), (*notes, *notes_of(once)), commands, paper)
+
+
+def without_domains(setting: Setting) -> str:
+    """Which seeds are in no column by domain, as none of their runs kept the manifest of its shards."""
+    unknown = setting.runs[~setting.runs.digest.isin(setting.manifests)]
+    seeds = ", ".join(map(str, sorted(set(unknown.seed))))
+    return f"{setting.label}: runs with seed {seeds} kept no manifest that tells who is of which domain." * bool(seeds)
 
 
 def with_commands(columns: Sequence[Column], rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """The rows with a command in every empty cell, and all that is missing in as few commands as can be."""
-    conditions = {column: conditions_of_column(column) for column in columns}
-    together: dict[str, dict[Key, tuple[int, ...]]] = {}
-    for number, column in enumerate(columns):
-        wanted = column.setting.seeds if column.setting else USUAL_SEEDS
-        for row in rows:
-            done = row.cells[number].ours
-            lacking = tuple(seed for seed in wanted if not done or seed not in done.seeds)
-            # What was run with hyper-parameters of its own is nothing that others lack, and where nobody ran anything
-            # the paper's rows are enough.
-            expected = column.setting or row.cells[number].published
-            if lacking and expected and "=" not in row.key[1]:
-                together.setdefault(conditions[column], {})[row.key] = lacking
+    """The rows with a command in every cell that lacks runs, and all of them in as few commands as can be."""
+    missing = [
+        {row.key: seeds for row in rows if (seeds := lacking(column, row, row.cells[number]))}
+        for number, column in enumerate(columns)
+    ]
+    options = [options_of(column, columns) for column in columns]
     filled = tuple(
         replace(
             row,
             cells=tuple(
-                cell
-                if cell.ours or not (missing := together.get(conditions[column], {}).get(row.key))
-                else replace(cell, command=commands_for(conditions[column], {row.key: missing})[0])
-                for column, cell in zip(columns, row.cells, strict=True)
+                replace(cell, command=commands_for(*option, {row.key: lack[row.key]})[0]) if row.key in lack else cell
+                for cell, option, lack in zip(row.cells, options, missing, strict=True)
             ),
         )
         for row in rows
     )
-    return filled, tuple(text for where, missing in together.items() for text in commands_for(where, missing))
+    together: dict[str, Missing] = {}
+    wanted = {}
+    for column, option, lack in zip(columns, options, missing, strict=True):
+        together.setdefault(name_of(column), {}).update(lack)  # all domains of a setting lack the same
+        wanted[name_of(column)] = option
+    return filled, tuple(text for name, lack in together.items() for text in commands_for(*wanted[name], lack))
 
 
-def conditions_of_column(column: Column) -> str:
-    return conditions_of(column.setting) if column.setting else f"--preset {column.preset}"
+def lacking(column: Column, row: Row, cell: Cell) -> tuple[int, ...]:
+    """The seeds that a cell lacks runs of.
+
+    What was run with hyper-parameters of its own is nothing that others lack, and where nobody ran anything the
+    paper's rows are enough.
+    """
+    if "=" in row.key[1] or not (column.setting or cell.published):
+        return ()
+    if column.setting is None:
+        return USUAL_SEEDS
+    runs = column.setting.methods.get(row.key)
+    done = set() if runs is None else set(runs.seed)
+    return tuple(seed for seed in column.setting.seeds if seed not in done)
+
+
+def name_of(column: Column) -> str:
+    return column.setting.label if column.setting else column.preset
+
+
+def options_of(column: Column, columns: Sequence[Column]) -> tuple[list[str], Path]:
+    """Under which conditions more runs for a column are made, and where they go."""
+    if column.setting:
+        return conditions_in(column.setting), folder_for(column.setting)
+    others = [folder_for(other.setting).parent for other in columns if other.setting]
+    return ["--preset", column.preset], (others[0] if others else default_runs_dir()) / column.preset

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import RunFiles
@@ -68,12 +70,10 @@ class Setting:
         """The runs of each method, a line a seed, in the order of the paper's rows."""
         groups: dict[Key, pd.DataFrame] = {}
         for (method, variant), same in self.runs.groupby(["method", "variant"]):
-            differing = differing_keys([json.loads(text) for text in same.hyperparameters.unique()])
             kind = str(variant).removeprefix(str(method)).lstrip("-")
-            for hyperparameters, group in same.groupby("hyperparameters"):
-                chosen = json.loads(str(hyperparameters))
-                details = [f"{name}={chosen.get(name)}" for name in differing]
-                groups[str(method), ", ".join(filter(None, [kind, *details]))] = group.sort_values("seed")
+            details = details_of(self.name, str(method), kind, [str(text) for text in same.hyperparameters.unique()])
+            for text, group in same.groupby("hyperparameters"):
+                groups[str(method), ", ".join(filter(None, [kind, *details[str(text)]]))] = group.sort_values("seed")
         return {key: groups[key] for key in sorted(groups, key=paper_order)}
 
     @cached_property
@@ -128,6 +128,37 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
         else Setting(setting.name, f"{setting.name} [{setting.runs.protocol.iloc[0]}]", setting.runs)
         for setting in found
     ]
+
+
+def details_of(setting: str, method: str, kind: str, hyperparameters: Sequence[str]) -> dict[str, list[str]]:
+    """What is to be said beside a method's name, and its `kind`, of each of these hyper-parameters, which are JSON.
+
+    Of a preset's own nothing, of others what differs from them. Where nobody can know what is usual, what tells them
+    apart.
+    """
+    chosen = {text: json.loads(text) for text in hyperparameters}
+    usual = usual_hyperparameters(setting, method)
+    if usual is not None:
+        odd = {text: [n for n in one if one[n] not in (usual.get(n), kind)] for text, one in chosen.items()}
+        details = {text: told(chosen[text], names) for text, names in odd.items()}
+        if len(set(map(tuple, details.values()))) == len(chosen):
+            return details
+    return {text: told(one, differing_keys(list(chosen.values()))) for text, one in chosen.items()}
+
+
+def told(hyperparameters: dict[str, Any], names: Sequence[str]) -> list[str]:
+    values = [(name, hyperparameters.get(name)) for name in names]
+    return [f"{name}={value:.10g}" if isinstance(value, float) else f"{name}={value}" for name, value in values]
+
+
+@cache
+def usual_hyperparameters(setting: str, method: str) -> dict[str, Any] | None:
+    """What a method has under a preset if nobody says otherwise; None where the setting is no preset of ours."""
+    if setting not in preset_names():
+        return None
+    layers = Layers()
+    layers.add_all(load_preset(setting).layers)
+    return asdict(layers.section(f"methods.{method}", METHODS[method]))  # type: ignore[call-overload, no-any-return]
 
 
 def natural_order(text: str) -> list[tuple[int, int, str]]:

@@ -12,7 +12,7 @@ from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, paper_order, title
 from fedmosaic_cli.report.verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pandas as pd
 
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Cell:
-    """What we found and what the paper printed, either of which may be missing; `command` fills what is."""
+    """What we found and what the paper printed, either of which may be missing; `command` makes the runs that are."""
 
     ours: Result | None = None
     published: Published | None = None
@@ -102,15 +102,16 @@ class Table:
 
     def seeds(self, column: int) -> tuple[int, ...]:
         """All seeds that any method of a column was run with."""
-        cells = [row.cells[column].ours for row in self.rows]
-        return tuple(sorted({seed for result in cells if result for seed in result.seeds}))
+        setting = self.columns[column].setting
+        return setting.seeds if setting else ()
 
 
-def rows_of(columns: Sequence[Column], keys: Sequence[Key], paper: bool) -> tuple[Row, ...]:
-    """A row for each of `keys`, in their order, and for everything else that was run, in the paper's."""
-    results = [results_of(column.runs()) for column in columns]
-    found = {key for by_method in results for key in by_method}
-    every = [*keys, *sorted(found - set(keys), key=paper_order)] if keys else sorted(found, key=paper_order)
+def rows_of(columns: Sequence[Column], keys: Sequence[Key], paper: bool, only: bool = False) -> tuple[Row, ...]:
+    """A row for each of `keys`, and for everything else that was run; with `only`, for FedMosaic's other rows alone."""
+    runs = [column.runs() for column in columns]
+    found = {key for by_method in runs for key in by_method if not only or key[0] == "fedmosaic"}
+    every = in_order({*keys, *found}, keys)
+    results = [results_of(by_method, every) for by_method in runs]
     return tuple(
         Row(
             key,
@@ -125,21 +126,36 @@ def rows_of(columns: Sequence[Column], keys: Sequence[Key], paper: bool) -> tupl
     )
 
 
-def results_of(groups: Mapping[Key, pd.DataFrame]) -> dict[Key, Result]:
-    """The results of one column. Those that print as the best are all marked as the best."""
-    means = {key: float(runs.accuracy.mean()) for key, runs in groups.items()}
-    highest = max((as_printed(mean) for mean in means.values()), default=0.0)
+def in_order(found: Iterable[Key], keys: Sequence[Key]) -> list[Key]:
+    """Methods in the order of `keys`, others in the paper's; rows of one method below each other, those of `keys`
+    first."""
+    methods = list(dict.fromkeys([*(method for method, _ in keys), *METHODS]))
+    return sorted(
+        found, key=lambda key: (methods.index(key[0]), keys.index(key) if key in keys else len(keys), paper_order(key))
+    )
+
+
+def results_of(groups: Mapping[Key, pd.DataFrame], shown: Iterable[Key] | None = None) -> dict[Key, Result]:
+    """The results of one column. The best is one of those that are shown, if not all are."""
+    best = best_of(groups if shown is None else {key: groups[key] for key in shown if key in groups})
     return {
         key: Result(
-            mean=means[key],
+            mean=float(runs.accuracy.mean()),
             std=float(runs.accuracy.std()) if len(runs) > 1 else None,
             seeds=tuple(int(seed) for seed in runs.seed),
             verdict=Verdict.BASELINE if key in (LOCAL, CENTRALIZED) else verdict_of(runs, groups),
-            best=as_printed(means[key]) == highest,
+            best=key in best,
             caveats="".join(mark for mark in CAVEATS if runs.caveats.str.contains(mark).any()),
         )
         for key, runs in groups.items()
     }
+
+
+def best_of(groups: Mapping[Key, pd.DataFrame]) -> set[Key]:
+    """All that print as the best mean, among the methods with the most seeds: seeds are not equally easy."""
+    most = max(map(len, groups.values()), default=0)
+    means = {key: as_printed(float(runs.accuracy.mean())) for key, runs in groups.items() if len(runs) == most}
+    return {key for key, mean in means.items() if mean == max(means.values())}
 
 
 def as_printed(fraction: float) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
+from tests.conftest import fedmosaic
 
 
 @pytest.fixture
@@ -37,6 +39,49 @@ def test_a_table_of_the_paper(report):
     assert "| | Method | Practical non-IID: quickstart |" in result.stdout
     assert "| PFL | Per-FedAvg |" in result.stdout
     assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
+
+
+def typed(command):
+    """A command of a report, carried out."""
+    words = shlex.split(command)
+    assert words[0] == "fedmosaic"
+    done = CliRunner().invoke(app, [*words[1:], "--quiet"])
+    assert done.exit_code == 0, done.output
+
+
+def cell(report, *arguments, **wanted):
+    """One cell of the table as JSON."""
+    entries = json.loads(report(*arguments, "--json").stdout)
+    [found] = [entry for entry in entries if wanted.items() <= entry.items()]
+    return found
+
+
+def test_the_command_of_a_gap_fills_it(report, tmp_path):
+    shutil.rmtree(tmp_path / "runs" / "quickstart" / "fedct" / "seed-1")
+    gap = cell(report, method="FedCT")
+    assert gap["seeds"] == [0]
+    typed(gap["command"])
+    filled = cell(report, method="FedCT")
+    assert (filled["seeds"], filled["command"]) == ([0, 1], None)
+
+
+def test_gaps_of_runs_on_own_shards_with_own_settings_elsewhere_are_filled_as_well(report, tmp_path):
+    own = ("--preset", "quickstart", "--shards", "mine", "--set", "train.lr=0.02", "--set", "methods.ditto.mu=3")
+    places = ("--rounds", "2", "--seeds", "0,1", "--runs-dir", "elsewhere", "--quiet")
+    for arguments in (
+        ("partition", "--scheme", "iid", "--clients", "3", "--seed", "5", "--out", "mine", "--quiet"),
+        ("baseline", "local", "ditto", *own, *places),
+    ):  # in processes of their own: a run keeps the arguments of its process
+        assert fedmosaic(*arguments, cwd=tmp_path).returncode == 0
+    shutil.rmtree("elsewhere/mine/local/seed-1")
+    gap = cell(report, "elsewhere", method="Centralized")
+    assert gap["command"] == (
+        "fedmosaic baseline centralized --preset quickstart --shards mine --rounds 2 --set train.lr=0.02 --seeds 0,1 "
+        "--runs-dir elsewhere"
+    )
+    for method in ("Centralized", "Local training"):
+        typed(cell(report, "elsewhere", method=method)["command"])
+        assert cell(report, "elsewhere", method=method)["seeds"] == [0, 1]
 
 
 def test_all_tables_are_those_that_there_are_runs_for(report):

@@ -27,5 +27,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path):
-    return Runs(tmp_path / "runs")
+def runs(tmp_path, monkeypatch):
+    """Writes into `runs`, in an empty directory that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return Runs(Path("runs"))

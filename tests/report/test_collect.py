@@ -140,8 +140,8 @@ def test_a_directory_that_nobody_may_look_into_is_named(runs, monkeypatch):
 def test_runs_behind_links_are_found_once(runs, tmp_path):
     folder = runs("s", "local", 0, 0.9)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "s").symlink_to(runs.folder / "s")
-    (folder / "loop").symlink_to(runs.folder)
+    (tmp_path / "elsewhere" / "s").symlink_to(runs.folder.absolute() / "s")
+    (folder / "loop").symlink_to(runs.folder.absolute())
     assert len(collect(runs.folder)[0]) == 1
     assert list(collect(tmp_path / "elsewhere")[0].method) == ["local"]
 

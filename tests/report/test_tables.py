@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -72,16 +71,46 @@ def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
     assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
 
 
-def test_a_gap_is_filled_under_the_conditions_of_the_runs_beside_it(runs):
-    folder = runs("quickstart", "local", 0, 0.9)
-    runs("quickstart", "fedavg", 1, 0.9)
-    words = ["baseline", "local", "--preset=quickstart", "--set", "train.lr=0.1 ", "--seed", "0", "-q", "--resume"]
-    (folder / "env.json").write_text(json.dumps({"arguments": words}))
-    conditions = "--preset=quickstart --set 'train.lr=0.1 '"
-    assert table_of(runs).commands == (
-        f"fedmosaic baseline local {conditions} --seeds 1",
-        f"fedmosaic baseline fedavg {conditions} --seeds 0",
-    )
+def test_a_cell_that_lacks_a_seed_says_how_to_make_it(runs):
+    fill(runs)
+    entries = to_json([table_of(runs, "label-skew")])
+    few = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedProx"))
+    assert (few["mean"], few["seeds"]) == (0.95, [1])
+    assert few["command"] == "fedmosaic baseline fedprox --preset practical-cifar10 --seeds 0"
+
+
+def commands_of(runs):
+    return [line for line in table_of(runs).commands if "baseline local" in line or "baseline fedavg" in line]
+
+
+def test_runs_of_one_name_and_two_protocols_are_asked_for_apart(runs):
+    for rounds, seed in ((30, 0), (50, 1)):
+        runs("s", "local", 0, 0.9, rounds=rounds, place=f"{rounds}/s/local/seed-0")
+        runs("s", "local", 1, 0.9, rounds=rounds, place=f"{rounds}/s/local/seed-1")
+        runs("s", "fedavg", seed, 0.9, rounds=rounds, place=f"{rounds}/s/fedavg/seed-{seed}")
+    assert commands_of(runs) == [
+        "fedmosaic baseline fedavg --preset s --seeds 1 --runs-dir runs/30/s-rounds-30",
+        "fedmosaic baseline fedavg --preset s --seeds 0 --runs-dir runs/50/s-rounds-50",
+    ]
+
+
+def test_runs_that_lie_elsewhere_are_asked_for_there(runs):
+    runs("s", "local", 0, 0.9, place="mine")
+    runs("s", "fedavg", 1, 0.9, place="other/s/fedavg/seed-1")
+    assert [line.partition("--runs-dir")[2] for line in commands_of(runs)] == ["", ""]
+    shutil.move(runs.folder, "results")
+    runs.folder = Path("results")
+    assert [line.partition("--runs-dir ")[2] for line in commands_of(runs)] == ["results", "results"]
+
+
+def test_what_was_begun_is_resumed(runs):
+    runs("s", "local", 0, 0.9)
+    (runs("s", "fedavg", 0, 0.9) / "summary.json").unlink()
+    runs("s", "fedavg", 1, 0.9)
+    assert commands_of(runs) == [
+        "fedmosaic baseline local --preset s --seeds 1",
+        "fedmosaic baseline fedavg --preset s --seeds 0 --resume",
+    ]
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
@@ -163,17 +192,51 @@ def test_many_differences_are_told_apart_by_a_digest_and_named_below(runs):
     assert all(word in sentence for word in ("rounds is", "dataset is", "train.lr is"))
 
 
+def titles(runs, name=None):
+    return [row.title for row in table_of(runs, name).rows if any(cell.ours for cell in row.cells)]
+
+
 def test_runs_with_other_hyperparameters_do_not_share_a_row(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9, hyperparameters={"trust": "paper", "warmup_rounds": 5})
-    runs("s", "fedmosaic-entropy", 1, 0.7, hyperparameters={"trust": 0.5, "warmup_rounds": 5})
-    titles = [row.title for row in table_of(runs).rows]
-    assert titles == ["FedMosaic (entropy, trust=0.5)", "FedMosaic (entropy, trust=paper)"]
+    runs("s", "fedmosaic-entropy", 1, 0.7, hyperparameters={"trust": 0.1 + 0.2, "warmup_rounds": 5})
+    assert titles(runs) == ["FedMosaic (entropy, trust=0.3)", "FedMosaic (entropy, trust=paper)"]
+
+
+def test_what_differs_from_its_preset_says_so_in_every_column(runs):
+    runs("pathological-cifar10", "fedprox", 0, 0.9, hyperparameters={"mu": 0.01}, scheme="pathological")
+    runs("practical-cifar10", "fedprox", 0, 0.7, hyperparameters={"mu": 5.0})
+    runs("practical-cifar10", "fedmosaic-entropy", 0, 0.7, hyperparameters={"expertise": "entropy", "trust": "paper"})
+    assert titles(runs) == ["FedProx", "FedProx (mu=5)", "FedMosaic (entropy)"]
+    table = table_of(runs, "label-skew", paper=True)
+    assert [row.title for row in table.rows][3:6] == ["FedProx", "FedProx (mu=5)", "FedCT"]
+    published = {row.title: [cell.published for cell in row.cells] for row in table.rows}
+    assert all(published["FedProx"])
+    assert not any(published["FedProx (mu=5)"])
+    assert not any("mu" in command for command in table.commands)
+
+
+def test_the_best_is_one_of_those_with_all_seeds(runs):
+    for seed, value in enumerate([0.9, 0.5]):
+        runs("s", "local", seed, value)
+        runs("s", "fedavg", seed, value + 0.01)
+    # Its mean is higher, because it was spared the hard seed.
+    runs("s", "ditto", 0, 0.85)
+    best = {row.title for row in table_of(runs).rows if row.cells[0].ours and row.cells[0].ours.best}
+    assert best == {"FedAvg"}
+
+
+def test_the_best_is_one_of_those_that_are_shown(runs):
+    for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92}.items():
+        runs("h", variant, 0, value, scheme="hybrid")
+    assert {row.title for row in table_of(runs, "compact").rows if row.cells[0].ours and row.cells[0].ours.best} == {
+        "FedAvg"
+    }
 
 
 def test_what_prints_the_same_is_best_together(runs):
     for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
         runs("s", variant, 0, value)
-    assert {row.title: row.cells[0].ours.best for row in table_of(runs).rows} == {
+    assert {row.title: row.cells[0].ours.best for row in table_of(runs).rows if row.cells[0].ours} == {
         "Local training": True,
         "FedAvg": True,
         "FedCT": False,
@@ -196,6 +259,18 @@ def test_a_domain_s_mean_is_over_its_clients_alone(runs):
         "amazon": 0.3,
         "webcam": 1.0,
     }
+
+
+def test_seeds_whose_domains_nobody_knows_are_named(runs):
+    for seed in (0, 1):
+        folder = runs("f", "local", seed, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
+    (folder / "shards.json").unlink()
+    table = table_of(runs, "feature-shift")
+    assert "f: runs with seed 1 kept no manifest that tells who is of which domain." in table.notes
+    [row] = [row for row in table.rows if row.title == "Local training"]
+    assert [cell.ours.seeds for cell in row.cells] == [(0,), (0,)]
+    assert "**30.00 [1 of 2 seeds]**" in to_markdown(table)
+    assert not any(" local " in command for command in table.commands), "the run is there"
 
 
 def test_without_the_manifest_of_the_shards_there_is_one_column_for_all_domains(runs):

@@ -1,0 +1,103 @@
+"""The options that make more runs under the conditions of one that is there: other methods, other seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.config.changes import FREE_TO_CHANGE
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run import flat, resolve_run
+from fedmosaic_cli.config.yaml_files import read
+from fedmosaic_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
+
+SECTIONS = ("data", "model", "train", "clients")
+ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
+# Where data lies and what computes is in no configuration: whoever said it will have to say it again.
+PASSED_ON = ("--data-dir", "--device")
+
+
+def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Place) -> list[str]:
+    """The options under which a run was made, but for its method and seed, as one would type them here.
+
+    What it was made from (a preset, shards, a file) as `environment` tells, and every value that is another one.
+    """
+    told = values_told(environment.get("arguments"))
+    layers, words = Layers(), list[str]()
+    preset = preset_of(config, told)
+    if preset is not None:
+        layers.add_all(load_preset(preset).layers)
+        words += ["--preset", preset]
+    if preset is None or "--shards" in told or config.partition_seed != config.seed:
+        shards = nearby(Path(str(environment.get("shards", ""))))
+        layers.add(shards, {"data": config.data.model_dump(mode="json")})
+        words += ["--shards", shards]
+    file = Path(told.get("--config", ""))
+    if file.is_file():
+        layers.add(str(file), read(file))
+        words += ["--config", str(file)]
+    plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
+    kept = [word for name in PASSED_ON if name in told for word in (name, told[name])]
+    return [*words, *changes(plain, config), *kept]
+
+
+def values_told(arguments: object) -> dict[str, str]:
+    """The values of the options that a command was given; of one that was given twice, the last."""
+    words = [str(word) for word in arguments] if isinstance(arguments, list) else []
+    told = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, joined, value = word.partition("=")
+        if name.startswith("--"):
+            told[name] = value if joined else following
+    return told
+
+
+def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
+    """The preset that a run was made from, if it is still there."""
+    name = told.get("--preset", config.setting)
+    if name in preset_names():
+        # Without a word about it, runs on shards of their own may just be called so.
+        return name if "--preset" in told or config.partition_seed == config.seed else None
+    try:
+        return load_preset(name).path.as_posix()
+    except (RequestError, OSError):
+        return None
+
+
+def default_runs_dir() -> Path:
+    """Where runs are written if nobody says otherwise."""
+    return Path(os.environ.get("FEDMOSAIC_RUNS") or "runs")
+
+
+def nearby(path: Path) -> str:
+    """A path as one would type it here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def changes(plain: RunConfig, wanted: RunConfig) -> list[str]:
+    """The options that make the first configuration the second, but for the method."""
+    before, after = decisive(plain), decisive(wanted)
+    words: list[str] = []
+    for key, value in after.items():
+        if key == "train.rounds":
+            words += ["--rounds", str(value)] if before.get(key) != value else []
+        elif before.get(key) != value and key not in FREE_TO_CHANGE:
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """The values that decide about a run. Of the two lengths of a round, one has no effect."""
+    content = config.to_dict()
+    values = flat({section: content[section] for section in SECTIONS})
+    idle = ROUND_LENGTHS[values["train.local_steps"] is None]
+    return {key: value for key, value in values.items() if key != idle}
