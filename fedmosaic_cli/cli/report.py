@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmosaic_cli.cli.app import one_line
 from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.place import watching
@@ -87,6 +88,8 @@ def report(
     fedmosaic report runs --out results --html results/index.html
     """
     form = form_of(latex, markdown, as_csv, as_json)
+    if statistics and table:
+        raise RequestError("statistics are printed instead of tables (--statistics): leave out --table")
     check_targets(output, html)
 
     from fedmosaic_cli.report.collect import collect
@@ -117,7 +120,7 @@ def tell_skipped(skipped: Sequence[Skipped]) -> None:
 def tell(lines: Sequence[str], where: str) -> None:
     """A line each; of very many the first, and where the others can be found."""
     for line in lines[:MOST_LINES]:
-        remark(line)
+        remark(one_line(line))
     if len(lines) > MOST_LINES:
         remark(f"... and {len(lines) - MOST_LINES} more such lines; {where}")
 
@@ -161,7 +164,7 @@ def chosen_tables(name: TableName | None, settings: Sequence[Setting], paper: bo
 
 
 def show_tables(tables: Sequence[Table], form: Form) -> None:
-    from fedmosaic_cli.report.latex import alone
+    from fedmosaic_cli.report.latex import alone, to_latex
     from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
 
     if form is Form.json:
@@ -169,7 +172,7 @@ def show_tables(tables: Sequence[Table], form: Form) -> None:
     elif form is Form.csv:
         say(to_csv(tables))
     elif form is Form.latex:
-        say(alone(tables))
+        say(alone(list(map(to_latex, tables))))
     elif form is Form.markdown:
         say("\n".join(map(to_markdown, tables)))
     else:
@@ -224,13 +227,14 @@ def write_page(
 
 
 def show_statistics(comparisons: list[Comparison], ranking: Ranking | None, form: Form) -> None:
+    from fedmosaic_cli.report.latex import alone
     from fedmosaic_cli.report.sheets import (
-        entries_of,
         sheet_to_latex,
         sheet_to_markdown,
         sheet_to_terminal,
         sheets_of,
         sheets_to_csv,
+        to_entries,
     )
 
     sheets = sheets_of(comparisons, ranking)
@@ -239,11 +243,13 @@ def show_statistics(comparisons: list[Comparison], ranking: Ranking | None, form
             "nothing to compare with (--statistics): run Local too, e.g. 'fedmosaic baseline local --preset quickstart'"
         )
     if form is Form.json:
-        say_json(entries_of(comparisons, ranking))
+        say_json(to_entries(comparisons, ranking))
     elif form is Form.csv:
         say(sheets_to_csv(comparisons, ranking))
     elif form is Form.terminal:
         for sheet in sheets:
             out().print(sheet_to_terminal(sheet))
+    elif form is Form.latex:
+        say(alone(list(map(sheet_to_latex, sheets))))
     else:
-        say("\n".join(map(sheet_to_latex if form is Form.latex else sheet_to_markdown, sheets)))
+        say("\n".join(map(sheet_to_markdown, sheets)))

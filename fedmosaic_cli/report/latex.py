@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,11 @@ NAMED = ("FL", "PFL")
 STACKED_FROM = 6
 """So many columns, and the standard deviation goes below the mean."""
 STACK = "stackednumbers"
+SHRUNK = (
+    "  % Shrunk to the line where it is too wide for it.",
+    "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
+)
+ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 
 
 def preamble() -> str:
@@ -43,8 +49,8 @@ def macros() -> list[str]:
     ]
 
 
-def document(tables: Sequence[Table]) -> str:
-    """A document that compiles beside the files of the tables and of the preamble."""
+def document(names: Sequence[str]) -> str:
+    """A document that compiles beside the files of these names and that of the preamble."""
     return "\n".join(
         [
             "% Compiles on its own: pdflatex all.tex",
@@ -52,15 +58,15 @@ def document(tables: Sequence[Table]) -> str:
             "\\usepackage[margin=2cm]{geometry}",
             f"\\input{{{PREAMBLE}}}",
             "\\begin{document}",
-            *(f"\\input{{{table.name}.tex}}" for table in tables),
+            *(f"\\input{{{name}}}" for name in names),
             "\\end{document}",
             "",
         ]
     )
 
 
-def alone(tables: Sequence[Table]) -> str:
-    """Tables that compile on their own and can be \\input into a paper that loads the packages."""
+def alone(floats: Sequence[str]) -> str:
+    """Floats that compile on their own and can be \\input into a paper that loads the packages."""
     return "\n".join(
         [
             f"% Compiles on its own; in a paper, {PACKAGES} and \\input this file.",
@@ -76,7 +82,7 @@ def alone(tables: Sequence[Table]) -> str:
             "\\fi",
             "\\makeatother",
             *macros(),
-            *(to_latex(table).rstrip("\n") for table in tables),
+            *(text.rstrip("\n") for text in floats),
             "\\fedmosaicends",
             "",
         ]
@@ -98,8 +104,7 @@ def to_latex(table: Table) -> str:
             f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {key}.' if key else ''}}}",
             f"  \\label{{tab:fedmosaic-{table.name}}}",
             "  \\smallskip",
-            "  % Shrunk to the line where it is too wide for it.",
-            "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
+            *SHRUNK,
             f"  \\begin{{tabular}}{{ll{('c' if stacked else 'r') * len(table.columns)}}}",
             "    \\toprule",
             *heads(table.columns),
@@ -182,8 +187,20 @@ def comment(text: str) -> str:
 
 
 def escape_latex(text: str) -> str:
+    """Text that means nothing to LaTeX. Letters that pdflatex does not know by itself are written as their numbers."""
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     special |= {"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "[": "{[}", "]": "{]}", "<": "\\textless{}"}
     special |= {">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return "".join(special.get(character, character) for character in " ".join(text.split()))
+    words = unicodedata.normalize("NFC", " ".join(text.split()))
+    return "".join(
+        special.get(letter) or (letter if known_to_latex(letter) else f"U+{ord(letter):04X}") for letter in words
+    )
+
+
+def known_to_latex(letter: str) -> bool:
+    """Whether pdflatex prints a letter without further packages: plain ones, and those of Europe with one accent."""
+    parts = unicodedata.normalize("NFD", letter)
+    plain, accents = parts[0], parts[1:]
+    accented = not accents or (accents[0] in ACCENTS and ord(letter) < 0x180)
+    return letter in "ÆØßæøŁłŒœ" or (plain.isascii() and plain.isprintable() and accented)

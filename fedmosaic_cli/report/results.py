@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.latex import PREAMBLE, document, preamble, to_latex
 from fedmosaic_cli.report.paper import FORMS, overview, paper_table
-from fedmosaic_cli.report.sheets import sheet_to_markdown, sheets_of, sheets_to_csv
+from fedmosaic_cli.report.sheets import sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv
 from fedmosaic_cli.report.tables import to_csv, to_markdown, to_svg
 
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ def result_files(
     tables: Sequence[Table], comparisons: Sequence[Comparison], ranking: Ranking | None
 ) -> dict[str, bytes]:
     """The files of the tables and of the statistics."""
-    texts = {PREAMBLE: preamble(), "all.tex": document(tables)}
+    texts: dict[str, str] = {}
     for table in tables:
         texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.tex": to_latex(table)}
         texts |= {f"{table.name}.csv": to_csv([table]), f"{table.name}.svg": to_svg(table)}
     if sheets := sheets_of(comparisons, ranking):
         texts["statistics.md"] = "\n".join(map(sheet_to_markdown, sheets))
+        texts["statistics.tex"] = "\n".join(map(sheet_to_latex, sheets))
         texts["statistics.csv"] = sheets_to_csv(comparisons, ranking)
+    texts |= {"all.tex": document([name for name in texts if name.endswith(".tex")]), PREAMBLE: preamble()}
     return {name: text.encode() for name, text in texts.items()}
 
 

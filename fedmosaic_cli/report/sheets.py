@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.report.latex import escape_latex
+from fedmosaic_cli.report.latex import SHRUNK, escape_latex
 from fedmosaic_cli.report.statistics import Comparison
 from fedmosaic_cli.report.tables import MISSING, escape_markdown
 
@@ -23,7 +23,7 @@ HEAD = ("Method", "helped", "unharmed", "hurt", "mean gain", "median gain", "eff
 PAIRED = (
     "A client is helped if its model gets more test examples right than the one it trained alone on the same shards "
     "and seed, hurt if fewer. Gains in percentage points. Effect: rank-biserial correlation over clients, -1 to 1. "
-    "p: Wilcoxon's signed-rank test over clients, two-sided, Holm's correction over the methods here; - where fewer "
+    "p: Wilcoxon's signed-rank test over clients, two-sided, Holm's correction over a setting's methods; - where fewer "
     "than 6 clients differ. Clients of one federation are not independent of each other, and a test part of few "
     "examples makes large gains by chance: read p as a description. There is no test over seeds, they are too few."
 )
@@ -37,7 +37,7 @@ class Sheet:
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    note: str
+    note: str = ""
     picture: str = ""
 
 
@@ -46,22 +46,26 @@ def sheets_of(comparisons: Sequence[Comparison], ranking: Ranking | None) -> lis
     sheets = [
         paired_sheet(setting, list(lines)) for setting, lines in groupby(comparisons, key=lambda line: line.setting)
     ]
+    if sheets:  # once is enough
+        sheets[-1] = replace(sheets[-1], note=PAIRED)
     return [*sheets, *([ranks_sheet(ranking)] if ranking else [])]
 
 
-def entries_of(comparisons: Sequence[Comparison], ranking: Ranking | None) -> list[dict[str, Any]]:
-    """An entry a comparison, in full precision, with the method's rank over all settings."""
-    ranks = ranking.ranks if ranking else {}
-    return [{**asdict(line), "average_rank": ranks.get(line.method)} for line in comparisons]
+def to_entries(comparisons: Sequence[Comparison], ranking: Ranking | None) -> dict[str, Any]:
+    """All of it in full precision."""
+    return {"comparisons": list(map(asdict, comparisons)), "ranking": ranking and asdict(ranking)}
 
 
 def sheets_to_csv(comparisons: Sequence[Comparison], ranking: Ranking | None) -> str:
-    """The same, a line each."""
+    """A line a comparison, and then a line a method with its rank over all settings."""
     text = io.StringIO()
     names = [*(field.name for field in fields(Comparison)), "average_rank"]
     writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(entries_of(comparisons, ranking))
+    writer.writerows(map(asdict, comparisons))
+    writer.writerows(
+        {"method": method, "average_rank": rank} for method, rank in (ranking.ranks if ranking else {}).items()
+    )
     return text.getvalue()
 
 
@@ -76,7 +80,7 @@ def paired_sheet(setting: str, lines: Sequence[Comparison]) -> Sheet:
         )
         for line in lines
     )
-    return Sheet(f"Against Local, client by client: {setting}", HEAD, rows, PAIRED)
+    return Sheet(f"Against Local, client by client: {setting}", HEAD, rows)
 
 
 def ranks_sheet(ranking: Ranking) -> Sheet:
@@ -84,7 +88,8 @@ def ranks_sheet(ranking: Ranking) -> Sheet:
     note = (
         f"Mean rank over {len(ranking.settings)} settings ({', '.join(ranking.settings)}), 1 is best. Ranks that "
         f"differ by less than {ranking.critical_difference:.2f} cannot be told apart (Nemenyi, 5 %). Friedman's test "
-        f"of all being alike: p {p_text(ranking.p_value)}. Centralized is left out: it has everybody's data."
+        f"of all being alike: p {p_text(ranking.p_value)}. Of settings that differ in the public set alone one "
+        "counts; means are over the seeds that all methods here have. Centralized is left out: it has everybody's data."
     )
     return Sheet("Average ranks", ("Method", "average rank"), rows, note)
 
@@ -97,25 +102,26 @@ def sheet_to_markdown(sheet: Sheet) -> str:
     lines = [f"**{escape_markdown(sheet.title)}**", "", "| " + " | ".join(sheet.head) + " |"]
     lines.append("|---|" + "---:|" * (len(sheet.head) - 1))
     lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in sheet.rows]
-    return "\n".join([*lines, "", escape_markdown(sheet.note)]) + "\n"
+    return "\n".join([*lines, *(["", escape_markdown(sheet.note)] if sheet.note else [])]) + "\n"
 
 
 def sheet_to_latex(sheet: Sheet) -> str:
-    """A float; it needs booktabs."""
+    """A float; it needs booktabs and graphicx."""
     rows = ["    " + " & ".join(map(escape_latex, row)) + " \\\\" for row in (sheet.head, *sheet.rows)]
     return "\n".join(
         [
             "\\begin{table}[t]",
             "  \\centering\\small",
-            f"  \\caption{{{escape_latex(sheet.title)}. {escape_latex(sheet.note)}}}",
+            f"  \\caption{{{escape_latex(f'{sheet.title}. {sheet.note}'.strip())}}}",
             "  \\smallskip",
+            *SHRUNK,
             f"  \\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}",
             "    \\toprule",
             rows[0],
             "    \\midrule",
             *rows[1:],
             "    \\bottomrule",
-            "  \\end{tabular}",
+            "  \\end{tabular}}",
             "\\end{table}",
             "",
         ]
@@ -133,4 +139,4 @@ def sheet_to_terminal(sheet: Sheet) -> Group:
         view.add_column(head, justify="right" if number else "left")
     for row in sheet.rows:
         view.add_row(*map(Text, row))
-    return Group(view, Text(sheet.note, style="dim"))
+    return Group(view, *([Text(sheet.note, style="dim")] if sheet.note else []))

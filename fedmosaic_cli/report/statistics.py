@@ -11,6 +11,7 @@ from math import inf, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.files import to_json
 from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of
 from fedmosaic_cli.report.verdict import DIGITS
 
@@ -138,28 +139,82 @@ def holm(p_values: dict[Any, float]) -> dict[Any, float]:
 
 
 def rank(settings: Sequence[Setting]) -> Ranking | None:
-    """The ranks of the methods that were run in all settings; None where there is too little to rank.
+    """The ranks of methods over settings, as many of both as were run together; None where there is too little to rank.
 
-    Centralized is left out: it has everybody's data, so it is nobody's competitor.
+    In each setting means are taken over the seeds that all ranked methods have. Centralized is left out: it has
+    everybody's data, so it is nobody's competitor.
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-    methods = common_methods(settings)
-    if len(settings) < FEWEST_SETTINGS or len(methods) < FEWEST_METHODS:
+    chosen, methods = largest_block(unlike(settings))
+    means = [means_of(setting, methods) for setting in chosen]
+    if not means:
         return None
-    means = [[round(float(s.methods[key].accuracy.mean()), DIGITS) for key in methods] for s in settings]
     ranks = [rankdata([-mean for mean in row]) for row in means]
     average = {title_of(key): fmean(row[number] for row in ranks) for number, key in enumerate(methods)}
     count = len(methods)
-    width = studentized_range.ppf(1 - LEVEL, count, inf) / sqrt(2) * sqrt(count * (count + 1) / (6 * len(settings)))
+    width = studentized_range.ppf(1 - LEVEL, count, inf) / sqrt(2) * sqrt(count * (count + 1) / (6 * len(chosen)))
     alike = all(len(set(row)) == 1 for row in means)
     p_value = 1.0 if alike else float(friedmanchisquare(*zip(*means, strict=True)).pvalue)
-    return Ranking(tuple(setting.label for setting in settings), average, float(width), p_value)
+    return Ranking(tuple(setting.label for setting in chosen), average, float(width), p_value)
+
+
+def unlike(settings: Sequence[Setting]) -> list[Setting]:
+    """Of settings that differ in the public set alone, or that share a name, those with the most methods.
+
+    The others tell nearly the same once more, and a test would take that for more evidence.
+    """
+    families: dict[bytes, dict[bytes, list[Setting]]] = {}
+    for setting in one_of_each_name(settings):
+        data: dict[str, Any] = setting.terms["data"]
+        public = {name: value for name, value in data.items() if name.startswith("public_")}
+        rest = {name: value for name, value in data.items() if name not in public}
+        members = families.setdefault(to_json({**setting.terms, "data": rest}), {})
+        members.setdefault(to_json(public), []).append(setting)
+    return [
+        setting
+        for members in families.values()
+        for setting in max(members.values(), key=lambda same: max(len(each.methods) for each in same))
+    ]
+
+
+def one_of_each_name(settings: Sequence[Setting]) -> list[Setting]:
+    """Of the settings of one name the one with the most methods, of equals the first."""
+    by_name: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_name.setdefault(setting.name, []).append(setting)
+    return [max(same, key=lambda setting: len(setting.methods)) for same in by_name.values()]
+
+
+def largest_block(settings: Sequence[Setting]) -> tuple[list[Setting], list[Key]]:
+    """Settings and the methods that were run in all of them with common seeds, such that there are most cells.
+
+    Nothing where there are fewer than two settings or three methods.
+    """
+    best: tuple[list[Setting], list[Key]] = [], []
+    order = sorted(settings, key=lambda setting: -len(setting.methods))
+    for number in range(FEWEST_SETTINGS, len(order) + 1):
+        block = [setting for setting in settings if setting in order[:number]]
+        methods = common_methods(block)
+        if len(methods) >= FEWEST_METHODS and len(methods) * number > len(best[0]) * len(best[1]):
+            best = block, methods
+    return best
 
 
 def common_methods(settings: Sequence[Setting]) -> list[Key]:
-    """The methods that have a row in every setting, in the order of the paper."""
-    if not settings:
-        return []
-    shared = set.intersection(*(set(setting.methods) for setting in settings))
-    return [key for key in settings[0].methods if key in shared and key != CENTRALIZED]
+    """The methods that have a row in every setting, in the order of the paper; nothing where they share no seed."""
+    shared = set.intersection(*(set(setting.methods) for setting in settings)) - {CENTRALIZED}
+    methods = [key for key in settings[0].methods if key in shared]
+    return methods if all(common_seeds(setting, methods) for setting in settings) else []
+
+
+def common_seeds(setting: Setting, methods: Sequence[Key]) -> set[int]:
+    """The seeds that all of these methods were run with."""
+    return set.intersection(*(set(setting.methods[key].seed) for key in methods)) if methods else set()
+
+
+def means_of(setting: Setting, methods: Sequence[Key]) -> list[float]:
+    """The mean accuracy of each method over the seeds that all of them have."""
+    seeds = common_seeds(setting, methods)
+    runs = [setting.methods[key] for key in methods]
+    return [round(float(each.accuracy[each.seed.isin(seeds)].mean()), DIGITS) for each in runs]

@@ -98,14 +98,20 @@ def test_a_table_without_runs_is_refused_with_a_way_out(report):
 
 
 def test_statistics_instead_of_tables(report):
-    entries = json.loads(report("--statistics", "--json").stdout)
+    entries = json.loads(report("--statistics", "--json").stdout)["comparisons"]
     fedct = next(entry for entry in entries if entry["method"] == "FedCT")
     # Both seeds of FedCT have a Local run beside them, with ten clients each.
     assert fedct["helped"] + fedct["unharmed"] + fedct["hurt"] == 20
     lines = list(csv.DictReader(report("--statistics", "--csv").stdout.splitlines()))
     assert [line["method"] for line in lines] == [entry["method"] for entry in entries]
     assert "| FedCT |" in report("--statistics").stdout
-    assert "\\begin{tabular}" in report("--statistics", "--latex").stdout
+    latex = report("--statistics", "--latex").stdout
+    assert "\\documentclass" in latex
+    assert "\\begin{tabular}" in latex
+
+
+def test_statistics_are_of_no_single_table(report):
+    assert "leave out --table" in refused(report("--statistics", "--table", "hybrid"))
 
 
 def test_statistics_need_local(report, tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import product
 
 import pytest
 
 from fedmosaic_cli.report.collect import collect
 from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.sheets import entries_of, sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv
+from fedmosaic_cli.report.sheets import sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv, to_entries
 from fedmosaic_cli.report.statistics import compare_with_local, holm, rank, signed_ranks
 
 
@@ -42,6 +43,12 @@ def exact_p(gains):
 )
 def test_the_p_value_is_that_of_all_signs_counted(gains):
     assert signed_ranks(gains)[1] == pytest.approx(exact_p(gains))
+
+
+def test_gains_of_equal_size_are_counted_exactly_too():
+    # Ranks 2, 2, 2, 4.5, 4.5, 6, the loss having one of the 2s: among all 64 signs, sums of at most 2 come from none
+    # (0) or one of the three smallest (2, 2, 2), and as many from the other end.
+    assert signed_ranks([-0.1, 0.1, 0.1, 0.2, 0.2, 0.3])[1] == pytest.approx(2 * 4 / 64)
 
 
 def test_the_effect_is_the_share_of_favourable_ranks_minus_that_of_the_others():
@@ -126,12 +133,53 @@ def test_the_sheets_hold_the_same_numbers(runs):
         runs(setting, "ditto", 0, [0.5] * 8)
     comparisons = [line for setting in settings(runs) for line in compare_with_local(setting)]
     ranking = rank(settings(runs))
-    first, _, ranks = sheets_of(comparisons, ranking)
+    first, second, ranks = sheets_of(comparisons, ranking)
     assert first.rows[0] == ("FedAvg", "6", "1", "1", "+22.50", "+25.00", "+0.93", "0.031")
     assert first.rows[1] == ("Ditto", "0", "8", "0", "+0.00", "+0.00", "-", "-")
     assert ranks.rows[0] == ("FedAvg", "1.00")
     assert "| FedAvg | 6 | 1 | 1 | +22.50 | +25.00 | +0.93 | 0.031 |" in sheet_to_markdown(first)
     assert "    FedAvg & 6 & 1 & 1 & +22.50 & +25.00 & +0.93 & 0.031 \\\\" in sheet_to_latex(first)
-    entry = entries_of(comparisons, ranking)[0]
-    assert (entry["helped"], entry["average_rank"]) == (6, 1.0)
-    assert sheets_to_csv(comparisons, ranking).splitlines()[0].split(",") == list(entry)
+    assert [bool(sheet.note) for sheet in (first, second, ranks)] == [False, True, True]
+    entries = to_entries(comparisons, ranking)
+    assert entries["comparisons"][0]["helped"] == 6
+    assert entries["ranking"]["ranks"] == {"FedAvg": 1.0, "Local training": 2.5, "Ditto": 2.5}
+    lines = list(csv.DictReader(sheets_to_csv(comparisons, ranking).splitlines()))
+    assert [(line["setting"], line["method"], line["helped"], line["average_rank"]) for line in lines] == [
+        ("a", "FedAvg", "6", ""),
+        ("a", "Ditto", "0", ""),
+        ("b", "FedAvg", "6", ""),
+        ("b", "Ditto", "0", ""),
+        ("", "Local training", "", "2.5"),
+        ("", "FedAvg", "", "1.0"),
+        ("", "Ditto", "", "2.5"),
+    ]
+
+
+def test_settings_that_lack_methods_do_not_keep_the_others_from_being_ranked(runs):
+    for setting in ("a", "b"):
+        for variant, value in {"local": 0.5, "fedavg": 0.6, "ditto": 0.7, "fedct": 0.8}.items():
+            runs(setting, variant, 0, value)
+    runs("c", "local", 0, 0.9)
+    runs("c", "fedavg", 0, 0.8)
+    ranking = rank(settings(runs))
+    assert ranking.settings == ("a", "b")
+    assert list(ranking.ranks) == ["Local training", "FedAvg", "FedCT", "Ditto"]
+
+
+def test_settings_that_differ_in_the_public_set_alone_are_no_more_evidence(runs):
+    for setting, alpha, size in (("a", 1.0, 10), ("a-20", 1.0, 20), ("a-30", 1.0, 30), ("b", 0.1, 10)):
+        for variant, value in {"local": 0.5, "fedavg": 0.6, "ditto": 0.7}.items():
+            runs(setting, variant, 0, value, parameters={"alpha": alpha, "public_size": size})
+    runs("a-20", "fedct", 0, 0.7, parameters={"alpha": 1.0, "public_size": 20})
+    runs("b", "fedavg", 0, 0.9, parameters={"alpha": 0.1, "public_size": 10}, rounds=99, place="other")
+    assert rank(settings(runs)).settings == ("a-20", "b [rounds=30]")
+
+
+def test_ranks_are_over_seeds_that_all_have(runs):
+    for setting in ("a", "b"):
+        for seed, value in enumerate([0.9, 0.5]):
+            runs(setting, "local", seed, value)
+            runs(setting, "fedavg", seed, value + 0.01)
+        # The worst of all with the one seed that it was run with, and of a higher mean than the others.
+        runs(setting, "ditto", 0, 0.85)
+    assert rank(settings(runs)).ranks == {"Local training": 2.0, "FedAvg": 1.0, "Ditto": 3.0}

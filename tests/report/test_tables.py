@@ -14,6 +14,8 @@ from fedmosaic_cli.report.collect import collect
 from fedmosaic_cli.report.latex import PREAMBLE, alone, document, preamble, to_latex
 from fedmosaic_cli.report.paper import FORMS, overview, paper_table
 from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.sheets import sheet_to_latex, sheets_of
+from fedmosaic_cli.report.statistics import compare_with_local
 from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
 from fedmosaic_cli.report.verdict import Verdict, judge
 
@@ -117,18 +119,22 @@ def test_what_was_begun_is_resumed(runs):
 @pytest.mark.parametrize("how", ["alone", "inside a paper", "beside the preamble"])
 def test_latex_compiles(runs, tmp_path, how):
     fill(runs)
+    runs("äßłž \u03b1 日本 q\u0303 ế", "local", 0, 0.9)
     tables = [table_of(runs), *(table_of(runs, name, paper=True) for name in FORMS)]
+    floats = {f"{table.name}.tex": to_latex(table) for table in tables}
+    comparisons = [line for setting in settings_of(collect(runs.folder)[0]) for line in compare_with_local(setting)]
+    floats["statistics.tex"] = "".join(map(sheet_to_latex, sheets_of(comparisons, None)))
     packages = "\\usepackage{booktabs,graphicx,multirow,xcolor}"
     texts = {
-        "alone": {"main.tex": alone(tables)},
+        "alone": {"main.tex": alone(list(floats.values()))},
         "inside a paper": {
             "main.tex": f"\\documentclass{{article}}{packages}\\begin{{document}}A\\input{{table}}B\\end{{document}}",
-            "table.tex": alone(tables),
+            "table.tex": alone(list(floats.values())),
         },
         "beside the preamble": {
-            "main.tex": document(tables),
+            "main.tex": document(list(floats)),
             PREAMBLE: preamble(),
-            **{f"{table.name}.tex": to_latex(table) for table in tables},
+            **floats,
         },
     }
     for name, text in texts[how].items():
