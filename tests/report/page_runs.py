@@ -30,9 +30,11 @@ def write_run(
     rounds: int = 5,
     classes: tuple[str, ...] = ("cat", "dog"),
     domains: tuple[str, ...] = (),
+    trust: float | None = None,
     **changes: object,
 ) -> Path:
-    """A finished run with a log, a configuration and a manifest. The digest of its shards is `shards-<seed>`."""
+    """A finished run with a log, a configuration and a manifest. The digest of its shards is `shards-<seed>`; `trust`
+    is drawn by lot where none is given."""
     digest = f"shards-{seed}"
     shards = {"parameters": {"alpha": 1.0}, "digest": digest}
     summary = summary_of(setting, variant, seed, accuracies, **{"rounds": rounds, "shards": shards, **changes})
@@ -40,12 +42,15 @@ def write_run(
     public = [30] * len(classes)
     manifest = manifest_of(train, classes=classes, domains=domains, public=public, seed=seed, digest=digest)
     folder = root / re.sub(r"[/\x00]", "_", setting)[:40] / variant / f"seed-{seed}"
-    runs_by_hand.write_run(folder, summary, manifest, log_of(variant, seed, accuracies, rounds), f"method: {variant}\n")
+    log = log_of(variant, seed, accuracies, rounds, trust)
+    runs_by_hand.write_run(folder, summary, manifest, log, f"method: {variant}\n")
     (folder / "env.json").write_text(json.dumps({"arguments": ["train", "--preset", setting]}))
     return folder
 
 
-def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> list[dict[str, object]]:
+def log_of(
+    variant: str, seed: int, accuracies: list[float], rounds: int, trust: float | None
+) -> list[dict[str, object]]:
     """Every client climbs to its accuracy; trust begins in round 3, and only where labels are shared."""
     draw = random.Random(f"{variant} {seed}")
     shares = variant.startswith("fedmosaic")
@@ -53,7 +58,7 @@ def log_of(variant: str, seed: int, accuracies: list[float], rounds: int) -> lis
         {
             "round": number,
             "client": client,
-            "lambda": draw.random() if shares and number > 2 else None,
+            "lambda": (draw.random() if trust is None else trust) if shares and number > 2 else None,
             "loss_private": draw.random(),
             "loss_public": None,
             "accuracy": last * number / rounds,

@@ -213,6 +213,83 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
     assert found["bandsOfAll"] == 2  # of FedAvg there is one seed
 
 
+def test_local_is_seen_where_fedmosaic_equals_it(tmp_path):
+    for variant in ("local", "fedmosaic-entropy", "fedmosaic-frequency"):
+        write_run(tmp_path / "runs", "s", variant, 0, [0.5, 0.7])
+    found = played(
+        tmp_path,
+        page_of(tmp_path / "runs"),
+        """
+        const lines = $$("#compare-chart path.series").map((line) => line.getAttribute("d"));
+        recorded.same = lines.length === 3 && new Set(lines).size === 1;
+        const drawn = (name) => $$("#compare-chart path.series").map((line) => getComputedStyle(line)[name]);
+        recorded.colours = new Set(drawn("stroke")).size;
+        recorded.dashes = drawn("strokeDasharray");
+        recorded.widths = drawn("strokeWidth");
+        const svg = $("#compare-chart svg");
+        press(svg, "ArrowDown");
+        recorded.told = $("#compare-chart output").textContent;
+        """,
+    )
+    assert found["same"]
+    assert found["colours"] == 3
+    assert found["dashes"] == ["none", "7px, 4px", "5px, 4px"]  # the uppermost last
+    assert found["widths"] == ["3px", "3px", "1.4px"]
+    assert found["told"] == "FedMosaic (entropy), round 1: 12.00% (1 seed); also FedMosaic (frequency), Local training"
+
+
+def test_a_method_looks_the_same_in_every_setting(text, tmp_path):
+    found = played(
+        tmp_path,
+        text,
+        """
+        const looks = () => Object.fromEntries($$("#compare-picks .chip").map((chip) => {
+          const line = chip.querySelector("line");
+          return [chip.textContent, [getComputedStyle(line).stroke, line.getAttribute("stroke-dasharray")].join()];
+        }));
+        recorded.first = looks();
+        choose("compare-setting", "second");
+        recorded.second = looks();
+        """,
+    )
+    first, second = found["first"], found["second"]
+    assert len(set(first.values())) == len(first) == 4
+    assert len(second) == 3
+    assert second.items() <= first.items()
+
+
+def test_axes_show_what_can_be(tmp_path):
+    for seed, accuracies in enumerate(([0.7, 0.1, 0.3], [0.7, 0.3, 0.1])):
+        write_run(tmp_path / "runs", "alike", "local", seed, accuracies, rounds=1)
+    write_run(tmp_path / "runs", "perfect", "fedmosaic-entropy", 0, [1.0, 1.0], rounds=1)
+    write_run(tmp_path / "runs", "useless", "fedmosaic-entropy", 0, [0.0, 0.0], trust=4e-6)
+    found = played(
+        tmp_path,
+        page_of(tmp_path / "runs"),
+        """
+        const ticks = (chart) => $$(`#${chart}-chart text[text-anchor=end]`).map((node) => node.textContent);
+        recorded.alike = ticks("compare");
+        choose("explore-setting", "perfect");
+        recorded.perfect = ticks("explore");
+        choose("explore-setting", "useless");
+        recorded.useless = ticks("explore");
+        choose("explore-value", "Trust");
+        recorded.trust = ticks("explore");
+        const [line, chart] = ["path.series", "svg"].map((name) => $(`#explore-chart ${name}`).getBoundingClientRect());
+        recorded.height = (line.top - chart.top) / chart.height;
+        recorded.tiny = [0, 2.5e-6, 1.25e-5].map((tick) => tickText(tick, 2.5e-6, false));
+        recorded.large = [0, 2e5].map((tick) => tickText(tick, 1e5, false));
+        """,
+    )
+    assert found["alike"] == ["34%", "35%", "36%", "37%", "38%", "39%"]  # their means differ in the last digit
+    assert found["perfect"] == ["95%", "96%", "97%", "98%", "99%", "100%"]
+    assert found["useless"] == ["0%", "1%", "2%", "3%", "4%", "5%"]
+    assert found["trust"] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert found["height"] > 0.85
+    assert found["tiny"] == ["0", "2.5e-6", "1.25e-5"]
+    assert found["large"] == ["0", "2e+5"]
+
+
 def test_the_map_tells_who_holds_what(text, tmp_path):
     found = played(
         tmp_path,

@@ -1,10 +1,11 @@
-// A line chart in SVG. `series` are {name, style, strong, points: [[x, y or null]], band: [[x, low, high]], of};
-// `told(series, point)` says in words what is pointed at. The pointer, a finger and the arrow keys can all point.
+// A line chart in SVG. `series` are {name, style, weight, points: [[x, y or null]], band: [[x, low, high]]}; later ones
+// lie on top. `told(series, point)` says in words what is pointed at: the pointer, a finger and the arrow keys can all
+// point. No value lies below 0 or above `top`; `reach` is shown whatever the values are.
 const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-const MARGIN = { left: 54, right: 14, top: 12, bottom: 38 };
+const MARGIN = { left: 58, right: 14, top: 12, bottom: 38 };
 
 function lineChart(place, label) {
-  const chart = { place, series: [], chosen: null, title: "", told: () => "", form: rounded };
+  const chart = { place, series: [], chosen: null, told: () => "", form: rounded };
   const role = { role: "application", "aria-roledescription": "line chart", "aria-label": label };
   chart.svg = drawn("svg", { tabindex: "0", ...role });
   chart.tip = element("div", { class: "tip", "aria-hidden": "true" });
@@ -20,8 +21,8 @@ function lineChart(place, label) {
   return chart;
 }
 
-function showChart(chart, { series, title, told, form, floor, top, empty }) {
-  Object.assign(chart, { series, title, told, form, floor, top, empty, chosen: null });
+function showChart(chart, { series, told, form, top, reach, empty }) {
+  Object.assign(chart, { series, told, form, top, reach, empty, chosen: null });
   drawChart(chart);
 }
 
@@ -45,24 +46,26 @@ function drawChart(chart) {
   chart.lines = drawn("g");
   chart.over = drawn("g");
   chart.svg.replaceChildren(...axes(chart, width, height), chart.lines, chart.over);
+  chart.series.forEach((line, number) => chart.lines.append(...band(chart, line, number)));
   chart.series.forEach((line, number) => chart.lines.append(...shapes(chart, line, number)));
   chart.output.textContent = "Point at a line, or use the arrow keys, to read its values.";
 }
 
 function scaleOf(chart, ys, width, height) {
   const xs = chart.series.flatMap((line) => line.points.map((point) => point[0]));
-  let [low, high] = [smallest(ys), largest(ys)];
-  if (chart.floor !== undefined && low < 0.35 * high) low = chart.floor;
-  if (low === high) [low, high] = [low - 0.05 * (Math.abs(low) || 1), high + 0.05 * (Math.abs(high) || 1)];
+  const shown = [...ys, ...(chart.reach ?? [])];
+  let [low, high] = [smallest(shown), largest(shown)];
+  if (low < 0.35 * high) low = 0;
+  // A mean of equals may differ from them in its last digit, and so small a step would never get anywhere.
+  if (high - low <= 1e-9 * high) [low, high] = [0.95 * low, Math.min(1.05 * high || 0.05, chart.top ?? Infinity)];
   const step = niceStep(high - low, height < 300 ? 4 : 6);
   const [bottom, top] = [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step];
-  const ceiling = chart.top === undefined ? top : Math.min(top, Math.max(chart.top, high));
   const [left, right] = [smallest(xs), largest(xs)];
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   return {
-    step, bottom, top: ceiling, left, right,
+    step, bottom, top, left, right,
     x: (value) => MARGIN.left + (right === left ? 0.5 : (value - left) / (right - left)) * inner.width,
-    y: (value) => MARGIN.top + (1 - (value - bottom) / (ceiling - bottom)) * inner.height,
+    y: (value) => MARGIN.top + (1 - (value - bottom) / (top - bottom)) * inner.height,
   };
 }
 
@@ -102,19 +105,19 @@ function axes(chart, width, height) {
   return pieces;
 }
 
+function band({ scale: { x, y } }, line, number) {
+  if (!(line.band?.length > 1)) return [];
+  const upper = line.band.map(([round, , high]) => `${x(round).toFixed(1)},${y(high).toFixed(1)}`);
+  const lower = line.band.map(([round, low]) => `${x(round).toFixed(1)},${y(low).toFixed(1)}`).reverse();
+  const corners = [...upper, ...lower].join(" ");
+  return [drawn("polygon", { class: `band ${line.style.colour}`, points: corners, "data-series": number })];
+}
+
 function shapes(chart, line, number) {
   const { x, y } = chart.scale;
-  const marks = { "data-series": number };
-  const pieces = [];
-  if (line.band?.length > 1) {
-    const upper = line.band.map(([round, , high]) => `${x(round).toFixed(1)},${y(high).toFixed(1)}`);
-    const lower = line.band.map(([round, low]) => `${x(round).toFixed(1)},${y(low).toFixed(1)}`).reverse();
-    const corners = [...upper, ...lower].join(" ");
-    pieces.push(drawn("polygon", { class: `band ${line.style.colour}`, points: corners, ...marks }));
-  }
-  const kind = `series ${line.style.colour}${line.strong ? " strong" : ""}`;
+  const kind = `series ${line.style.colour} ${line.weight ?? ""}`;
   const shape = { class: kind, "stroke-dasharray": line.style.dash, d: pathOf(line.points, chart.scale) };
-  pieces.push(drawn("path", { ...shape, ...marks }));
+  const pieces = [drawn("path", { ...shape, "data-series": number })];
   line.points.forEach(([round, value], at) => {
     const isGap = (number) => (line.points[number]?.[1] ?? null) === null;
     const alone = !isGap(at) && isGap(at - 1) && isGap(at + 1);
@@ -169,11 +172,20 @@ function pointAt(chart, chosen) {
     drawn("line", { class: "guide", x1: x, x2: x, y1: MARGIN.top, y2: chart.scale.y(chart.scale.bottom) }),
     drawn("circle", { class: `ring ${line.style.colour}`, cx: x, cy: y, r: 5 }),
   );
-  chart.output.textContent = chart.tip.textContent = chart.told(line, line.points[chosen.point], chosen.point);
+  const told = chart.told(line, line.points[chosen.point], chosen.point) + alsoThere(chart, line, round, value);
+  chart.output.textContent = chart.tip.textContent = told;
   const toLeft = x > chart.svg.clientWidth / 2;
   chart.tip.style.left = toLeft ? "auto" : `${x + 12}px`;
   chart.tip.style.right = toLeft ? `${chart.svg.clientWidth - x + 12}px` : "auto";
   chart.tip.style.top = `${Math.max(0, y - 34)}px`;
+}
+
+// Lines that lie on each other cannot be pointed at one by one, so the others are named too.
+function alsoThere(chart, line, round, value) {
+  const same = chart.series.filter((other) => other !== line
+    && other.points.some(([x, y]) => x === round && y === value));
+  if (!same.length) return "";
+  return `; also ${same.length > 3 ? `${same.length} others` : same.map((other) => other.name).join(", ")}`;
 }
 
 function moveBy(chart, event) {

@@ -1,4 +1,5 @@
 const FRACTIONS = ["accuracy", "agreement", "pseudo_label_accuracy"];
+const LOCAL = { colour: "ink", dash: "5 4" };
 const NO_CURVES = "There are no curves of this run in the page.";
 
 function settingEntries() {
@@ -74,10 +75,10 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
       const known = chosen.map((client) => rows[client][at]).filter((one) => one !== null);
       return [round, known.length ? mean(known) : null];
     });
-    series.push({ name: `Mean of ${chosen.length} clients`, style: { colour: "ink", dash: "" }, strong: true, points });
+    series.push({ name: `Mean of ${chosen.length} clients`, style: { colour: "ink", dash: "" }, weight: "strong", points });
   }
   showChart(chart, {
-    series, floor: 0, top: FRACTIONS.includes(value) ? 1 : undefined,
+    series, top: FRACTIONS.includes(value) ? 1 : undefined, reach: value === "lambda" ? [0, 1] : [],
     form: (tick, step) => tickText(tick, step, FRACTIONS.includes(value)),
     told: (line, [round, number]) => `${line.name}, round ${round}: ${form(number)}`,
     empty: curve ? "No client is picked." : NO_CURVES,
@@ -86,19 +87,20 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
 
 function tickText(tick, step, isFraction) {
   const [number, size] = isFraction ? [100 * tick, 100 * step] : [tick, step];
-  const isOdd = number && (Math.abs(number) >= 1e5 || size < 1e-4);
+  const isOdd = Math.abs(number) >= 1e5 || size < 1e-4;
   const places = (String(Number(size.toPrecision(2))).split(".")[1] ?? "").length;
-  const text = isOdd ? number.toExponential(1) : number.toFixed(Math.min(places, 6));
+  const text = !isOdd ? number.toFixed(places) : number ? Number(number.toPrecision(3)).toExponential() : "0";
   return isFraction ? `${text}%` : text;
 }
 
 function startComparison() {
   const chart = lineChart(byId("compare-chart"), "Mean accuracy of methods by round");
   const setting = byId("compare-setting");
-  const pickedBySetting = new Map();
+  const [pickedBySetting, looks] = [new Map(), methodLooks()];
+  const thinOnesLast = (one, other) => (one.weight === "thin") - (other.weight === "thin");
   const update = () => {
     const methods = numbers.settings[Number(setting.value)]?.methods ?? [];
-    const lines = methods.map(methodLine).map((line, number) => ({ ...line, style: look(number) }));
+    const lines = methods.map((method) => ({ ...methodLine(method), ...looks.get(method.title) }));
     const first = ["local", "centralized", "fedavg", "fedmosaic"];
     if (!pickedBySetting.has(setting.value)) {
       const wanted = methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []));
@@ -106,8 +108,8 @@ function startComparison() {
     }
     const picked = pickedBySetting.get(setting.value);
     const redraw = () => showChart(chart, {
-      series: lines.filter((line, number) => picked.has(number) && line.points.length),
-      floor: 0, top: 1, form: (tick, step) => tickText(tick, step, true), told: tellMethod,
+      series: lines.filter((line, number) => picked.has(number) && line.points.length).sort(thinOnesLast),
+      top: 1, form: (tick, step) => tickText(tick, step, true), told: tellMethod,
       empty: picked.size ? "There are no curves of these methods in the page." : "No method is picked.",
     });
     chips(byId("compare-picks"), lines, [], picked, redraw);
@@ -116,6 +118,21 @@ function startComparison() {
   fillSelect(setting, settingEntries(), 0);
   setting.addEventListener("change", update);
   update();
+}
+
+// By title, so that a method looks the same in every setting. FedMosaic may equal Local, and one kind of it another: what
+// lies on top has gaps, and Local, on top of all, is thin.
+function methodLooks() {
+  const every = numbers.settings.flatMap((setting) => setting.methods);
+  const titles = (family) => new Set(every.filter((method) => family(method.family)).map((method) => method.title));
+  const ours = [...titles((family) => family === "fedmosaic")];
+  const others = [...titles((family) => family !== "fedmosaic" && family !== "local")];
+  const dashed = (title, number) => [title, { style: { ...look(number), dash: DASHES[number % 4] }, weight: "strong" }];
+  return new Map([
+    ...ours.map(dashed),
+    ...others.map((title, number) => [title, { style: look(ours.length + number) }]),
+    ...[...titles((family) => family === "local")].map((title) => [title, { style: LOCAL, weight: "thin" }]),
+  ]);
 }
 
 // The mean over clients for each seed, then mean, lowest and highest over seeds.
