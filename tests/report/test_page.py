@@ -19,7 +19,7 @@ from fedmosaic_cli.report.collect import Skipped, collect
 from fedmosaic_cli.report.page import logs
 from fedmosaic_cli.report.page.assemble import page
 from fedmosaic_cli.report.page.logs import NO_ROOM, embed, kept_rounds
-from fedmosaic_cli.report.page.markup import Markup, points, tag, to_script
+from fedmosaic_cli.report.page.markup import Markup, points, signed, tag, to_script
 from fedmosaic_cli.report.page.runs import Texts
 from fedmosaic_cli.report.settings import settings_of
 from fedmosaic_cli.report.sheets import Sheet
@@ -269,10 +269,30 @@ def test_the_overview_says_in_words_what_came_out(federation):
     (federation / "unfinished" / "config.yaml").write_text("")
     text = re.sub(r"<[^>]+>", "", page_of(federation))
     assert "Local training reaches 60.00 (0.00); Centralized reaches 90.00 (0.00)." in text
-    assert "Best of 2 methods: FedMosaic (entropy) with 66.67." in text
+    assert "Best of the 2 others: FedMosaic (entropy) with 66.67." in text
     assert "+6.67 points against Local training. It helped 4 of 6 clients, left 2 as they were, hurt 0." in text
     assert "Centralized was not run" in text
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
+
+
+def test_the_overview_praises_nobody_who_is_behind_local(tmp_path):
+    write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
+    write_run(tmp_path, "s", "fedavg", 0, [0.3, 0.6])
+    alone = re.sub(r"<[^>]+>", "", page_of(tmp_path))
+    assert "Best of" not in alone
+    assert "FedAvg reaches 45.00: \u221210.00 points against Local training. It helped 0 of 2 clients" in alone
+    write_run(tmp_path, "s", "ditto", 0, [0.5, 0.59])
+    assert "Best of the 2 others: Ditto with 54.50, less than Local training." in re.sub(
+        r"<[^>]+>", "", page_of(tmp_path)
+    )
+
+
+def test_what_holds_for_all_is_said_once(federation):
+    settings = settings_of(collect(federation)[0])
+    tables = [table_of(settings, notes=("for both", name)) for name in ("for the first", "for the second")]
+    text = page(settings, tables, []).decode()
+    assert text.count("Accuracy in %, mean") == 1
+    assert re.findall(r"<li>(for .*?)</li>", text) == ["for both", "for the first", "for the second"]
 
 
 def test_cells_have_verdict_mark_bold_spread_and_seeds(federation):
@@ -310,6 +330,8 @@ def test_published_numbers_stand_beside_ours(tmp_path):
 
 def test_signs_of_differences():
     assert [points(value) for value in (0.0123, -0.0123, 0.00001, -0.00001)] == ["+1.23", "\u22121.23", "0.00", "0.00"]
+    texts = ("-0.89", "+0.00", "-0.00", "+1.00", "0.05", "-", "< 0.001", "-x")
+    assert [signed(text) for text in texts] == ["\u22120.89", "0.00", "0.00", "+1.00", "0.05", "-", "< 0.001", "-x"]
 
 
 def test_every_run_tells_how_it_was_made(federation):
@@ -368,7 +390,7 @@ def test_statistics_have_a_section_only_if_there_are_any(federation):
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
     text = page_of(federation, [Sheet("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
     assert not re.search(r'<section id="statistics"[^>]* hidden>', text)
-    assert '<figure><svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
+    assert '<svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
     assert "<?xml" not in text
     assert "a&lt;b" in text
 

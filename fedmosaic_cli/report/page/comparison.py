@@ -25,21 +25,26 @@ MOST_SHOWN = 8
 
 
 def comparisons(tables: Sequence[Table]) -> Markup:
-    """The section's content."""
+    """The section's content. What is noted below one table is not said again below the next."""
     if not tables:
         return tag("p", "There is no table.", class_="none")
-    return joined(comparison(table, number) for number, table in enumerate(tables))
+    pieces: list[Markup] = []
+    said: set[str] = set()
+    for number, table in enumerate(tables):
+        pieces.append(comparison(table, number, [note for note in table.notes if note not in said]))
+        said.update(table.notes)
+    return joined(pieces)
 
 
-def comparison(table: Table, number: int) -> Markup:
-    """A table with its caption, what its marks mean, its notes, and how to fill what is empty."""
+def comparison(table: Table, number: int, notes: Sequence[str]) -> Markup:
+    """A table with its caption, what its marks mean, notes, and how to fill what is empty."""
     view = tag("table", head(table), tag("tbody", *(line(row, table, number) for row in table.rows)), class_="sortable")
     pieces = [
         tag("h3", title(table)),
         tag("p", table.caption, class_="caption"),
         scrolling(view, f"Table: {table.name}"),
         legend(table),
-        tag("ul", *(tag("li", note) for note in table.notes), class_="notes") if table.notes else "",
+        tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else "",
         missing(table, number),
     ]
     return tag("article", *pieces, class_="card", id=f"table-{number}")

@@ -67,9 +67,15 @@ def percent(fraction: float) -> str:
 
 
 def points(difference: float) -> str:
-    """A difference in percentage points, with its sign; what prints as nothing has none."""
-    text = f"{100 * difference:+.2f}".replace("-", "\u2212")
-    return "0.00" if text[1:] == "0.00" else text
+    """A difference in percentage points, with its sign."""
+    return signed(f"{100 * difference:+.2f}")
+
+
+def signed(text: str) -> str:
+    """A number with a minus that is as long as a plus, and without a sign where it is nothing; other text as it is."""
+    if re.fullmatch(r"[+-]0(\.0+)?", text):
+        return text[1:]
+    return re.sub(r"^-(?=\d)", "\u2212", text)
 
 
 def counted(number: int, thing: str) -> str:

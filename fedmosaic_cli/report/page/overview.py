@@ -21,14 +21,16 @@ MOST_OPEN = 6
 OURS = "fedmosaic"
 CAPTION = (
     "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, mean over clients, on the "
-    "same shards and seed. Where seeds deal the data anew, their clients are others, and all of them are counted."
+    "same shards and seed. Where seeds deal the data anew, their clients are others, and all of them are counted. "
+    "Bars: the clients helped, left as they were, and hurt."
 )
 
 
 def overview(settings: Sequence[Setting], skipped: Sequence[Skipped]) -> Markup:
     """The section's content."""
     cards = [card(setting, number < MOST_OPEN) for number, setting in enumerate(settings)]
-    return joined([tiles(settings, skipped), *cards, left_out(skipped)])
+    caption = tag("p", CAPTION, class_="caption") if settings else ""
+    return joined([tiles(settings, skipped), caption, *cards, left_out(skipped)])
 
 
 def tiles(settings: Sequence[Setting], skipped: Sequence[Skipped]) -> Markup:
@@ -54,7 +56,7 @@ def card(setting: Setting, is_open: bool) -> Markup:
     heading = tag("summary", tag("h3", setting.label), tag("span", facts(setting), class_="facts"))
     told = tag("ul", *(tag("li", sentence) for sentence in sentences(results, gains)), class_="told")
     table = scrolling(method_lines(results, gains), f"Methods beside Local training in {setting.label}")
-    return tag("details", heading, told, table, tag("p", CAPTION, class_="caption"), class_="card", open=is_open)
+    return tag("details", heading, told, table, class_="card", open=is_open)
 
 
 def facts(setting: Setting) -> str:
@@ -71,7 +73,7 @@ def facts(setting: Setting) -> str:
 
 
 def sentences(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) -> list[Markup]:
-    """What came out: the baselines, the best, and FedMosaic beside Local."""
+    """What came out: the baselines, the best of the others, and FedMosaic (or the only other) beside Local."""
     baselines = [
         tag("span", title_of(key), " reaches ", tag("b", number(results[key])))
         if key in results
@@ -80,17 +82,22 @@ def sentences(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) ->
     ]
     told = [joined([joined(baselines, "; "), "."])]
     others = {key: result for key, result in results.items() if key not in (LOCAL, CENTRALIZED)}
-    if others:
-        highest = percent(max(result.mean for result in others.values()))
-        best = [title_of(key) for key, result in others.items() if percent(result.mean) == highest]
-        told.append(
-            joined([f"Best of {counted(len(others), 'method')}: ", tag("b", ", ".join(best)), f" with {highest}."])
-        )
-    ours = [key for key in others if key[0] == OURS]
+    if len(others) > 1:
+        told.append(best_of(others, results.get(LOCAL)))
     return told + [
-        joined([tag("b", title), " ", beside_local(results[key], gains.get(title))])
-        for key, title in ((key, title_of(key)) for key in ours)
+        joined([tag("b", title_of(key)), " ", beside_local(result, gains.get(title_of(key)))])
+        for key, result in others.items()
+        if key[0] == OURS or len(others) == 1
     ]
+
+
+def best_of(others: Mapping[Key, Result], local: Result | None) -> Markup:
+    """Which methods are best, as far as numbers are printed, and whether that is less than Local reaches."""
+    highest = max(float(percent(result.mean)) for result in others.values())
+    best = [title_of(key) for key, result in others.items() if float(percent(result.mean)) == highest]
+    alone = float(percent(local.mean)) if local else 0.0
+    beside = ", less than Local training" if highest < alone else ""
+    return joined([f"Best of the {len(others)} others: ", tag("b", ", ".join(best)), f" with {highest:.2f}{beside}."])
 
 
 def number(result: Result) -> str:
@@ -101,7 +108,7 @@ def beside_local(result: Result, gain: Comparison | None) -> str:
     """A method in words, as the end of a sentence."""
     if gain is None:
         return f"reaches {number(result)}; there is no run of Local training on the same shards and seed."
-    size = f"{points(gain.mean_gain)} points against Local training" if gain.mean_gain else "just as Local training"
+    size = f"{points(gain.mean_gain)} points against Local training" if gain.mean_gain else "as much as Local training"
     clients = f"helped {gain.helped:,} of {gain.clients:,} clients, left {gain.unharmed:,} as they were"
     return f"reaches {number(result)}: {size}. It {clients}, hurt {gain.hurt:,}."
 
@@ -125,7 +132,7 @@ def method_line(key: Key, result: Result, gain: Comparison | None) -> Markup:
         tag("td", number(result), data_value=repr(result.mean)),
     ]
     if gain is None:
-        why = "is Local" if key == LOCAL else "no run to compare with"
+        why = "what the others are compared with" if key == LOCAL else "no run to compare with"
         return tag("tr", *cells, tag("td", why, colspan="5", class_="none"))
     cells.append(tag("td", points(gain.mean_gain), data_value=repr(gain.mean_gain)))
     counts = (gain.helped, gain.unharmed, gain.hurt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.page.markup import Markup, joined, scrolling, tag
+from fedmosaic_cli.report.page.markup import Markup, joined, scrolling, signed, tag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ def card(item: Sheet) -> Markup:
     if item.rows:
         pieces.append(scrolling(table(item), item.title))
     if item.picture:
-        pieces.append(tag("figure", inline(item.picture)))
+        pieces.append(tag("figure", inline(item.picture), tabindex="0", aria_label=f"Diagram: {item.title}"))
     if item.note:
         pieces.append(tag("p", item.note, class_="caption"))
     return tag("article", *pieces, class_="card")
@@ -38,7 +38,7 @@ def table(item: Sheet) -> Markup:
 
 
 def line(row: tuple[str, ...]) -> Markup:
-    return tag("tr", tag("th", row[0], scope="row", class_="method"), *(tag("td", text) for text in row[1:]))
+    return tag("tr", tag("th", row[0], scope="row", class_="method"), *(tag("td", signed(text)) for text in row[1:]))
 
 
 def inline(picture: str) -> Markup:
