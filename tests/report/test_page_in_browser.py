@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedmosaic_cli.report.sheets import Sheet
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -323,6 +324,37 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
     nothing, little, most, public = found["colours"]
     assert len({nothing, little, most}) == 3
     assert most == public  # the largest number of each scale
+
+
+def test_the_map_counts_in_words_that_fit(tmp_path):
+    write_run(tmp_path / "runs", "s", "local", 0, [0.5])
+    found = played(
+        tmp_path,
+        page_of(tmp_path / "runs"),
+        """
+        recorded.all = $("#shards-told").textContent;
+        recorded.corner = $$("#shards-map .corner span").map((node) => node.textContent);
+        """,
+    )
+    assert found["all"] == "1 client with 1 training example, 60 public ones, 2 classes."
+    assert found["corner"] == ["class \u2192", "client \u2193"]
+
+
+def test_signed_numbers_are_sorted_as_numbers(tmp_path):
+    rows = tuple((name, gain) for name, gain in zip("abcd", ("+0.00", "-7.47", "-", "+1.33"), strict=True))
+    federation = small_federation(tmp_path / "runs")
+    found = played(
+        tmp_path,
+        page_of(federation, [Sheet("Gains", ("Method", "gain"), rows, "")]),
+        """
+        const cells = () => $$("#statistics td").map((node) => node.textContent);
+        recorded.first = cells();
+        named("#statistics th", "gain").querySelector("button").click();
+        recorded.sorted = cells();
+        """,
+    )
+    assert found["first"] == ["0.00", "\u22127.47", "-", "+1.33"]
+    assert found["sorted"] == ["+1.33", "0.00", "\u22127.47", "-"]
 
 
 def test_runs_can_be_found_and_show_their_configuration(text, tmp_path):

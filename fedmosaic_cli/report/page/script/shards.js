@@ -47,15 +47,15 @@ function drawShards(place, shards) {
   map.here.hidden = true;
   map.tip = element("div", { class: "tip", "aria-hidden": "true" });
   map.tip.hidden = true;
-  const corner = element("div", { class: "corner" }, "client");
+  const corner = element("div", { class: "corner" }, element("span", {}, "class →"), element("span", {}, "client ↓"));
   const field = element("div", { class: "field" }, map.canvas, map.here);
   place.replaceChildren(element("div", { class: "map" }, corner, headsOf(map), names, field), map.tip);
   paint(map);
   listen(map);
   const [publicOnes, ...others] = map.rows.map((row) => row.total);
   const examples = others.reduce((sum, total) => sum + total, 0);
-  map.rest = `${others.length} clients with ${grouped(examples)} training examples, `
-    + `${grouped(publicOnes)} public ones, ${map.columns} classes.`;
+  map.rest = `${counted(others.length, "client")} with ${counted(examples, "training example")}, `
+    + `${counted(publicOnes, "public one")}, ${counted(map.columns, "class", "es")}.`;
   told.textContent = map.rest;
 }
 
@@ -169,6 +169,10 @@ function tellField(map, { row, column }) {
 
 function grouped(count) {
   return count.toLocaleString("en");
+}
+
+function counted(count, thing, more = "s") {
+  return `${grouped(count)} ${thing}${count === 1 ? "" : more}`;
 }
 
 function putTip(map) {
