@@ -63,7 +63,7 @@ def figure_files(
 
 
 def illustrated(sheets: Sequence[Sheet], ranking: Ranking | None) -> list[Sheet]:
-    """The sheets, the one of ranks with its diagram."""
+    """The sheets, the one of ranks with its diagram, whose title and note are those of the sheet."""
     if ranking is None:
         return list(sheets)
     from fedmosaic_cli.report.figures.inline import inline_svg
@@ -72,4 +72,7 @@ def illustrated(sheets: Sequence[Sheet], ranking: Ranking | None) -> list[Sheet]
 
     *others, ranks = sheets
     with house_style():
-        return [*others, replace(ranks, picture=inline_svg(critical_difference(ranking)))]
+        figure = critical_difference(ranking, title="")
+        figure.supxlabel("")
+        note = f"{ranks.note} In the diagram a bar joins methods that lie within that difference (CD) of each other."
+        return [*others, replace(ranks, picture=inline_svg(figure), note=note)]
