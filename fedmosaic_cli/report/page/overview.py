@@ -132,7 +132,7 @@ def method_line(key: Key, result: Result, gain: Comparison | None) -> Markup:
         tag("td", number(result), data_value=repr(result.mean)),
     ]
     if gain is None:
-        why = "what the others are compared with" if key == LOCAL else "no run to compare with"
+        why = "reference" if key == LOCAL else "no run to compare with"
         return tag("tr", *cells, tag("td", why, colspan="5", class_="none"))
     cells.append(tag("td", points(gain.mean_gain), data_value=repr(gain.mean_gain)))
     counts = (gain.helped, gain.unharmed, gain.hurt)
