@@ -234,7 +234,7 @@ def test_local_is_seen_where_fedmosaic_equals_it(tmp_path):
     )
     assert found["same"]
     assert found["colours"] == 3
-    assert found["dashes"] == ["none", "7px, 4px", "5px, 4px"]  # the uppermost last
+    assert found["dashes"] == ["none", "12px, 5px", "5px, 4px"]  # the uppermost last
     assert found["widths"] == ["3px", "3px", "1.4px"]
     assert found["told"] == "FedMosaic (entropy), round 1: 12.00% (1 seed); also FedMosaic (frequency), Local training"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.page.comparison import comparisons
 from fedmosaic_cli.report.page.logs import NO_ROOM, VALUES, Embedded, embed
-from fedmosaic_cli.report.page.markup import Markup, counted, tag, to_script
+from fedmosaic_cli.report.page.markup import Markup, counted, notes, to_script
 from fedmosaic_cli.report.page.overview import overview
 from fedmosaic_cli.report.page.runs import Texts, run_list
 from fedmosaic_cli.report.page.shards import distributions
@@ -102,14 +102,6 @@ def curves_missing(embedded: Embedded) -> list[str]:
     if embedded.thinned:
         told.append(f"Of {counted(embedded.thinned, 'run')} only some rounds are shown, evenly spread.")
     return told + [f"Curves of a run are left out: {reason}" for reason in reasons]
-
-
-def notes(sentences: Sequence[str]) -> Markup:
-    """A list of remarks, folded where it is long."""
-    if not sentences:
-        return Markup("")
-    listed = tag("ul", *(tag("li", sentence) for sentence in sentences), class_="notes")
-    return listed if len(sentences) <= 5 else tag("details", tag("summary", f"{len(sentences)} remarks"), listed)
 
 
 def joined_json(parts: dict[str, str]) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.page.markup import Markup, copied, counted, joined, percent, points, scrolling, tag
+from fedmosaic_cli.report.page.markup import Markup, copied, counted, joined, notes, percent, points, scrolling, tag
 from fedmosaic_cli.report.table import OVERVIEW
 from fedmosaic_cli.report.verdict import Verdict
 
@@ -36,15 +36,15 @@ def comparisons(tables: Sequence[Table]) -> Markup:
     return joined(pieces)
 
 
-def comparison(table: Table, number: int, notes: Sequence[str]) -> Markup:
-    """A table with its caption, what its marks mean, notes, and how to fill what is empty."""
+def comparison(table: Table, number: int, remarks: Sequence[str]) -> Markup:
+    """A table with its caption, what its marks mean, remarks, and how to fill what is empty."""
     view = tag("table", head(table), tag("tbody", *(line(row, table, number) for row in table.rows)), class_="sortable")
     pieces = [
         tag("h3", title(table)),
         tag("p", table.caption, class_="caption"),
         scrolling(view, f"Table: {table.name}"),
         legend(table),
-        tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else "",
+        notes(remarks),
         missing(table, number),
     ]
     return tag("article", *pieces, class_="card", id=f"table-{number}")

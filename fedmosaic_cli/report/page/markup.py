@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # No browser may be shown these; a file system lets anybody name a directory with them.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -60,6 +60,14 @@ def copied(command: str) -> Markup:
 def scrolling(table: Markup, label: str) -> Markup:
     """A box of its own for what may be wider than the page, which a keyboard can scroll too."""
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def notes(sentences: Sequence[str]) -> Markup:
+    """A list of remarks, folded where it is long."""
+    if not sentences:
+        return Markup("")
+    listed = tag("ul", *(tag("li", sentence) for sentence in sentences), class_="notes")
+    return listed if len(sentences) <= 5 else tag("details", tag("summary", f"{len(sentences)} remarks"), listed)
 
 
 def percent(fraction: float) -> str:

@@ -75,7 +75,8 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
       const known = chosen.map((client) => rows[client][at]).filter((one) => one !== null);
       return [round, known.length ? mean(known) : null];
     });
-    series.push({ name: `Mean of ${chosen.length} clients`, style: { colour: "ink", dash: "" }, weight: "strong", points });
+    const style = { colour: "ink", dash: "" };
+    series.push({ name: `Mean of ${chosen.length} clients`, style, weight: "strong", points });
   }
   showChart(chart, {
     series, top: FRACTIONS.includes(value) ? 1 : undefined, reach: value === "lambda" ? [0, 1] : [],
@@ -120,16 +121,16 @@ function startComparison() {
   update();
 }
 
-// By title, so that a method looks the same in every setting. FedMosaic may equal Local, and one kind of it another: what
-// lies on top has gaps, and Local, on top of all, is thin.
+// By title, so that a method looks the same in every setting. FedMosaic may equal Local, and one kind of it another:
+// what lies on top has gaps (far apart for FedMosaic alone), and Local, on top of all, is thin.
 function methodLooks() {
   const every = numbers.settings.flatMap((setting) => setting.methods);
   const titles = (family) => new Set(every.filter((method) => family(method.family)).map((method) => method.title));
   const ours = [...titles((family) => family === "fedmosaic")];
   const others = [...titles((family) => family !== "fedmosaic" && family !== "local")];
-  const dashed = (title, number) => [title, { style: { ...look(number), dash: DASHES[number % 4] }, weight: "strong" }];
+  const dashes = (number) => (number ? `${12 + 6 * Math.floor(number / 8)} 5` : "");
   return new Map([
-    ...ours.map(dashed),
+    ...ours.map((title, number) => [title, { style: { ...look(number), dash: dashes(number) }, weight: "strong" }]),
     ...others.map((title, number) => [title, { style: look(ours.length + number) }]),
     ...[...titles((family) => family === "local")].map((title) => [title, { style: LOCAL, weight: "thin" }]),
   ]);
