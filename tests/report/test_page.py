@@ -21,8 +21,10 @@ from fedmosaic_cli.report.page.assemble import page
 from fedmosaic_cli.report.page.logs import NO_ROOM, embed, kept_rounds
 from fedmosaic_cli.report.page.markup import Markup, points, signed, tag, to_script
 from fedmosaic_cli.report.page.runs import Texts
+from fedmosaic_cli.report.results import illustrated
 from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.sheets import Sheet
+from fedmosaic_cli.report.sheets import Sheet, ranks_sheet
+from fedmosaic_cli.report.statistics import Ranking
 from fedmosaic_cli.report.table import Column, Table, rows_of
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, table_of, write_run
 from tests.report.runs_by_hand import manifest_of
@@ -393,6 +395,16 @@ def test_statistics_have_a_section_only_if_there_are_any(federation):
     assert '<svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
     assert "<?xml" not in text
     assert "a&lt;b" in text
+
+
+def test_the_diagram_of_ranks_is_drawn_in_the_colour_of_the_page_and_repeats_nothing():
+    ranking = Ranking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic (entropy)": 3.0}, 2.34, 0.2)
+    [sheet] = illustrated([ranks_sheet(ranking)], ranking)
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.picture)
+    assert "CD = 2.34" in words
+    assert not [text for text in words if "verage rank" in text or "joined by a bar" in text]
+    assert "a bar joins" in sheet.note
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", sheet.picture)
 
 
 def test_a_page_of_nothing(tmp_path):

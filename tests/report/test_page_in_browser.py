@@ -451,6 +451,56 @@ def test_a_phone_scrolls_tables_and_not_the_page(tmp_path):
     assert found["map"] == [True, 101]
 
 
+def test_names_that_cannot_be_broken_stay_in_their_columns_on_a_phone(tmp_path):
+    name = "x" * 80
+    for variant, hyperparameters in (("local", {}), ("fedprox", {"mu": "y" * 60}), ("fedprox", {"mu": "z"})):
+        place = tmp_path / "runs" / str(hyperparameters)
+        write_run(place, name, variant, 0, [0.5, 0.6], hyperparameters=hyperparameters)
+    picture = '<svg width="504pt" height="200pt" viewBox="0 0 504 200"><text font-size="8" x="400">rank</text></svg>'
+    found = played(
+        tmp_path,
+        page_of(tmp_path / "runs", [Sheet("Ranks", ("Method", "rank"), (), "", picture)]),
+        """
+        const range = document.createRange();
+        const spills = (cell) => {
+          range.selectNodeContents(cell);
+          return range.getBoundingClientRect().right > cell.getBoundingClientRect().right;
+        };
+        const names = $$("th.method, #tables thead th");
+        recorded.long = names.filter((cell) => cell.textContent.length > 50).length;
+        recorded.spilling = names.filter(spills).map((cell) => cell.textContent);
+        const figure = $("figure");
+        recorded.letters = figure.querySelector("text").getBoundingClientRect().height;
+        recorded.scrolls = figure.scrollWidth > figure.clientWidth;
+        recorded.width = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+        """,
+        phone=True,
+    )
+    assert found["long"] == 3  # a method in the overview and in a table, and a setting
+    assert found["spilling"] == []
+    assert found["letters"] > 9
+    assert found["scrolls"]
+    assert found["width"] == 0
+
+
+def test_paper_shows_the_whole_of_a_command(tmp_path):
+    write_run(tmp_path / "runs", "s", "local", 0, [0.5])
+    found = played(
+        tmp_path,
+        page_of(tmp_path / "runs", commands=("fedmosaic " + "word " * 200,)),
+        """
+        const code = $("#fill-0 code");
+        const cut = () => code.scrollWidth > code.clientWidth;
+        recorded.screen = cut();
+        for (const rule of document.styleSheets[0].cssRules) {
+          if (rule.media?.mediaText === "print") rule.media.mediaText = "all";
+        }
+        recorded.paper = cut();
+        """,
+    )
+    assert found == {"screen": True, "paper": False}
+
+
 def test_hostile_names_do_nothing_but_stand_there(tmp_path):
     root = tmp_path / "runs"
     for variant in ("local", "fedavg"):
