@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.settings import Key, Setting
 
 USUAL_SEEDS = (0, 1, 2)
+MOST_TRIES = 5
+"""So many configurations are read, if one after the other is damaged."""
 EVERY_BASELINE = {(name, "") for name in METHODS if name != "fedmosaic"}
 Missing = dict["Key", tuple[int, ...]]
 """The seeds that are missing of each method."""
@@ -59,7 +61,7 @@ def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], 
 def conditions_in(setting: Setting) -> list[str]:
     """The options under which the runs of a setting were made, but for methods and seeds."""
     place = Place()
-    for path in setting.runs.path:
+    for path in setting.runs.path.head(MOST_TRIES):
         files = RunFiles(path)
         try:
             return conditions_of(stored_run(files.config, place), files.environment(), place)

@@ -86,7 +86,9 @@ class Setting:
                     manifest = RunFiles(path).shards()
                 except (RequestError, OSError):
                     continue
-                if manifest.get("digest") == digest and isinstance(manifest.get("clients"), list):
+                clients = manifest.get("clients")
+                told = isinstance(clients, list) and all(isinstance(client, dict) for client in clients)
+                if manifest.get("digest") == digest and told:
                     found[str(digest)] = manifest
                     break
         return found

@@ -79,6 +79,8 @@ def test_a_damaged_run_is_skipped_with_a_reason(runs, damage, reason):
         ("shards", {"parameters": 3}, "shards.parameters"),
         ("train", 3, "train"),
         ("train", {"a": {"b": ["\x1b[31m"]}}, "cannot be printed"),
+        ("train", json.loads("[" * 500 + "]" * 500), "train"),
+        ("hyperparameters", json.loads('{"a":' * 500 + "1" + "}" * 500), "too deep"),
         ("bits", "many", "bits"),
         ("evaluation", None, "evaluation"),
         ("rounds", {}, "rounds"),

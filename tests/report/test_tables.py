@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedmosaic_cli.files import sealed
 from fedmosaic_cli.report.collect import collect
 from fedmosaic_cli.report.latex import PREAMBLE, alone, document, preamble, to_latex
 from fedmosaic_cli.report.paper import FORMS, overview, paper_table
@@ -277,6 +279,14 @@ def test_seeds_whose_domains_nobody_knows_are_named(runs):
     assert [cell.ours.seeds for cell in row.cells] == [(0,), (0,)]
     assert "**30.00 [1 of 2 seeds]**" in to_markdown(table)
     assert not any(" local " in command for command in table.commands), "the run is there"
+
+
+def test_a_manifest_without_sense_is_as_good_as_none(runs):
+    folder = runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
+    manifest = {**json.loads((folder / "shards.json").read_text()), "clients": [1, 2, 3]}
+    del manifest["checksum"]
+    (folder / "shards.json").write_bytes(sealed(manifest))
+    assert [column.label for column in table_of(runs, "feature-shift").columns] == ["all"]
 
 
 def test_without_the_manifest_of_the_shards_there_is_one_column_for_all_domains(runs):
