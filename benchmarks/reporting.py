@@ -11,14 +11,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from results import Line, Result, at_most
 
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run import resolve_run
+from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.files import sealed, sha256
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, ROUNDS, SHARDS, TIMINGS, RunFiles
 
 if TYPE_CHECKING:
     from workload import Plan
+
+    from fedmosaic_cli.config.run import RunConfig
 
 SEEDS = 10
 COMMANDS = {
@@ -116,7 +123,7 @@ def write_run(
     (run.path / "models").mkdir(parents=True)
     manifest = manifest_of(setting, seed, clients, draw)
     texts = {
-        CONFIG: f"setting: {setting}\nseed: {seed}\nmethod: {method}\n".encode(),
+        CONFIG: yaml.safe_dump(configuration(setting, method, seed, rounds).to_dict()).encode(),
         ENVIRONMENT: json.dumps({"arguments": ["baseline", "all", "--preset", setting]}).encode(),
         SHARDS: sealed(manifest),
         ROUNDS: logs[method].encode(),
@@ -141,6 +148,14 @@ def write_run(
             "models": models,
         }
     )
+
+
+def configuration(setting: str, method: str, seed: int, rounds: int) -> RunConfig:
+    """What the report reads to tell how more runs of the kind are made."""
+    layers = Layers()
+    layers.add_all(load_preset("quickstart-hybrid").layers)
+    layers.add("benchmark", {"train": {"rounds": rounds}})
+    return resolve_run(setting, layers, method, seed, Place())
 
 
 def manifest_of(setting: str, seed: int, clients: int, draw: random.Random) -> dict[str, Any]:

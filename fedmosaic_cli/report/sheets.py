@@ -107,7 +107,7 @@ def sheet_to_markdown(sheet: Sheet) -> str:
 
 def sheet_to_latex(sheet: Sheet) -> str:
     """A float; it needs booktabs and graphicx."""
-    rows = ["    " + " & ".join(map(escape_latex, row)) + " \\\\" for row in (sheet.head, *sheet.rows)]
+    rows = ["    " + " & ".join(map(latex_cell, row)) + " \\\\" for row in (sheet.head, *sheet.rows)]
     return "\n".join(
         [
             "\\begin{table}[t]",
@@ -126,6 +126,11 @@ def sheet_to_latex(sheet: Sheet) -> str:
             "",
         ]
     )
+
+
+def latex_cell(text: str) -> str:
+    """Text, or a number: in front of one a hyphen is a minus."""
+    return f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else escape_latex(text)
 
 
 def sheet_to_terminal(sheet: Sheet) -> Group:

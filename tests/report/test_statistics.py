@@ -130,28 +130,29 @@ def test_the_sheets_hold_the_same_numbers(runs):
     for setting in ("a", "b"):
         runs(setting, "local", 0, [0.5] * 8)
         runs(setting, "fedavg", 0, [0.5, 0.6, 0.7, 0.8, 0.9, 0.92, 0.94, 0.44])
-        runs(setting, "ditto", 0, [0.5] * 8)
+        runs(setting, "ditto", 0, [0.5] * 7 + [0.4])
     comparisons = [line for setting in settings(runs) for line in compare_with_local(setting)]
     ranking = rank(settings(runs))
     first, second, ranks = sheets_of(comparisons, ranking)
     assert first.rows[0] == ("FedAvg", "6", "1", "1", "+22.50", "+25.00", "+0.93", "0.031")
-    assert first.rows[1] == ("Ditto", "0", "8", "0", "+0.00", "+0.00", "-", "-")
+    assert first.rows[1] == ("Ditto", "0", "7", "1", "-1.25", "+0.00", "-1.00", "-")
     assert ranks.rows[0] == ("FedAvg", "1.00")
     assert "| FedAvg | 6 | 1 | 1 | +22.50 | +25.00 | +0.93 | 0.031 |" in sheet_to_markdown(first)
     assert "    FedAvg & 6 & 1 & 1 & +22.50 & +25.00 & +0.93 & 0.031 \\\\" in sheet_to_latex(first)
+    assert "    Ditto & 0 & 7 & 1 & $-$1.25 & +0.00 & $-$1.00 & - \\\\" in sheet_to_latex(first)
     assert [bool(sheet.note) for sheet in (first, second, ranks)] == [False, True, True]
     entries = to_entries(comparisons, ranking)
     assert entries["comparisons"][0]["helped"] == 6
-    assert entries["ranking"]["ranks"] == {"FedAvg": 1.0, "Local training": 2.5, "Ditto": 2.5}
+    assert entries["ranking"]["ranks"] == {"FedAvg": 1.0, "Local training": 2.0, "Ditto": 3.0}
     lines = list(csv.DictReader(sheets_to_csv(comparisons, ranking).splitlines()))
     assert [(line["setting"], line["method"], line["helped"], line["average_rank"]) for line in lines] == [
         ("a", "FedAvg", "6", ""),
         ("a", "Ditto", "0", ""),
         ("b", "FedAvg", "6", ""),
         ("b", "Ditto", "0", ""),
-        ("", "Local training", "", "2.5"),
+        ("", "Local training", "", "2.0"),
         ("", "FedAvg", "", "1.0"),
-        ("", "Ditto", "", "2.5"),
+        ("", "Ditto", "", "3.0"),
     ]
 
 
