@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.settings import Key, Setting
 
-USUAL_SEEDS = (0, 1, 2)
 MOST_TRIES = 5
 """So many configurations are read, if one after the other is damaged."""
 EVERY_BASELINE = {(name, "") for name in METHODS if name != "fedmosaic"}
@@ -65,7 +64,7 @@ def conditions_in(setting: Setting) -> list[str]:
         files = RunFiles(path)
         try:
             return conditions_of(stored_run(files.config, place), files.environment(), place)
-        except (RequestError, OSError):
+        except (RequestError, OSError, ValueError):  # names that no file can have are ValueErrors
             continue
     return ["--preset", setting.name]
 
