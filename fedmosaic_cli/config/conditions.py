@@ -54,7 +54,7 @@ def values_told(arguments: object) -> dict[str, str]:
     """The values of the options that a command was given; of one that was given twice, the last."""
     words = [str(word) for word in arguments] if isinstance(arguments, list) else []
     told = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         name, joined, value = word.partition("=")
         if name.startswith("--"):
             told[name] = value if joined else following

@@ -1,0 +1,69 @@
+"""The options under which a run was made, typed again for another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.config.conditions import conditions_of, values_told
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run import resolve_run
+from fedmosaic_cli.data.place import Place
+
+
+def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditto", seed=3, partition_seed=None):
+    layers = Layers()
+    layers.add_all(load_preset(preset).layers)
+    for assignment in assignments:
+        layers.set(assignment)
+    return resolve_run(setting, layers, method, seed, Place(), partition_seed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (None, {}),
+        ([], {}),
+        (["train"], {}),
+        (["train", "--preset", "a", "--preset=b", "--set"], {"--preset": "b", "--set": ""}),
+        (["train", 3, "--seed", 4], {"--seed": "4"}),
+    ],
+)
+def test_the_values_of_options_are_found(arguments, told):
+    assert values_told(arguments) == told
+
+
+def test_a_preset_is_named_with_what_was_changed():
+    run = run_of("quickstart", "train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
+    words = ["--preset", "quickstart", "--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
+    assert conditions_of(run, {}, Place()) == words
+
+
+def test_what_changes_no_result_is_not_told():
+    run = run_of("quickstart", "train.workers=1", "train.execution=threads", "train.checkpoint_every=3")
+    assert conditions_of(run, {"arguments": ["train", "--workers", "1", "--device", "cpu"]}, Place()) == [
+        *("--preset", "quickstart", "--device", "cpu")
+    ]
+
+
+def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_of(setting="mine", seed=1, partition_seed=5)
+    arguments = ["train", "--preset", "quickstart", "--shards", "../elsewhere/mine"]
+    for place, shown in ((tmp_path / "mine", "mine"), (Path("/far/mine"), "/far/mine")):
+        environment = {"arguments": arguments, "shards": str(place)}
+        assert conditions_of(run, environment, Place()) == ["--preset", "quickstart", "--shards", shown]
+
+
+def test_a_preset_or_a_file_that_is_gone_is_spelled_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_of("quickstart", "train.lr=0.5", setting="mine")
+    environment = {"arguments": ["train", "--preset", "mine.yaml", "--config", "own.yaml"], "shards": "/far/mine-s3"}
+    told = conditions_of(run, environment, Place())
+    assert told[:2] == ["--shards", "/far/mine-s3"]
+    assert "train.lr=0.5" in told
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
+    (tmp_path / "own.yaml").write_text("train:\n  lr: 0.5\n")
+    assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml", "--config", "own.yaml"]
