@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from fedmosaic_cli.records.runs import RunFiles
 from fedmosaic_cli.report.settings import paper_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Set
     from pathlib import Path
 
     from fedmosaic_cli.report.settings import Key, Setting
@@ -27,19 +28,32 @@ Missing = dict["Key", tuple[int, ...]]
 """The seeds that are missing of each method."""
 
 
-def commands_for(conditions: Sequence[str], folder: Path, missing: Missing) -> list[str]:
-    """The commands that make what is missing, under these conditions. `folder` is where runs of the setting lie."""
+@dataclass(frozen=True)
+class Where:
+    """Under which conditions runs of a setting are made, the directory they belong into, and those that are there."""
+
+    conditions: Sequence[str]
+    folder: Path
+    taken: Set[Path] = frozenset()
+
+
+def commands_for(where: Where, missing: Missing) -> list[str]:
+    """The commands that make what is missing in a setting."""
     by_seeds: dict[tuple[int, ...], list[Key]] = {}
     for key in sorted(missing, key=paper_order):
         by_seeds.setdefault(missing[key], []).append(key)
     commands = []
     for seeds, keys in by_seeds.items():
         for (door, kind), variants in doors(keys).items():
-            words = ["fedmosaic", *door, *conditions, *kind, "--seeds", ",".join(map(str, seeds))]
-            words += [] if folder.parent == default_runs_dir() else ["--runs-dir", str(folder.parent)]
-            # Something lies there that is in no table: not finished, or damaged.
-            begun = any((folder / name / f"seed-{seed}").exists() for name in variants for seed in seeds)
-            commands.append(shlex.join([*words, "--resume"] if begun else words))
+            words = ["fedmosaic", *door, *where.conditions, *kind, "--seeds", ",".join(map(str, seeds))]
+            places = [where.folder / name / f"seed-{seed}" for name in variants for seed in seeds]
+            if not where.taken.isdisjoint(places):  # by runs with hyper-parameters of their own
+                words += ["--runs-dir", str(where.folder.parent / f"{where.folder.name}-usual")]
+            else:
+                words += [] if where.folder.parent == default_runs_dir() else ["--runs-dir", str(where.folder.parent)]
+                # What lies there and is in no table is not finished, or damaged.
+                words += ["--resume"] if any(place.exists() for place in places) else []
+            commands.append(shlex.join(words))
     return commands
 
 
@@ -57,6 +71,11 @@ def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], 
 
 
 @cache  # a setting may stand in several tables
+def where_of(setting: Setting) -> Where:
+    """Where more runs of a setting belong."""
+    return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path))
+
+
 def conditions_in(setting: Setting) -> list[str]:
     """The options under which the runs of a setting were made, but for methods and seeds."""
     place = Place()

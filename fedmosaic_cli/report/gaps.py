@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.conditions import default_runs_dir
-from fedmosaic_cli.report.commands import commands_for, conditions_in, folder_for
+from fedmosaic_cli.report.commands import Where, commands_for, where_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from fedmosaic_cli.report.table import Cell, Column, Row
 
@@ -24,20 +23,20 @@ def with_commands(columns: Sequence[Column], rows: tuple[Row, ...]) -> tuple[tup
         {row.key: seeds for row in rows if (seeds := lacking(column, row, row.cells[number]))}
         for number, column in enumerate(columns)
     ]
-    options = [options_of(column, columns) for column in columns]
+    places = [where_to(column, columns) for column in columns]
     filled = tuple(
         replace(
             row,
             cells=tuple(
-                replace(cell, command=commands_for(*option, {row.key: lack[row.key]})[0]) if row.key in lack else cell
-                for cell, option, lack in zip(row.cells, options, missing, strict=True)
+                replace(cell, command=commands_for(where, {row.key: lack[row.key]})[0]) if row.key in lack else cell
+                for cell, where, lack in zip(row.cells, places, missing, strict=True)
             ),
         )
         for row in rows
     )
     # All domains of a setting lack the same: each setting is asked for once.
-    once = {name_of(column): (option, lack) for column, option, lack in zip(columns, options, missing, strict=True)}
-    return filled, tuple(text for option, lack in once.values() for text in commands_for(*option, lack))
+    once = {name_of(column): (where, lack) for column, where, lack in zip(columns, places, missing, strict=True)}
+    return filled, tuple(text for where, lack in once.values() for text in commands_for(where, lack))
 
 
 def lacking(column: Column, row: Row, cell: Cell) -> tuple[int, ...]:
@@ -59,9 +58,9 @@ def name_of(column: Column) -> str:
     return column.setting.label if column.setting else column.preset
 
 
-def options_of(column: Column, columns: Sequence[Column]) -> tuple[list[str], Path]:
-    """Under which conditions more runs for a column are made, and where they go."""
+def where_to(column: Column, columns: Sequence[Column]) -> Where:
+    """Where runs for a column belong; those of a preset that nobody ran, beside the others of the table."""
     if column.setting:
-        return conditions_in(column.setting), folder_for(column.setting)
-    others = [folder_for(other.setting).parent for other in columns if other.setting]
-    return ["--preset", column.preset], (others[0] if others else default_runs_dir()) / column.preset
+        return where_of(column.setting)
+    others = [where_of(other.setting).folder.parent for other in columns if other.setting]
+    return Where(["--preset", column.preset], (others[0] if others else default_runs_dir()) / column.preset)

@@ -107,6 +107,13 @@ def test_runs_that_lie_elsewhere_are_asked_for_there(runs):
     assert [line.partition("--runs-dir ")[2] for line in commands_of(runs)] == ["results", "results"]
 
 
+def test_runs_with_hyperparameters_of_their_own_are_not_in_the_way(runs):
+    runs("quickstart", "fedprox", 0, 0.9, hyperparameters={"mu": 5.0})
+    runs("quickstart", "local", 0, 0.9)
+    [command] = [line for line in table_of(runs, "label-skew").commands if "fedprox" in line]
+    assert command.endswith("--preset quickstart --seeds 0 --runs-dir runs/quickstart-usual")
+
+
 def test_what_was_begun_is_resumed(runs):
     runs("s", "local", 0, 0.9)
     (runs("s", "fedavg", 0, 0.9) / "summary.json").unlink()
