@@ -1,14 +1,17 @@
 """Pictures of a partition: who holds how much of which class, and what the public set is made of.
 
-Up to about twenty clients a bar each, stacked by class; above that a matrix of dots. Bars are hatched and dots have a
-size, so that nothing depends on colour.
+Up to about twenty clients a bar each, stacked by class; above that a matrix of dots, and of very many a map in grey.
+Bars are hatched and dots have a size, so that nothing depends on colour.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import warnings
 from contextlib import contextmanager
+from functools import cache
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +21,34 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
     from numpy.typing import NDArray
 
 MOST_BARS = 20
 MOST_STACKED_CLASSES = 20
-MOST_DOTS = 60
-WIDEST_INCHES = 24.0
+MOST_DOTS, MOST_DOTTED_CLASSES = 60, 30
+WIDEST_INCHES, HIGHEST_INCHES = 24.0, 8.0
 LONGEST_NAME = 20
+LETTER_INCHES = 0.07, 0.14
+"""Wide and high, of 8 points."""
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "---", "oo", "|||", "++", "**")
 BLUE = "#1b6ca8"
+FONT = "DejaVu Sans"
+# For letters that our font lacks, those of the systems' own fonts that have most of them.
+FALLBACKS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "Hiragino Sans GB",
+    "Arial Unicode MS",
+    "Microsoft YaHei",
+    "SimHei",
+    "Malgun Gothic",
+)
 # Nothing that changes from one day to the next: the same partition is the same file.
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
 
@@ -55,10 +77,11 @@ def distribution_figure(
     clients, classes = table.shape
     if clients <= MOST_BARS and classes <= MOST_STACKED_CLASSES:
         figure = stacked_bars(table, class_names, title, widest)
-    else:
+    elif clients <= MOST_DOTS and classes <= MOST_DOTTED_CLASSES:
         figure = dot_matrix(table, class_names, title, widest)
-    if clients <= MOST_DOTS:
-        mark_domains(figure.axes[0], [name or "" for name in domains])
+    else:
+        figure = grey_map(table, class_names, title, widest)
+    mark_domains(figure.axes[0], [name or "" for name in domains])
     return figure
 
 
@@ -71,9 +94,11 @@ def public_figure(
     bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=0.6)
     if len(counts) <= MOST_STACKED_CLASSES:
         axes.bar_label(bars, fontsize=8)
-    axes.set(xlabel="class", ylabel="examples", title=title)
+    axes.set(xlabel="class", ylabel="examples")
     axes.margins(y=0.12)
+    axes.locator_params(axis="y", integer=True)
     name_ticks(axes, class_names)
+    entitle(figure, title)
     return figure
 
 
@@ -98,64 +123,106 @@ def stacked_bars(
         below += table[:, number]
         # A name that begins with an underscore would be left out of the legend.
         key.append(Patch(label=f" {short(name)}" if name.startswith("_") else short(name), **style))
-    axes.set(xlabel="client", ylabel="examples", title=title, xlim=(-0.7, clients - 0.3))
+    axes.set(xlabel="client", ylabel="examples", xlim=(-0.7, clients - 0.3))
     axes.set_xticks(np.arange(clients))
     axes.margins(y=0.06)
+    axes.locator_params(axis="y", integer=True)
     # The legend reads from top to bottom as the bars do.
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     axes.legend(handles=key[::-1], title="class", frameon=False, handleheight=1.3, **place)
+    entitle(figure, title)
     return figure
 
 
 def dot_matrix(
     table: NDArray[np.int64], class_names: Sequence[str], title: str, widest: float = WIDEST_INCHES
 ) -> Figure:
-    """A dot for every client and class, its area proportional to the count. Of very many clients, some are shown."""
-    shown, kinds = evenly_chosen(len(table)), evenly_chosen(table.shape[1])
-    if len(shown) < len(table):
-        title += f" ({len(shown)} of them shown)"
-    if len(kinds) < table.shape[1]:
-        title += f", {len(kinds)} of {table.shape[1]} classes"
-    class_names = [short(class_names[kind]) for kind in kinds]
-    table = table[shown][:, kinds]
+    """A dot for every client and class, its area proportional to the count."""
     clients, classes = table.shape
-    width = 2.2 + 0.3 * max(clients, 12)
-    figure, axes = canvas(min(width, widest), 1.5 + 0.34 * max(classes, 6))
-    area = 200 * min(1.0, widest / width) ** 2
+    width, height = 2.2 + 0.3 * max(clients, 12), 1.5 + 0.34 * max(classes, 6)
+    figure, axes = canvas(min(width, widest), min(height, HIGHEST_INCHES))
+    area = 200 * min(1.0, widest / width, HIGHEST_INCHES / height) ** 2
     column, row = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
     largest = max(int(table.max(initial=0)), 1)
     style: dict[str, Any] = {"color": BLUE, "edgecolor": "black", "linewidth": 0.4}
     axes.scatter(column, row, s=area * table / largest, **style)
-    axes.set(xlabel="client", ylabel="class", title=title, xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
-    ticks = np.arange(0, clients, -(-clients // 30))
-    axes.set_xticks(ticks, [str(shown[tick]) for tick in ticks], rotation=90 if len(shown) < 100 < shown[-1] else 0)
-    axes.set_yticks(range(classes), class_names)
+    axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+    axes.set_xticks(np.arange(0, clients, thinning(clients, 20)))
+    axes.set_yticks(range(classes), [short(name) for name in class_names])
     axes.set_axisbelow(True)
     axes.grid(color="0.9")
     # The scale stands in the margin: two dots and what they stand for.
     for value in dict.fromkeys((largest, max(largest // 4, 1))):
         axes.scatter([], [], s=area * value / largest, label=str(value), **style)
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    entitle(figure, title)
     return figure
 
 
-def evenly_chosen(count: int) -> list[int]:
-    """All of them, or as many as fit into a picture."""
-    chosen: list[int] = np.unique(np.linspace(0, count - 1, min(count, MOST_DOTS)).round().astype(int)).tolist()
-    return chosen
+def grey_map(table: NDArray[np.int64], class_names: Sequence[str], title: str, widest: float = WIDEST_INCHES) -> Figure:
+    """A cell for every client and class: the darker, the more. Of many names, some are written."""
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = table.shape
+    height = min(1.6 + 0.16 * max(classes, 12), HIGHEST_INCHES)
+    figure, axes = canvas(min(2.6 + 0.12 * max(clients, 30), widest), height)
+    image = axes.imshow(table.T, cmap="Greys", vmin=0, vmax=max(int(table.max(initial=0)), 1), aspect="auto")
+    axes.invert_yaxis()
+    axes.set(xlabel="client", ylabel="class")
+    axes.set_xticks(np.arange(0, clients, thinning(clients, 12)))
+    step = thinning(classes, int((height - 1.2) / 0.16))
+    axes.set_yticks(np.arange(0, classes, step), [short(name) for name in class_names[::step]])
+    figure.colorbar(image, label="examples", shrink=0.6, ticks=MaxNLocator(5, integer=True))
+    entitle(figure, title)
+    return figure
+
+
+def thinning(count: int, most: int) -> int:
+    """The round step at which so many names are written as fit."""
+    steps = (int(base * 10.0**power) for power in range(9) for base in (1, 2, 5))
+    return next(step for step in steps if count <= step * most)
 
 
 def mark_domains(axes: Axes, domains: list[str]) -> None:
-    """The name of each domain above its clients, and a line between one and the next."""
+    """The name of each domain above its clients, on end where there is no room, and a line between one and the next.
+
+    Where there is no room for names on end either, there is nothing to be seen.
+    """
     starts = [at for at, name in enumerate(domains) if name and (at == 0 or domains[at - 1] != name)]
     if not starts:
         return
-    for start, end in zip(starts, [*starts[1:], len(domains)], strict=True):
-        middle = (start + end - 1) / 2
-        axes.text(middle, 1.01, domains[start], transform=axes.get_xaxis_transform(), ha="center", fontsize=8)
+    spans = list(zip(starts, [*starts[1:], len(domains)], strict=True))
+    inches = (
+        0.7 * axes.figure.bbox.width / axes.figure.dpi / len(domains)
+    )  # for each client; the rest is for names at both sides
+    if min(end - start for start, end in spans) * inches < LETTER_INCHES[1]:
+        return
+    upright = any(len(domains[start]) * LETTER_INCHES[0] > (end - start) * inches for start, end in spans)
+    for start, end in spans:
+        place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "fontsize": 8}
+        name = short(domains[start]) if upright else domains[start]
+        axes.text((start + end - 1) / 2, 1.01, name, rotation=90 * upright, va="bottom", **place)
         if start:
             axes.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle=":")
-    axes.set_title(axes.get_title(), pad=18)
+
+
+def entitle(figure: Figure, title: str, note: str = "") -> None:
+    """A title above everything, and a remark below (above the key, where there is one): both wrapped."""
+    above = figure.suptitle("", x=0.01, ha="left", fontweight="bold")
+    above.set_text(fill(title, letters_across(figure, above, 0.66)))
+    if note and figure.legends:
+        # Two things below a figure would lie on each other.
+        below = figure.legends[0].get_title()
+        figure.legends[0].set_title(fill(note, letters_across(figure, below, 0.55)))
+        below.set_color("0.25")
+    elif note:
+        below = figure.supxlabel("", x=0.01, ha="left", fontsize="medium", color="0.25")
+        below.set_text(fill(note, letters_across(figure, below, 0.55)))
+
+
+def letters_across(figure: Figure, text: Text, width: float) -> int:
+    """How many letters of this size fit into a line, if they are so wide for their height."""
+    return int(figure.get_figwidth() * 72 / (width * float(text.get_fontsize())))
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -165,12 +232,23 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def blank(width: float, height: float) -> Figure:
-    """A figure that needs no display, in which a dollar sign is a dollar sign."""
+    """A figure that needs no display, in which a dollar sign is a dollar sign, and letters are of any script that there
+    is a font for."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False
+    rcParams["font.family"] = fonts()
     return Figure(figsize=(width, height), layout="constrained")
+
+
+@cache
+def fonts() -> list[str]:
+    """Our font, and those installed that may have letters it lacks."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return [FONT, *(name for name in FALLBACKS if name in installed)]
 
 
 def colours(count: int) -> list[Any]:
@@ -184,9 +262,9 @@ def colours(count: int) -> list[Any]:
 
 def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     """Class names below an axis, slanted where they are long; of very many, some."""
-    step = -(-len(names) // 40)
-    ticks = np.arange(0, len(names), step)
     long = max(map(len, names), default=0) > 4
+    step = thinning(len(names), int(0.8 * axes.figure.bbox.width / axes.figure.dpi / (0.22 if long else 0.16)))
+    ticks = np.arange(0, len(names), step)
     axes.set_xlim(-0.7, len(names) - 0.3)
     axes.set_xticks(
         ticks, [short(name) for name in names[::step]], rotation=40 if long else 0, ha="right" if long else "center"
@@ -200,10 +278,16 @@ def short(name: str) -> str:
 
 @contextmanager
 def unworried() -> Iterator[None]:
-    """A box for a letter, or names that leave little room, are no reason to worry anybody."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
-        yield
+    """A box for a letter, a font that is never bold, names that leave little room: no reason to worry anybody."""
+    log = logging.getLogger("matplotlib.font_manager")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def rendered(figure: Figure, dpi: int = 130) -> dict[str, bytes]:

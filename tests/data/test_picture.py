@@ -16,9 +16,9 @@ def counts(clients, classes):
 
 
 def drawn(monkeypatch, clients, classes):
-    """Which of the two kinds was drawn, and the files."""
+    """Which of the kinds was drawn, and the files."""
     kinds = []
-    for kind in ("stacked_bars", "dot_matrix"):
+    for kind in ("stacked_bars", "dot_matrix", "grey_map"):
         real = getattr(picture, kind)
         monkeypatch.setattr(picture, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
     names = [f"class {number}" for number in range(classes)]
@@ -28,21 +28,28 @@ def drawn(monkeypatch, clients, classes):
 
 @pytest.mark.parametrize(
     ("clients", "classes", "kind"),
-    [(1, 2, "stacked_bars"), (20, 10, "stacked_bars"), (21, 10, "dot_matrix"), (5, 100, "dot_matrix")],
+    [
+        (1, 2, "stacked_bars"),
+        (20, 10, "stacked_bars"),
+        (21, 10, "dot_matrix"),
+        (60, 30, "dot_matrix"),
+        (61, 10, "grey_map"),
+        (5, 31, "grey_map"),
+    ],
 )
-def test_bars_for_few_dots_for_many(monkeypatch, clients, classes, kind):
+def test_bars_for_few_dots_for_many_a_map_for_more(monkeypatch, clients, classes, kind):
     kinds, files = drawn(monkeypatch, clients, classes)
     assert kinds == [kind]
     assert files["png"].startswith(b"\x89PNG")
     assert files["pdf"].startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(10_000, 10), (30, 345), (3, 65)])
+@pytest.mark.parametrize(("clients", "classes"), [(10_000, 10), (30, 345), (3, 65), (60, 30)])
 def test_no_picture_is_larger_than_a_screen_can_show(monkeypatch, clients, classes):
     _, files = drawn(monkeypatch, clients, classes)
     width, height = Image.open(io.BytesIO(files["png"])).size
     assert width < 4000
-    assert height < 6000
+    assert height <= 8 * 130
 
 
 def test_stacked_bars_add_up():
@@ -71,6 +78,51 @@ def test_dots_have_areas_in_proportion():
     assert sizes[2] == 0
 
 
+def test_the_map_has_a_cell_for_every_client_and_class_and_a_scale():
+    table = counts(100, 40)
+    names = [f"class number {number} of forty" for number in range(40)]
+    figure = picture.grey_map(table, names, "title", 7.0)
+    axes, scale = figure.axes
+    (image,) = axes.get_images()
+    assert image.get_array().T.tolist() == table.tolist()
+    assert axes.get_ylim() == (-0.5, 39.5), "the first class at the bottom, as in the other pictures"
+    assert len(axes.get_xticks()) <= 12
+    assert scale.get_ylabel() == "examples"
+    assert_apart(figure, axes.get_xticklabels())
+    assert_apart(figure, axes.get_yticklabels())
+
+
+def assert_apart(figure, labels):
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    assert len(boxes) > 1
+    for number, box in enumerate(boxes):
+        assert not box.count_overlaps(boxes[number + 1 :])
+
+
+def test_examples_are_counted_in_whole_numbers():
+    for figure in (picture.public_figure([1, 2], "ab", "t"), picture.stacked_bars(np.array([[1, 1]]), "ab", "t")):
+        figure.draw_without_rendering()
+        assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())
+
+
+def test_a_long_title_stays_inside_a_narrow_picture():
+    figure = picture.public_figure([1, 2], "ab", "long words and more " * 12)
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    box = title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert title.get_fontweight() == "bold"
+
+
+def test_fonts_are_those_that_are_there(monkeypatch):
+    from matplotlib.font_manager import FontManager
+
+    monkeypatch.setattr(FontManager, "get_font_names", lambda self: ["SimHei", "Any", "Noto Sans CJK SC"])
+    assert picture.fonts.__wrapped__() == ["DejaVu Sans", "Noto Sans CJK SC", "SimHei"]
+
+
 def test_the_same_partition_is_the_same_file():
     table = counts(5, 3)
     assert picture.distribution_picture(table, "abc", "t") == picture.distribution_picture(table, "abc", "t")
@@ -82,6 +134,21 @@ def test_domains_are_named_once_and_divided():
     picture.mark_domains(axes, ["east", "east", "west", "west", "west"])
     assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("east", 0.5), ("west", 3.0)]
     assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
+    assert {text.get_rotation() for text in axes.texts} == {0}
     picture.mark_domains(axes, [])
     picture.mark_domains(axes, ["", ""])
     assert len(axes.texts) == 2
+
+
+@pytest.mark.parametrize(("clients", "each"), [(12, 1), (30, 2), (20, 4)])
+def test_names_of_domains_do_not_lie_on_each_other(clients, each):
+    domains = [f"a domain with a long name {client // each}" for client in range(clients)]
+    figure = picture.distribution_figure(counts(clients, 2), "ab", "title", domains, 7.0)
+    names = figure.axes[0].texts
+    assert len(names) == clients // each
+    assert_apart(figure, names)
+
+
+def test_names_of_domains_that_have_no_room_are_left_out():
+    domains = [f"domain {client}" for client in range(200)]
+    assert not picture.distribution_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts
