@@ -74,10 +74,10 @@ REFERENCES = {
 # Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
 OTHERS = {
     "fedavg": Look("#332288", "p"),
-    "fedprox": Look("#4477AA", "d"),
+    "fedprox": Look("#663300", "d"),
     "fedct": Look("#117733", "*", width=1.4, order=4),
-    "fedbn": Look("#2A8C7C", "v"),
-    "perfedavg": Look("#80801A", "D"),
+    "fedbn": Look("#0B4F3A", "v"),
+    "perfedavg": Look("#777710", "D"),
     "ditto": Look("#AA4499", "P"),
     "pfedme": Look("#882255", "X"),
     "apfl": Look("#B5495B", "<"),
@@ -86,19 +86,19 @@ OTHERS = {
 }
 # FedMosaic is drawn strongest: a colour for each kind of expertise. What lies on top has gaps, so that equals are seen.
 STRONG = {
-    "frequency": Look("#D55E00", "o", DASHES[1], width=2.4, order=9),
+    "frequency": Look("#C45500", "o", DASHES[1], width=2.4, order=9),
     "entropy": Look("#0072B2", "s", width=2.4, order=8),
     "uniform": Look("#A8507F", "^", width=2.4, order=7),
 }
 CLIENTS = (
     Look("#0072B2", "o", width=1.4),
-    Look("#B97700", "s", width=1.4),
+    Look("#663300", "s", width=1.4),
     Look("#007A5A", "^", width=1.4),
     Look("#A8507F", "D", width=1.4),
-    Look("#3A8FC4", "v", width=1.4),
+    Look("#551A8B", "v", width=1.4),
     Look("black", "P", width=1.4),
 )
-FLIPPED = Look("#D55E00", "X", (0, (3, 1)), width=2.0, order=8)
+FLIPPED = Look("#C45500", "X", (0, (3, 1)), width=2.0, order=8)
 SHADE = "0.93"
 MOST_STRONG = 4
 """More rows of FedMosaic than these cannot all stand out."""
