@@ -22,12 +22,12 @@ from fedmosaic_cli.report.figures.clients import (
 )
 from fedmosaic_cli.report.figures.communication import communication_figure, in_bytes
 from fedmosaic_cli.report.figures.courses import ORACLE, accuracy_figure, consensus_figure
-from fedmosaic_cli.report.figures.evidence import read
+from fedmosaic_cli.report.figures.evidence import NoFigureError, read
 from fedmosaic_cli.report.figures.families import families
 from fedmosaic_cli.report.figures.labels import emptiest, filled, neighbours, spread
-from fedmosaic_cli.report.figures.public_sets import size_figure, skew_figure
+from fedmosaic_cli.report.figures.public_sets import NOTE, size_figure, skew_figure, with_room
 from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
-from fedmosaic_cli.report.figures.style import house_style, looks_of
+from fedmosaic_cli.report.figures.style import CLIENTS, FLIPPED, OTHERS, REFERENCES, STRONG, house_style, looks_of
 from fedmosaic_cli.report.settings import settings_of, title_of
 from fedmosaic_cli.report.statistics import Ranking
 from tests.report.runs_by_hand import Bench, few_each, manifest_of
@@ -124,10 +124,39 @@ def test_a_long_run_is_shown_whole_and_from_near_by(bench):
     bench.write("local", 0, 0.4, rounds=20)
     whole, end = draw(accuracy_figure, bench).axes
     assert whole.get_xlim()[0] <= 1
-    assert end.get_xlim()[0] == 11
+    assert 10 < end.get_xlim()[0] < 11, "the markers of its first round are whole"
     assert end.get_ylim()[0] > 0.5 > whole.get_ylim()[0]
     assert names_written(whole) == {}
     assert set(names_written(end)) == {"60.0  FedAvg", "60.0  Local training"}
+
+
+def test_from_near_by_the_whole_band_is_seen_and_nothing_far_off(bench):
+    for seed, accuracy in ((0, 0.5), (1, 0.6)):
+        bench.write("fedmosaic-entropy", seed, accuracy, rounds=20)
+    near = {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "ditto": 0.55}
+    for variant, accuracy in {**near, "fedprox": 0.05, "fedavg": 0.1}.items():
+        bench.write(variant, 0, accuracy, rounds=20)
+    figure = draw(accuracy_figure, bench)
+    low, high = figure.axes[1].get_ylim()
+    assert 0.5 < low < 0.61, "the lowest seed in round 11"
+    assert 0.8 < high < 0.85, "the highest in round 20"
+    names = names_written(figure.axes[1])
+    assert {"30.0 ↓  FedAvg", "25.0 ↓  FedProx"} < set(names)
+    assert names["30.0 ↓  FedAvg"].xyann[1] > names["25.0 ↓  FedProx"].xyann[1], "in their order"
+    note = " ".join(" ".join(texts(figure)).split())
+    assert "FedAvg and FedProx lie below the right panel." in note
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.97])
+@pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
+def test_no_share_below_none_or_above_all(bench, figure, accuracy):
+    for variant in ("fedavg", "local"):
+        bench.write(variant, 0, accuracy, change=lambda row: {**row, "accuracy": round(row["accuracy"])})
+    axes = draw(figure, bench).axes[0]
+    shown = [float(text) for text in ticks(axes.yaxis)]
+    assert min(shown) >= 0
+    assert max(shown) <= 100
+    assert round(accuracy) * 100 in shown
 
 
 ALL = ["centralized", "local", "fedavg", "fedprox", "fedct", "fedbn", "perfedavg", "ditto", "pfedme", "apfl"]
@@ -141,7 +170,7 @@ def test_the_names_of_all_methods_do_not_lie_on_each_other(bench, figure):
         bench.write(variant, 0, 0.5 + 0.3 * (number == 0), rounds=20)
     drawn = draw(figure, bench)
     titles = [title_of((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
-    boxes = boxes_of(drawn, lambda text: any(title in text for title in titles))
+    boxes = boxes_of(drawn, lambda text: any(title in text for title in titles) and "panel" not in text)
     assert len(boxes) == len(ALL)
     assert_apart(boxes)
 
@@ -152,9 +181,19 @@ def test_fedmosaic_is_drawn_strongest_and_references_are_dashed():
     strong = [look for key, look in looks.items() if key[0] == "fedmosaic"]
     others = [look for key, look in looks.items() if key[0] != "fedmosaic"]
     assert min(look.width for look in strong) > max(look.width for look in others)
-    assert min(look.order for look in strong) > max(look.order for look in others)
+    local = looks["local", ""]
+    assert local.order > min(look.order for look in strong) > max(look.order for look in others if look != local)
+    assert local.width < min(look.width for look in strong) / 2, "what equals it is seen below it"
     assert looks["local", ""].dash != "-" != looks["centralized", ""].dash
     assert len({(look.marker, str(look.dash)) for look in looks.values()}) == len(keys), "told apart without colour"
+
+
+def test_every_colour_can_be_read_on_white():
+    from matplotlib.colors import to_rgb
+
+    for look in (*CLIENTS, FLIPPED, *OTHERS.values(), *REFERENCES.values(), *STRONG.values()):
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(look.colour)]
+        assert 1.05 / (np.dot(linear, (0.2126, 0.7152, 0.0722)) + 0.05) >= 4.5, look
 
 
 def test_rows_of_one_method_differ_in_their_lines():
@@ -184,21 +223,21 @@ def test_lambda_of_every_client_with_the_rounds_before_a_consensus(bench):
     bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
     bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
     first, second = draw(trust_figure, bench).axes
-    assert first.get_title(loc="left") == "FedMosaic (entropy), seed 4"
-    assert second.get_title(loc="left") == "FedMosaic (frequency), seed 4"
+    assert first.get_title(loc="left") == "FedMosaic (entropy)\nseed 4"
+    assert second.get_title(loc="left") == "FedMosaic (frequency)\nseed 4"
     drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
     assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
     assert list(names_written(first)) == [f"client {number}" for number in range(6)]
     assert max(line.get_linewidth() for line in (drawn[0.7], drawn[0.8])) < drawn[0.1].get_linewidth()
     (shade,) = first.patches
-    assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0.5, 1.5)
+    assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
 
 
 def test_the_first_seed_is_shown(bench):
     for seed in (2, 1):
         bench.write("fedmosaic-entropy", seed)
-    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic (entropy), seed 1"
+    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic (entropy)\nseed 1"
 
 
 def test_of_many_clients_median_and_quantiles_are_drawn(bench):
@@ -214,6 +253,8 @@ def test_of_many_clients_median_and_quantiles_are_drawn(bench):
 
 
 def test_clients_with_flipped_labels_stand_out(bench):
+    from matplotlib.text import Text
+
     bench.write(clients=9, manifest=manifest_of(few_each(9), flipped=[8]))
     (axes,) = draw(trust_figure, bench).axes
     assert list(names_written(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
@@ -221,6 +262,9 @@ def test_clients_with_flipped_labels_stand_out(bench):
     assert widest.get_ydata()[-1] == pytest.approx(0.9)
     panels = draw(losses_figure, bench).axes
     assert panels[-1].get_title(loc="left") == "client 8, labels flipped"
+    shown = {text.get_text(): text for panel in panels for text in panel.findobj(Text) if "client" in text.get_text()}
+    assert shown["client 8, labels flipped"].get_color() == FLIPPED.colour != shown["client 0"].get_color()
+    assert shown["client 8, labels flipped"].get_fontweight() == "bold"
 
 
 def test_flipped_clients_are_among_the_chosen():
@@ -253,6 +297,7 @@ def test_private_losses_are_solid_public_ones_dashed(bench):
     first, second = draw(losses_figure, bench).axes
     private, public = second.lines
     assert private.get_linestyle() == "-" != public.get_linestyle()
+    assert private.get_markerfacecolor() != "white" == public.get_markerfacecolor(), "for a single point"
     assert private.get_ydata() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert public.get_xdata().tolist() == [2, 3, 4]
     assert public.get_ydata() == pytest.approx([2, 1 + 2 / 3, 1.5])
@@ -261,6 +306,26 @@ def test_private_losses_are_solid_public_ones_dashed(bench):
         "FedMosaic (entropy), private",
         "FedMosaic (entropy), public",
     }
+
+
+def test_variants_have_losses_in_colours_of_their_own(bench):
+    for trust in (1, 2, 3):
+        bench.write(hyperparameters={"trust": trust})
+    lines = draw(losses_figure, bench).axes[0].lines
+    assert len({line.get_color() for line in lines}) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "reason"),
+    [
+        (trust_figure, ["lambda"], "no run of FedMosaic logged a trust λ"),
+        (losses_figure, ["loss_private", "loss_public"], "no run of FedMosaic logged a loss"),
+    ],
+)
+def test_without_any_value_there_is_no_figure(bench, kind, keys, reason):
+    bench.write(change=lambda row: {**row, **dict.fromkeys(keys)})
+    with pytest.raises(NoFigureError, match=reason):
+        draw(kind, bench)
 
 
 def test_a_run_without_any_public_loss_is_drawn(bench):
@@ -274,9 +339,9 @@ def test_what_clients_and_the_public_set_hold(bench):
     (setting,) = settings_in(bench)
     with house_style():
         clients, public = clients_figure(setting), public_set_figure(setting)
-    assert clients.axes[0].get_title() == "quick, shards of seed 7: examples of 3 clients"
-    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [2, 3, 4], "training and test cats"
-    assert public.axes[0].get_title() == "quick, shards of seed 7: public set, 8 examples"
+    assert clients.get_suptitle() == "quick, shards of seed 7: training examples of 3 clients"
+    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [1, 2, 3], "cats to train on"
+    assert public.get_suptitle() == "quick, shards of seed 7: public set, 8 examples"
     assert [bar.get_height() for bar in public.axes[0].containers[0]] == [3, 5]
     assert ticks(public.axes[0].xaxis) == ["cat", "dog"]
 
@@ -289,7 +354,7 @@ def test_the_manifest_of_the_first_seed_is_shown(bench):
     bench.write(seed=3, manifest=high)
     (setting,) = settings_in(bench)
     with house_style():
-        assert f"shards of seed {high['seed']}" in clients_figure(setting).axes[0].get_title()
+        assert f"shards of seed {high['seed']}" in clients_figure(setting).get_suptitle()
 
 
 @pytest.mark.parametrize("clients", [30, 200])
@@ -350,9 +415,26 @@ def test_the_consensus_over_rounds(bench):
     agreement, oracle = draw(consensus_figure, bench).axes
     assert [line.get_ydata().tolist() for line in agreement.lines][1][1:] == pytest.approx([0.8, 1 - 0.4 / 3])
     assert np.isnan(agreement.lines[0].get_ydata()[0])
-    assert set(names_written(oracle)) == {"FedCT", "FedMosaic (entropy)"}
+    assert set(names_written(oracle)) == {"50.0"}
+    names = [text.get_text() for text in agreement.figure.legends[0].get_texts()]
+    assert names == ["FedCT", "FedMosaic (entropy)"]
+    assert 1 < agreement.get_xlim()[0] < 2, "nothing is known of the round before the first consensus"
     assert ORACLE in " ".join(oracle.get_title(loc="left").split())
     assert ORACLE not in agreement.get_title(loc="left")
+
+
+def test_who_logged_no_agreement_is_named(bench):
+    bench.write("fedmosaic-entropy")
+    bench.write("fedct", change=lambda row: {key: value for key, value in row.items() if key != "agreement"})
+    figure = draw(consensus_figure, bench)
+    assert len(figure.axes[0].lines) == 1
+    assert figure.legends[0].get_title().get_text() == "One seed. FedCT logged no agreement."
+
+
+def test_where_nothing_is_sent_this_is_said(bench):
+    bench.write("fedavg", rounds=1)
+    with pytest.raises(NoFigureError, match="nothing was sent in any round"):
+        draw(communication_figure, bench)
 
 
 def test_what_nobody_logged_gets_no_panel(bench):
@@ -385,7 +467,8 @@ def test_accuracy_against_the_size_of_the_public_set(bench):
     with house_style():
         (axes,) = size_figure(found).axes
     local, ours = (container.lines for container in axes.containers)
-    assert ours[0].get_xdata().tolist() == [50, 100, 200]
+    assert ours[0].get_xdata() == pytest.approx([50, 100, 200], abs=1.5)
+    assert all(ours[0].get_xdata() > local[0].get_xdata()), "no bar hides another"
     assert ours[0].get_ydata() == pytest.approx([0.63, 0.68, 0.78])
     assert local[0].get_ydata() == pytest.approx([0.43, 0.43, 0.43])
     (bars,) = ours[2]
@@ -400,6 +483,20 @@ def test_sizes_over_more_than_a_decade_stand_on_a_log_scale(bench):
         (axes,) = size_figure(families(settings_in(bench), "public_size")[0]).axes
     assert axes.get_xscale() == "log"
     assert ticks(axes.xaxis) == ["10", "50", "200"]
+
+
+def test_sizes_that_lie_close_do_not_lie_on_each_other():
+    assert with_room(np.log([10.0, 9000.0, 10000.0]), ["10", "9000", "10000"], 3) == ["10", "", "10000"]
+    assert with_room(np.array([10.0, 500.0, 10000.0]), ["10", "500", "10000"], 3) == ["", "500", "10000"]
+    assert with_room(np.array([1.0]), ["1"], 3) == ["1"]
+
+
+def test_it_is_said_that_clients_pay_for_the_public_set(bench):
+    write_sizes(bench, [50, 100])
+    with house_style():
+        figure = size_figure(families(settings_in(bench), "public_size")[0])
+    assert "compare FedMosaic with local training at the same point" in NOTE
+    assert NOTE in {" ".join(text.split()) for text in texts(figure)}
 
 
 def test_families_differ_in_nothing_else(bench):
@@ -473,6 +570,22 @@ def test_skew_and_the_classes_of_the_public_set(bench):
     assert classes.collections[0].get_array().tolist() == [[0, 2, 4], [8, 6, 4]]
     assert ticks(classes.yaxis) == ["cat", "dog"]
     assert sorted(text.get_text() for text in classes.texts) == ["0", "2", "4", "4", "6", "8"]
+
+
+def test_many_classes_of_the_public_set_have_a_scale(bench):
+    for alpha in (0.1, 0.5, 1.0, 5.0, 100.0, None):
+        data = {"public_alpha": alpha}
+        classes = [f"class {number}" for number in range(40)]
+        manifest = manifest_of([[1] * 40] * 2, classes=classes, parameters=data, public=range(40))
+        bench.write("fedmosaic-entropy", data=data, manifest=manifest)
+    with house_style():
+        figure = skew_figure(families(settings_in(bench), "public_alpha")[0])
+    _, classes, scale = figure.axes
+    assert len(classes.texts) == 0
+    assert next(text for text in ticks(scale.yaxis) if text) == "0"
+    assert figure.get_figheight() < 8
+    labels = [label for axes in figure.axes[:2] for label in axes.get_xticklabels()]
+    assert {label.get_rotation() for label in labels} == {45}
 
 
 # Ranks
@@ -680,6 +793,22 @@ def test_long_names_stay_inside_the_figure(bench):
             assert box.x0 >= 0, kind
             assert box.x1 <= width, kind
             assert box.y1 <= height, kind
+
+
+def test_long_names_stand_below_and_values_at_the_lines(bench):
+    for trust in ("paper", "stabilised"):
+        bench.write(hyperparameters={"trust": trust, "epsilon": 0.3 + len(trust)}, rounds=8)
+    bench.write("local", 0, 0.7, rounds=8)
+    for kind in (accuracy_figure, communication_figure, consensus_figure):
+        figure = draw(kind, bench)
+        names = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert sum("trust=stabilised" in name for name in names) == 1, kind
+        assert all(re.fullmatch(r"[\d.]+", text) for axes in figure.axes for text in names_written(axes)), kind
+        below = figure.legends[0].get_window_extent()
+        assert below.x0 >= 0, kind
+        assert below.x1 <= figure.get_window_extent().width, kind
+        assert all(axes.get_tightbbox().y0 >= below.y1 - 1 for axes in figure.axes), kind
+        assert all(axes.get_window_extent().width > 200 for axes in figure.axes), kind
 
 
 def test_letters_that_the_font_lacks_are_no_reason_to_warn(bench):

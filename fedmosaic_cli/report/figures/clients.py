@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedmosaic_cli.data.picture import blank, distribution_figure, public_figure
-from fedmosaic_cli.records.manifest import Manifest, client_counts
+from fedmosaic_cli.data.picture import blank, distribution_figure, entitle, public_figure
+from fedmosaic_cli.records.manifest import Manifest
 from fedmosaic_cli.report.figures.evidence import NoFigureError
-from fedmosaic_cli.report.figures.labels import End, any_long, label_ends
+from fedmosaic_cli.report.figures.labels import End, key_below, key_inches, label_ends
 from fedmosaic_cli.report.figures.style import (
     CLIENTS,
     FLIPPED,
     PAGE_INCHES,
     SHADE,
     Look,
-    entitle,
+    base_of,
     grid_lines,
-    looks_of,
     round_axis,
 )
 from fedmosaic_cli.report.settings import title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -50,9 +49,10 @@ LETTERS = 80
 
 def trust_figure(setting: Setting, evidence: Evidence) -> Figure:
     """Lambda of each client over rounds, a panel for each variant of FedMosaic."""
-    if not evidence.close_ups:
-        raise NoFigureError("no run of FedMosaic has a log that can be read")
-    runs = dict(list(evidence.close_ups.items())[:MOST_PANELS])
+    known = {key: run for key, run in close_ups(evidence).items() if np.isfinite(run.trust).any()}
+    if not known:
+        raise NoFigureError("no run of FedMosaic logged a trust λ")
+    runs = dict(list(known.items())[:MOST_PANELS])
     across = min(len(runs), COLUMNS)
     down = -(-len(runs) // across)
     figure = blank(PAGE_INCHES, 0.9 + 2.1 * down)
@@ -60,23 +60,31 @@ def trust_figure(setting: Setting, evidence: Evidence) -> Figure:
     ends: dict[Axes, list[End]] = {}
     for axes, (key, run) in zip(panels, runs.items(), strict=False):
         ends[axes] = draw_trust(axes, run, flipped_clients(setting, run.digest))
-        axes.set_title(fill(f"{title_of(key)}, seed {run.seed}", LETTERS // across), loc="left")
+        axes.set_title(fill(title_of(key), LETTERS // across) + f"\nseed {run.seed}", loc="left")
     for axes in panels[len(ends) :]:
         axes.remove()
     for axes in panels[::across]:
-        axes.set_ylabel("λ")
+        axes.set_ylabel("λ", rotation=0)
     for axes in ends:
         # Trust of a millionth should look like none; 1 is as much as in one's own labels.
         axes.set_ylim(-0.03, max(1.05, axes.get_ylim()[1]))
-    label_ends(ends)
     clients = next(iter(runs.values())).trust.shape[1]
     crowd = "Black: median of all clients; band: 10th to 90th percentile. " if clients > MOST_LINES else ""
     most = max(float(np.nanmax(run.trust, initial=0)) for run in runs.values())
     little = f" λ is at most {most:.0e} here." if 0 < most < 0.01 else ""
-    note = f"{crowd}Shaded: rounds before the first consensus, where λ is 0.{little}"
-    some = some_of(len(runs), len(evidence.close_ups), "variants")
-    entitle(figure, f"{setting.label}: trust λ of {counted(clients)} in the consensus{some}", note)
+    alone = "Shaded: rounds before the first consensus." if any(run.alone for run in runs.values()) else ""
+    some = some_of(len(runs), len(known), "variants")
+    title = f"{setting.label}: trust λ of {counted(clients)} in the consensus{some}"
+    entitle(figure, title, f"{crowd}{alone}{little}")
+    label_ends(ends)
     return figure
+
+
+def close_ups(evidence: Evidence) -> dict[Key, CloseUp]:
+    """Those of FedMosaic, if there are any."""
+    if not evidence.close_ups:
+        raise NoFigureError("no run of FedMosaic has a log that can be read")
+    return evidence.close_ups
 
 
 def draw_trust(axes: Axes, run: CloseUp, flipped: set[int]) -> list[End]:
@@ -95,9 +103,9 @@ def draw_trust(axes: Axes, run: CloseUp, flipped: set[int]) -> list[End]:
         last = draw_line(axes, run.trust[:, client], look)
         name = f"client {client}" + (", flipped" if client in flipped else "")
         ends += [End(*last, name, look.colour, client in flipped)] if last else []
-    if run.alone:
-        axes.axvspan(0.5, run.alone + 0.5, color=SHADE, linewidth=0, zorder=0)
     round_axis(axes, rounds)
+    if run.alone:
+        axes.axvspan(axes.get_xlim()[0], run.alone + 0.5, color=SHADE, linewidth=0, zorder=0)
     return ends
 
 
@@ -136,59 +144,68 @@ def draw_crowd(axes: Axes, table: Matrix) -> None:
 
 def losses_figure(setting: Setting, evidence: Evidence) -> Figure:
     """The private and the public loss of some clients over rounds, a panel a client."""
-    if not evidence.close_ups:
-        raise NoFigureError("no run of FedMosaic has a log that can be read")
-    runs = dict(list(evidence.close_ups.items())[:MOST_VARIANTS])
+    known = {
+        key: run
+        for key, run in close_ups(evidence).items()
+        if np.isfinite(run.loss_private).any() or np.isfinite(run.loss_public).any()
+    }
+    if not known:
+        raise NoFigureError("no run of FedMosaic logged a loss")
+    runs = dict(list(known.items())[:MOST_VARIANTS])
+    looks = loss_looks(runs)
     first = next(iter(runs.values()))
     clients = first.trust.shape[1]
     flipped = flipped_clients(setting, first.digest)
     shown = chosen_clients(clients, flipped, 9 if clients <= 9 else 6)
     down = -(-len(shown) // COLUMNS)
     across = min(len(shown), COLUMNS)
-    figure = blank(PAGE_INCHES, 1.2 + 1.45 * down + 0.3 * any_long(map(title_of, runs)) * len(runs))
+    names = {f"{title_of(key)}, {which}": look for key, pair in looks.items() for which, look in pair.items()}
+    figure = blank(PAGE_INCHES, 0.8 + 1.45 * down + key_inches(names))
     panels = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
     for axes, client in zip(panels, shown, strict=False):
-        draw_losses(axes, runs, client)
-        axes.set_title(f"client {client}" + (", labels flipped" if client in flipped else ""), loc="left")
-        if client in flipped:
-            axes.title.set(color=FLIPPED.colour, fontweight="bold")
+        draw_losses(axes, runs, client, looks)
+        special: dict[str, Any] = {"color": FLIPPED.colour, "fontweight": "bold"} if client in flipped else {}
+        axes.set_title(f"client {client}" + (", labels flipped" if special else ""), loc="left", **special)
         axes.label_outer()
     for number, axes in enumerate(panels[len(shown) :], start=len(shown)):
         panels[number - across].xaxis.set_tick_params(labelbottom=True)
         panels[number - across].set_xlabel("round")
         axes.remove()
-    panels[0].set_ylim(bottom=0)
-    key_below(figure, list(runs))
-    some = some_of(len(shown), clients, "clients") + some_of(len(runs), len(evidence.close_ups), "variants")
+    highest = panels[0].get_ylim()[1]
+    panels[0].set_ylim(-0.04 * highest, highest)  # room for markers at 0
+    key_below(figure, names)
+    some = some_of(len(shown), clients, "clients") + some_of(len(runs), len(known), "variants")
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs.values())))
     entitle(figure, f"{setting.label}: private and public loss, from which λ follows{some}, seed {seeds}")
     return figure
 
 
-def draw_losses(axes: Axes, runs: Mapping[Key, CloseUp], client: int) -> None:
-    """Solid lines are private losses, dashed ones public; a colour for each variant."""
-    looks = looks_of(list(runs))
+def draw_losses(axes: Axes, runs: Mapping[Key, CloseUp], client: int, looks: Mapping[Key, Mapping[str, Look]]) -> None:
+    """The two losses of each variant."""
     for key, run in runs.items():
         if client < run.trust.shape[1]:
-            draw_line(axes, run.loss_private[:, client], Look(looks[key].colour, looks[key].marker, "-", 1.2))
-            draw_line(axes, run.loss_public[:, client], Look(looks[key].colour, looks[key].marker, (0, (3, 1.2)), 1.2))
+            draw_line(axes, run.loss_private[:, client], looks[key]["private"])
+            draw_line(axes, run.loss_public[:, client], looks[key]["public"])
     round_axis(axes, len(run.trust))
     axes.set_ylabel("loss")
     grid_lines(axes)
 
 
-def key_below(figure: Figure, keys: Sequence[Key]) -> None:
-    """What the lines of all panels are."""
-    from matplotlib.lines import Line2D
-
-    looks = looks_of(keys)
-    handles = [
-        Line2D([], [], **Look(look.colour, look.marker, dash, 1.2).line(), label=f"{title_of(key)}, {which}")
-        for key, look in looks.items()
-        for which, dash in (("private", "-"), ("public", (0, (3, 1.2))))
-    ]
-    columns = 1 if any_long(map(title_of, keys)) else max(2, len(looks))
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=3)
+def loss_looks(keys: Iterable[Key]) -> dict[Key, dict[str, Look]]:
+    """A colour for each variant: solid lines and full markers for private losses, dashes and hollow markers for public
+    ones. The later, the thinner, so that equals are both seen."""
+    looks: dict[Key, dict[str, Look]] = {}
+    taken: set[str] = set()
+    for number, key in enumerate(keys):
+        base, width = base_of(key), 2.2 - 0.6 * number
+        free = (look for look in (base, *CLIENTS) if look.colour not in taken)
+        colour = next(free).colour
+        taken.add(colour)
+        looks[key] = {
+            "private": Look(colour, base.marker, "-", width),
+            "public": Look(colour, base.marker, (0, (3, 1.2)), width, hollow=True),
+        }
+    return looks
 
 
 def flipped_clients(setting: Setting, digest: str) -> set[int]:
@@ -200,12 +217,12 @@ def flipped_clients(setting: Setting, digest: str) -> set[int]:
 
 
 def clients_figure(setting: Setting) -> Figure:
-    """What the clients of the first seed hold."""
+    """What the clients of the first seed train on."""
     manifest = first_manifest(setting)
-    counts = client_counts(manifest)
-    title = f"{setting.label}, shards of seed {manifest['seed']}: examples of {counted(len(counts))}"
+    counts = [client["train"]["class_counts"] for client in manifest["clients"]]
+    title = f"{setting.label}, shards of seed {manifest['seed']}: training examples of {counted(len(counts))}"
     domains = [client["domain"] for client in manifest["clients"]]
-    return distribution_figure(counts, manifest["class_names"], fill(title, LETTERS), domains, PAGE_INCHES)
+    return distribution_figure(counts, manifest["class_names"], title, domains, PAGE_INCHES)
 
 
 def public_set_figure(setting: Setting) -> Figure:
@@ -215,7 +232,7 @@ def public_set_figure(setting: Setting) -> Figure:
     if not public["size"]:
         raise NoFigureError("there is no public set")
     title = f"{setting.label}, shards of seed {manifest['seed']}: public set, {public['size']} examples"
-    return public_figure(public["class_counts"], manifest["class_names"], fill(title, LETTERS), PAGE_INCHES)
+    return public_figure(public["class_counts"], manifest["class_names"], title, PAGE_INCHES)
 
 
 def first_manifest(setting: Setting) -> dict[str, Any]:

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import canvas
-from fedmosaic_cli.report.figures.courses import height_for
+from fedmosaic_cli.data.picture import canvas, entitle
+from fedmosaic_cli.report.figures.courses import height_for, widened
 from fedmosaic_cli.report.figures.evidence import NoFigureError, mean_over, over_seeds
-from fedmosaic_cli.report.figures.labels import End, label_ends
-from fedmosaic_cli.report.figures.style import PAGE_INCHES, entitle, grid_lines, is_strong, looks_of, percent_axis
+from fedmosaic_cli.report.figures.labels import End, any_long, key_below, key_inches, label_ends
+from fedmosaic_cli.report.figures.style import (
+    PAGE_INCHES,
+    grid_lines,
+    is_federated,
+    is_strong,
+    looks_of,
+    percent_axis,
+)
 from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of
 
 if TYPE_CHECKING:
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedmosaic_cli.report.figures.evidence import Course, Evidence
-    from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.settings import Key, Setting
 
     Vector = NDArray[np.float64]
 
@@ -31,25 +38,36 @@ def communication_figure(setting: Setting, evidence: Evidence) -> Figure:
     """A curve for each method that sends anything: bytes so far, and the accuracy they have led to."""
     paths = {key: path for key, runs in evidence.courses.items() if (path := sent_and_reached(runs)) is not None}
     if not paths:
-        raise NoFigureError("no run that sends anything has a log that can be read")
+        read = any(map(is_federated, evidence.courses))
+        raise NoFigureError("nothing was sent in any round" if read else "no run that sends has a log that can be read")
     levels = {key: evidence.courses[key] for key in (CENTRALIZED, LOCAL) if key in evidence.courses}
-    figure, axes = canvas(PAGE_INCHES, height_for(len(paths) + len(levels), least=3.6))
     looks = looks_of([*levels, *paths])
+    names = {key: f"{title_of(key)} ({NOTHING_SENT[key]})" if key in levels else title_of(key) for key in looks}
+    below = any_long(map(title_of, looks))
+    figure, axes = canvas(PAGE_INCHES, height_for(len(names), least=3.6) + below * key_inches(names.values()))
     ends = []
     for key, (sent, accuracy) in paths.items():
         axes.plot(sent, accuracy, **{**looks[key].line(), "marker": None})
         axes.plot(sent[-1:], accuracy[-1:], **{**looks[key].line(), "markersize": 4 + looks[key].width})
-        ends.append(End(float(sent[-1]), float(accuracy[-1]), title_of(key), looks[key].colour, is_strong(key)))
+        ends.append(end_of(key, float(sent[-1]), float(accuracy[-1]), names[key], looks[key].colour))
     frame(axes)
     for key, runs in levels.items():
         level = float(over_seeds([run.accuracy for run in runs]).mean[-1])
-        axes.axhline(level, **{**looks[key].line(), "marker": None, "zorder": 1})
-        ends.append(End(axes.get_xlim()[1], level, f"{title_of(key)} ({NOTHING_SENT[key]})", looks[key].colour))
-    include(axes, [end.y for end in ends])
-    label_ends({axes: ends})
+        axes.axhline(level, **{**looks[key].line(), "marker": None})
+        ends.append(end_of(key, axes.get_xlim()[1], level, names[key], looks[key].colour))
+    percent_axis(axes, *widened(*axes.dataLim.intervaly))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.07 * (high - low))  # room for a name above the highest
+    if below:
+        key_below(figure, {names[key]: look for key, look in looks.items()})
     note = "Means over seeds, round by round; a marker is the last round. Horizontal lines: accuracy in the last round."
     entitle(figure, f"{setting.label}: accuracy and communication", note)
+    label_ends({axes: ends}, below)
     return figure
+
+
+def end_of(key: Key, sent: float, accuracy: float, name: str, colour: str) -> End:
+    return End(sent, accuracy, name, colour, is_strong(key), f"{100 * accuracy:.1f}")
 
 
 def sent_and_reached(runs: list[Course]) -> tuple[Vector, Vector] | None:
@@ -64,7 +82,7 @@ def sent_and_reached(runs: list[Course]) -> tuple[Vector, Vector] | None:
 
 
 def frame(axes: Axes) -> None:
-    """Bytes by powers of ten, accuracies in percent."""
+    """Bytes by powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -73,17 +91,9 @@ def frame(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_bytes(value)))
     axes.set_xlabel("sent and received by all clients so far (log scale)")
     low, high = axes.get_xlim()
-    if high < 20 * low:  # so that two powers of ten are in sight
+    if np.floor(np.log10(high)) <= np.ceil(np.log10(low)):  # so that two powers of ten are in sight
         axes.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
-    percent_axis(axes)
     grid_lines(axes)
-
-
-def include(axes: Axes, values: list[float]) -> None:
-    """Wide enough limits for these as well, and for a name above the highest."""
-    low, high = axes.get_ylim()
-    margin = 0.06 * (max([high, *values]) - min([low, *values]))
-    axes.set_ylim(max(min([low, *values]) - margin / 2, -0.02), min(max([high, *values]) + margin, 1.06))
 
 
 def in_bytes(count: float) -> str:

@@ -1,27 +1,32 @@
-"""Names at the ends of lines, moved apart where they would lie on each other."""
+"""Names at the ends of lines, moved apart where they would lie on each other; below the figure where they are long."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.report.figures.style import TEXT_POINTS
+from fedmosaic_cli.report.figures.style import PAGE_INCHES, TEXT_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
     from numpy.typing import NDArray
+
+    from fedmosaic_cli.report.figures.style import Look
 
     Levels = NDArray[np.float64]
     Points = NDArray[np.float64]
 
 LINE_POINTS = 1.25 * TEXT_POINTS
+LETTER_INCHES = 0.065
 MARGIN = 1.025
 """Where names beside the axes begin, as a fraction of their width."""
 NEAR = 0.02
@@ -29,25 +34,30 @@ NEAR = 0.02
 
 
 LONG_NAME = 26
-"""Names with more letters leave no room for two panels side by side."""
+"""Names with more letters leave no room for lines beside them."""
+LETTERS = 90
+"""Of a name below the figure, in a line."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Where a line ends, in its data's terms, and how it is called."""
+    """Where a line ends, in its data's terms, how it is called, and what is written where its name stands elsewhere."""
 
     x: float
     y: float
     text: str
     colour: str
     strong: bool = False
+    value: str = ""
 
 
-def label_ends(all_ends: Mapping[Axes, Sequence[End]]) -> None:
-    """Write all names: beside the axes, or near to ends that lie far left of the others.
+def label_ends(all_ends: Mapping[Axes, Sequence[End]], only_values: bool = False) -> None:
+    """Write all names, or their values alone: beside the axes, or near to ends that lie far left of the others.
 
-    A thin line leads from each end to its name. The limits of the axes must stand by now.
+    A thin line leads from each end to its name. The limits of the axes must stand by now, and titles and keys.
     """
+    if only_values:
+        all_ends = {axes: [replace(end, text=end.value) for end in ends] for axes, ends in all_ends.items()}
     tried = {axes: [write(axes, end, (MARGIN, 0.5)) for end in ends] for axes, ends in all_ends.items() if ends}
     for figure in {axes.get_figure(root=True) for axes in tried}:
         if figure is not None:
@@ -57,8 +67,28 @@ def label_ends(all_ends: Mapping[Axes, Sequence[End]]) -> None:
 
 
 def any_long(names: Iterable[str]) -> bool:
-    """Whether panels should rather stand one above the other."""
+    """Whether names should rather stand below the figure."""
     return any(len(name) > LONG_NAME for name in names)
+
+
+def key_below(figure: Figure, looks: Mapping[str, Look]) -> None:
+    """What the lines of all panels are called, below them."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **look.line(), label=fill(name, LETTERS)) for name, look in looks.items()]
+    place: dict[str, Any] = {"loc": "outside lower left", "ncols": key_columns(looks), "alignment": "left"}
+    figure.legend(handles=handles, frameon=False, handlelength=4, **place)
+
+
+def key_columns(names: Iterable[str]) -> int:
+    """How many of these names stand side by side."""
+    return max(1, min(4, int(PAGE_INCHES / (0.5 + LETTER_INCHES * max(map(len, names))))))
+
+
+def key_inches(names: Collection[str]) -> float:
+    """How high the key is."""
+    lines = sum(-(-len(name) // LETTERS) for name in names)
+    return 0.1 + -(-lines // key_columns(names)) * 1.2 * LINE_POINTS / 72
 
 
 def write(axes: Axes, end: End, position: tuple[float, float], on_the_left: bool = False) -> Annotation:

@@ -7,68 +7,108 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import blank, short
+from fedmosaic_cli.data.picture import blank, entitle, short, thinning
 from fedmosaic_cli.report.figures.clients import first_manifest
+from fedmosaic_cli.report.figures.courses import names_of, widened
 from fedmosaic_cli.report.figures.evidence import NoFigureError
-from fedmosaic_cli.report.figures.labels import End, any_long, label_ends
-from fedmosaic_cli.report.figures.style import PAGE_INCHES, entitle, grid_lines, is_strong, looks_of, percent_axis
+from fedmosaic_cli.report.figures.labels import End, any_long, key_below, key_inches, label_ends
+from fedmosaic_cli.report.figures.style import PAGE_INCHES, grid_lines, is_strong, percent_axis
 from fedmosaic_cli.report.settings import title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from fedmosaic_cli.report.figures.families import Family
+    from fedmosaic_cli.report.figures.style import Look
+    from fedmosaic_cli.report.settings import Key
 
-NOTE = "Points: mean accuracy of the last round over seeds; bars: lowest to highest seed."
-MOST_CLASSES = 40
+NOTE = (
+    "Points: mean accuracy of the last round over seeds; bars: lowest to highest seed. Clients give up what the public "
+    "set takes, so their data differ from point to point: compare FedMosaic with local training at the same point."
+)
+MOST_CLASSES = 24
 MOST_NUMBERS = 20
+DODGE = 0.012
+"""How far apart, as a part of the axis, the bars of two methods at the same point stand."""
+LETTER_INCHES = 0.075
 
 
 def size_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the size of the public set, a panel a family."""
-    names = [title_of(key) for family in families for key in family.methods]
-    across = 1 if len(families) == 1 or any_long(names) else 2
+    names = names_of(keys_in(families))
+    below = any_long(names)
+    across = 1 if len(families) == 1 else 2
     down = -(-len(families) // across)
-    figure = blank(PAGE_INCHES if across > 1 or any_long(names) else 0.75 * PAGE_INCHES, 0.8 + 2.3 * down)
+    width = PAGE_INCHES if across > 1 or below else 0.75 * PAGE_INCHES
+    figure = blank(width, 1.0 + 2.3 * down + below * key_inches(names))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     ends = {}
     for axes, family in zip(panels, families, strict=False):
         sizes = [float(size) for size in family.members]
         if min(sizes) > 0 and max(sizes) > 10 * min(sizes):
             axes.set_xscale("log")
-        ends[axes] = draw_methods(axes, family, dict(zip(family.members, sizes, strict=True)))
-        axes.set_xticks(sizes, [str(size) for size in family.members])
+        ends[axes] = draw_methods(axes, family, dict(zip(family.members, sizes, strict=True)), names)
+        scaled = np.log(sizes) if axes.get_xscale() == "log" else np.array(sizes)
+        axes.set_xticks(sizes, with_room(scaled, [str(size) for size in family.members], 0.6 * width / across))
         axes.minorticks_off()
         axes.set_xlabel("examples in the public set" + (" (log scale)" if axes.get_xscale() == "log" else ""))
         axes.set_title(fill(family.label, 40 if across > 1 else 64), loc="left")
     for axes in panels[len(families) :]:
         axes.remove()
-    label_ends(ends)
-    entitle(figure, "Accuracy and the size of the public set", NOTE)
+    finish(figure, "Accuracy and the size of the public set", names, ends)
     return figure
 
 
 def skew_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the skew of the public set's classes, and beside it these classes; a row a family."""
-    figure = blank(PAGE_INCHES, 0.8 + sum(row_height(family) for family in families))
+    names = names_of(keys_in(families))
+    height = 1.0 + sum(row_height(family) for family in families)
+    figure = blank(PAGE_INCHES, height + any_long(names) * key_inches(names))
     rows = figure.subplots(len(families), 2, squeeze=False, width_ratios=(1, 1))
     ends = {}
     for (axes, classes), family in zip(rows, families, strict=True):
         positions = {alpha: float(number) for number, alpha in enumerate(family.members)}
-        ends[axes] = draw_methods(axes, family, positions)
+        ends[axes] = draw_methods(axes, family, positions, names)
+        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if len(positions) > 4 else {}
         for panel in (axes, classes):
-            panel.set_xticks(list(positions.values()), [alpha_text(alpha) for alpha in positions])
-            panel.set_xlabel("skew of the public set: Dirichlet alpha")
+            panel.set_xticks(list(positions.values()), [alpha_text(alpha) for alpha in positions], **slant)
+            panel.set_xlabel("Dirichlet alpha of the public set")
         axes.set_xlim(-0.3, len(positions) - 0.7)
-        axes.set_title(fill(family.label, 44), loc="left")
+        axes.set_title(fill(family.label, 40), loc="left")
         draw_classes(classes, family)
-    label_ends(ends)
-    entitle(figure, "Accuracy and the skew of the public set", NOTE)
+    finish(figure, "Accuracy and the skew of the public set", names, ends)
     return figure
+
+
+def finish(figure: Figure, title: str, names: Mapping[str, Look], ends: Mapping[Axes, Sequence[End]]) -> None:
+    """Write everything around the panels."""
+    below = any_long(names)
+    if below:
+        key_below(figure, names)
+    entitle(figure, title, NOTE)
+    label_ends(ends, below)
+
+
+def keys_in(families: Sequence[Family]) -> list[Key]:
+    """All methods of these families."""
+    return list(dict.fromkeys(key for family in families for key in family.methods))
+
+
+def with_room(places: NDArray[np.float64], texts: Sequence[str], inches: float) -> list[str]:
+    """The texts below an axis of so many inches; "" where the next one to be written leaves no room."""
+    span = max(float(np.ptp(places)), 1e-9)
+    written: list[str] = []
+    edge = np.inf
+    for place, text in zip((inches * places / span)[::-1], texts[::-1], strict=True):
+        reach = LETTER_INCHES * (len(text) + 1) / 2
+        written.append(text if place + reach <= edge else "")
+        edge = place - reach if written[-1] else edge
+    return written[::-1]
 
 
 def row_height(family: Family) -> float:
@@ -81,21 +121,30 @@ def alpha_text(alpha: float | None) -> str:
     return "balanced" if alpha is None else f"{alpha:g}"
 
 
-def draw_methods(axes: Axes, family: Family, positions: dict[Any, float]) -> list[End]:
+def draw_methods(axes: Axes, family: Family, positions: dict[Any, float], names: Mapping[str, Look]) -> list[End]:
     """A line for each method with a bar at each point, and where the lines end."""
-    looks, ends = looks_of(list(family.methods)), []
-    for key, by_value in family.methods.items():
+    ends = []
+    for number, (key, by_value) in enumerate(family.methods.items()):
+        look = names[title_of(key)]
         values = [value for value in positions if value in by_value]
-        places = [positions[value] for value in values]
+        moved = dodged(axes, list(positions.values()), number - (len(family.methods) - 1) / 2)
+        places = [moved[list(positions).index(value)] for value in values]
         mean, bars = mean_and_bars([by_value[value] for value in values])
-        style = {**looks[key].line(), "marker": looks[key].marker or "o"}
-        axes.errorbar(places, mean, yerr=bars, **style, capsize=2.5, elinewidth=0.8)
-        ends.append(End(places[-1], float(mean[-1]), title_of(key), looks[key].colour, is_strong(key)))
-    percent_axis(axes)
+        style = {**look.line(), "marker": look.marker or "o", "clip_on": False}
+        axes.errorbar(places, mean, yerr=bars, **style, capsize=2, elinewidth=0.8)
+        name, last = title_of(key), float(mean[-1])
+        ends.append(End(places[-1], last, name, look.colour, is_strong(key), f"{100 * last:.1f}"))
+    percent_axis(axes, *widened(*axes.dataLim.intervaly))
     grid_lines(axes)
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -0.02), min(high, 1.02))
     return ends
+
+
+def dodged(axes: Axes, places: Sequence[float], steps: float) -> list[float]:
+    """These places, a little to the side: so many steps of what separates two methods' bars at the same point."""
+    if axes.get_xscale() == "log":
+        factor = (max(places) / min(places)) ** (DODGE * steps)
+        return [place * factor for place in places]
+    return [place + DODGE * steps * (max(places) - min(places)) for place in places]
 
 
 def mean_and_bars(groups: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
@@ -106,7 +155,10 @@ def mean_and_bars(groups: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
 
 
 def draw_classes(axes: Axes, family: Family) -> None:
-    """A column for each public set, a cell for each class: the darker, the more; with numbers where they fit."""
+    """A column for each public set, a cell for each class: the darker, the more; with numbers where they fit, else with
+    a scale."""
+    from matplotlib.ticker import MaxNLocator
+
     manifests = manifests_of(family)
     if not manifests:
         axes.text(0.5, 0.5, "no run kept\nthe manifest of its shards", transform=axes.transAxes, ha="center")
@@ -118,16 +170,20 @@ def draw_classes(axes: Axes, family: Family) -> None:
         table[:, column] = manifest["public"]["class_counts"]
     most = max(np.nanmax(table), 1)
     edges = [np.arange(count + 1) - 0.5 for count in table.shape[::-1]]
-    axes.pcolormesh(*edges, np.ma.masked_invalid(table), cmap="Greys", vmin=0, vmax=1.15 * most, edgecolor="white")
-    step = -(-len(names) // MOST_CLASSES)
+    cells = axes.pcolormesh(
+        *edges, np.ma.masked_invalid(table), cmap="Greys", vmin=0, vmax=1.15 * most, edgecolor="white"
+    )
+    step = thinning(len(names), MOST_CLASSES)
     axes.set_yticks(np.arange(0, len(names), step), [short(name) for name in names[::step]])
     axes.invert_yaxis()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     seeds = ", ".join(sorted({str(manifest["seed"]) for manifest in manifests.values()}))
-    axes.set_title(f"examples by class, shards of seed {seeds}", loc="left")
+    axes.set_title(fill(f"examples by class, shards of seed {seeds}", 40), loc="left")
     if len(names) <= MOST_NUMBERS and len(family.members) <= MOST_NUMBERS // 2:
         write_numbers(axes, table, dark=0.6 * most)
+    else:
+        axes.figure.colorbar(cells, ax=axes, ticks=MaxNLocator(5, integer=True))
 
 
 def write_numbers(axes: Axes, table: Any, dark: float) -> None:

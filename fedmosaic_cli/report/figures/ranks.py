@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.picture import blank
-from fedmosaic_cli.report.figures.style import PAGE_INCHES, entitle
+from fedmosaic_cli.data.picture import blank, entitle
+from fedmosaic_cli.report.figures.style import PAGE_INCHES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

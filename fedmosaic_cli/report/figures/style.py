@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.data.picture import unworried
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from fedmosaic_cli.report.settings import Key
 
@@ -52,6 +50,7 @@ class Look:
     dash: Dash = "-"
     width: float = 1.0
     order: int = 3
+    hollow: bool = False
 
     def line(self, rounds: int = 2) -> dict[str, Any]:
         """What `plot` takes; of many points, some carry a marker, and one alone always does."""
@@ -61,14 +60,16 @@ class Look:
             "linestyle": self.dash,
             "linewidth": self.width,
             "markersize": 2.4 + 0.8 * self.width,
+            "markerfacecolor": "white" if self.hollow else self.colour,
             "markevery": max(1, rounds // 6),
             "zorder": self.order,
         }
 
 
 DASHES: tuple[Dash, ...] = ("-", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)))
+# Local lies above all, so thin that whatever equals it is seen below it.
 REFERENCES = {
-    "local": Look("black", dash=(0, (5, 2)), width=1.4, order=6),
+    "local": Look("black", dash=(0, (5, 3)), width=1.0, order=10),
     "centralized": Look("0.45", dash=(0, (1.5, 1.2)), width=1.6, order=5),
 }
 # Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
@@ -100,6 +101,8 @@ CLIENTS = (
 )
 FLIPPED = Look("#C45500", "X", (0, (3, 1)), width=2.0, order=8)
 SHADE = "0.93"
+ROOM = 0.06
+"""Beyond 0 and 100 %, for markers, as a part of the axis."""
 MOST_STRONG = 4
 """More rows of FedMosaic than these cannot all stand out."""
 
@@ -152,29 +155,25 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def entitle(figure: Figure, title: str, note: str = "") -> None:
-    """A title above everything, and a remark below: both wrapped, both in letters that can be printed."""
-    letters = int(figure.get_figwidth() * 13)
-    figure.suptitle(fill(title, letters), x=0.01, ha="left", fontweight="bold")
-    if note:
-        figure.supxlabel(fill(note, int(letters * 1.25)), x=0.01, ha="left", fontsize=TEXT_POINTS, color="0.25")
-
-
-def percent_axis(axes: Axes, label: str = "accuracy (%)") -> None:
-    """Fractions, written as percent."""
+def percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy (%)") -> None:
+    """Fractions from `low` to `high`, written as percent: a little room beyond 0 and 100, but no number there."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    room = ROOM * (high - low)
+    low, high = max(low, -room), min(high, 1 + room)
+    ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]).tick_values(max(low, 0), min(high, 1))
+    axes.set_yticks([tick for tick in ticks if max(low, -1e-9) <= tick <= min(high, 1 + 1e-9)])
+    axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}"))
     axes.set_ylabel(label)
 
 
-def round_axis(axes: Axes, rounds: int) -> None:
-    """Whole rounds, the first and the last in sight; a single one in the middle."""
+def round_axis(axes: Axes, last: int, first: int = 1) -> None:
+    """Whole rounds, the first and the last in sight with the whole of their markers; a single one in the middle."""
     from matplotlib.ticker import MaxNLocator
 
-    margin = 0.5 if rounds == 1 else 0.01 * rounds
-    axes.set_xlim(1 - margin, rounds + margin)
+    margin = 0.5 if first == last else 0.025 * (last - first)
+    axes.set_xlim(first - margin, last + margin)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("round")
 
