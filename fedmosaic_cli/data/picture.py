@@ -91,7 +91,7 @@ def public_figure(
     """The public set's classes, drawn on at most `widest` inches."""
     figure, axes = canvas(min(1.8 + 0.42 * max(len(counts), 8), widest), 3.2)
     positions = np.arange(len(counts))
-    bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=0.6)
+    bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=min(0.6, 24 / len(counts)))
     if len(counts) <= MOST_STACKED_CLASSES:
         axes.bar_label(bars, fontsize=8)
     axes.set(xlabel="class", ylabel="examples")
@@ -262,8 +262,10 @@ def colours(count: int) -> list[Any]:
 
 def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     """Class names below an axis, slanted where they are long; of very many, some."""
-    long = max(map(len, names), default=0) > 4
-    step = thinning(len(names), int(0.8 * axes.figure.bbox.width / axes.figure.dpi / (0.22 if long else 0.16)))
+    letters = max(map(len, names), default=0)
+    long = letters > 4
+    inches = 0.22 if long else LETTER_INCHES[0] * (letters + 2)
+    step = thinning(len(names), int(0.8 * axes.figure.bbox.width / axes.figure.dpi / inches))
     ticks = np.arange(0, len(names), step)
     axes.set_xlim(-0.7, len(names) - 0.3)
     axes.set_xticks(

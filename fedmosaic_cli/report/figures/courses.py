@@ -55,10 +55,7 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
         frame_rounds(whole, rounds, "accuracy (%)")
         whole.set_title("all rounds", loc="left")
         shaded = keys_with_bands(bands)
-        draw_bands(end, bands, shaded)
-        round_axis(end, rounds, near + 1)
-        percent_axis(end, *widened(*near_by(bands, shaded, near)), "")
-        end.set_title(f"from round {near + 1} on", loc="left")
+        look_closer(end, bands, shaded, near)
         if "bands" in note:
             note += " On the right, only FedMosaic has its bands." if shaded else " Bands on the left only."
         note += out_of_sight(bands, *end.get_ylim())
@@ -66,7 +63,6 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
         end = figure.subplots()
         draw_bands(end, bands, bands)
         frame_rounds(end, rounds, "accuracy (%)")
-    grid_lines(end)
     if below:
         key_below(figure, names)
     entitle(figure, f"{setting.label}: mean test accuracy of the clients", note)
@@ -89,7 +85,7 @@ def consensus_figure(setting: Setting, evidence: Evidence) -> Figure:
     every = [band.mean for _, _, bands in panels for band in bands.values()]
     first = min(int(np.isfinite(mean).argmax()) for mean in every) + 1
     names = names_of(courses)
-    figure = blank(PAGE_INCHES, 2.6 + key_inches(names))
+    figure = blank(PAGE_INCHES, height_for(len(names), least=2.6) + key_inches(names))
     ends = {}
     for axes, (title, label, bands) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         draw_bands(axes, bands, bands, looks_of(list(courses)))
@@ -156,6 +152,15 @@ def widened(low: float, high: float) -> tuple[float, float]:
     """Limits around these, which do not make a mountain out of half a percent."""
     margin = max(0.05 * (high - low), (LEAST_SPAN - (high - low)) / 2)
     return low - margin, high + margin
+
+
+def look_closer(axes: Axes, bands: Mapping[Key, Band], shaded: Collection[Key], near: int) -> None:
+    """The rounds after `near`, in which most methods differ by little."""
+    draw_bands(axes, bands, shaded)
+    round_axis(axes, len(next(iter(bands.values())).mean), near + 1)
+    percent_axis(axes, *widened(*near_by(bands, shaded, near)), "")
+    axes.set_title(f"from round {near + 1} on", loc="left")
+    grid_lines(axes)
 
 
 def near_by(bands: Mapping[Key, Band], shaded: Collection[Key], near: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Points = NDArray[np.float64]
 
 LINE_POINTS = 1.25 * TEXT_POINTS
-LETTER_INCHES = 0.065
+LETTER_INCHES, HANDLE_INCHES = 0.063, 0.75
 MARGIN = 1.025
 """Where names beside the axes begin, as a fraction of their width."""
 NEAR = 0.02
@@ -80,9 +80,14 @@ def key_below(figure: Figure, looks: Mapping[str, Look]) -> None:
     figure.legend(handles=handles, frameon=False, handlelength=4, **place)
 
 
-def key_columns(names: Iterable[str]) -> int:
-    """How many of these names stand side by side."""
-    return max(1, min(4, int(PAGE_INCHES / (0.5 + LETTER_INCHES * max(map(len, names))))))
+def key_columns(names: Collection[str]) -> int:
+    """In how many columns, filled one after the other, these names fit on a page."""
+    letters = [min(len(name), LETTERS) for name in names]
+    for count in (4, 3, 2):
+        columns = np.array_split(letters, count)
+        if sum(HANDLE_INCHES + LETTER_INCHES * max(column, default=0) for column in columns) <= PAGE_INCHES:
+            return count
+    return 1
 
 
 def key_inches(names: Collection[str]) -> float:

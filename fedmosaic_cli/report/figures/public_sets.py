@@ -41,10 +41,10 @@ LETTER_INCHES = 0.075
 def size_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the size of the public set, a panel a family."""
     names = names_of(keys_in(families))
-    below = any_long(names)
     across = 1 if len(families) == 1 else 2
+    below = across > 1 or any_long(names)
     down = -(-len(families) // across)
-    width = PAGE_INCHES if across > 1 or below else 0.75 * PAGE_INCHES
+    width = PAGE_INCHES if below else 0.75 * PAGE_INCHES
     figure = blank(width, 1.0 + 2.3 * down + below * key_inches(names))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     ends = {}
@@ -60,7 +60,10 @@ def size_figure(families: Sequence[Family]) -> Figure:
         axes.set_title(fill(family.label, 40 if across > 1 else 64), loc="left")
     for axes in panels[len(families) :]:
         axes.remove()
-    finish(figure, "Accuracy and the size of the public set", names, ends)
+    if below:
+        key_below(figure, names)
+    entitle(figure, "Accuracy and the size of the public set", NOTE)
+    label_ends(ends, only_values=below)
     return figure
 
 
@@ -68,7 +71,7 @@ def skew_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the skew of the public set's classes, and beside it these classes; a row a family."""
     names = names_of(keys_in(families))
     height = 1.0 + sum(row_height(family) for family in families)
-    figure = blank(PAGE_INCHES, height + any_long(names) * key_inches(names))
+    figure = blank(PAGE_INCHES, height + key_inches(names))
     rows = figure.subplots(len(families), 2, squeeze=False, width_ratios=(1, 1))
     ends = {}
     for (axes, classes), family in zip(rows, families, strict=True):
@@ -81,17 +84,10 @@ def skew_figure(families: Sequence[Family]) -> Figure:
         axes.set_xlim(-0.3, len(positions) - 0.7)
         axes.set_title(fill(family.label, 40), loc="left")
         draw_classes(classes, family)
-    finish(figure, "Accuracy and the skew of the public set", names, ends)
+    key_below(figure, names)
+    entitle(figure, "Accuracy and the skew of the public set", NOTE)
+    label_ends(ends, only_values=True)
     return figure
-
-
-def finish(figure: Figure, title: str, names: Mapping[str, Look], ends: Mapping[Axes, Sequence[End]]) -> None:
-    """Write everything around the panels."""
-    below = any_long(names)
-    if below:
-        key_below(figure, names)
-    entitle(figure, title, NOTE)
-    label_ends(ends, below)
 
 
 def keys_in(families: Sequence[Family]) -> list[Key]:
