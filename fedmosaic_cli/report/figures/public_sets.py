@@ -122,9 +122,9 @@ def draw_methods(axes: Axes, family: Family, positions: dict[Any, float], names:
     ends = []
     for number, (key, by_value) in enumerate(family.methods.items()):
         look = names[title_of(key)]
-        values = [value for value in positions if value in by_value]
         moved = dodged(axes, list(positions.values()), number - (len(family.methods) - 1) / 2)
-        places = [moved[list(positions).index(value)] for value in values]
+        values = [value for value in positions if value in by_value]
+        places = [place for value, place in zip(positions, moved, strict=True) if value in by_value]
         mean, bars = mean_and_bars([by_value[value] for value in values])
         style = {**look.line(), "marker": look.marker or "o", "clip_on": False}
         axes.errorbar(places, mean, yerr=bars, **style, capsize=2, elinewidth=0.8)
