@@ -33,8 +33,7 @@ LETTER_INCHES = 0.07, 0.14
 """Wide and high, of 8 points."""
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "---", "oo", "|||", "++", "**")
 BLUE = "#1b6ca8"
-FONT = "DejaVu Sans"
-# For letters that our font lacks, those of the systems' own fonts that have most of them.
+# For letters that the usual font lacks: fonts of common systems that have most of them.
 FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -244,11 +243,11 @@ def blank(width: float, height: float) -> Figure:
 
 @cache
 def fonts() -> list[str]:
-    """Our font, and those installed that may have letters it lacks."""
+    """The usual font, and those installed that may have letters it lacks."""
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())
-    return [FONT, *(name for name in FALLBACKS if name in installed)]
+    return ["sans-serif", *(name for name in FALLBACKS if name in installed)]
 
 
 def colours(count: int) -> list[Any]:
