@@ -191,9 +191,7 @@ def mark_domains(axes: Axes, domains: list[str]) -> None:
     if not starts:
         return
     spans = list(zip(starts, [*starts[1:], len(domains)], strict=True))
-    inches = (
-        0.7 * axes.figure.bbox.width / axes.figure.dpi / len(domains)
-    )  # for each client; the rest is for names at both sides
+    inches = 0.9 * inches_across(axes) / len(domains)  # there is a legend beside them
     if min(end - start for start, end in spans) * inches < LETTER_INCHES[1]:
         return
     upright = any(len(domains[start]) * LETTER_INCHES[0] > (end - start) * inches for start, end in spans)
@@ -222,6 +220,11 @@ def entitle(figure: Figure, title: str, note: str = "") -> None:
 def letters_across(figure: Figure, text: Text, width: float) -> int:
     """How many letters of this size fit into a line, if they are so wide for their height."""
     return int(figure.get_figwidth() * 72 / (width * float(text.get_fontsize())))
+
+
+def inches_across(axes: Axes) -> float:
+    """How wide axes that fill a figure will about be; the rest is for what is written beside them."""
+    return float(0.8 * axes.figure.bbox.width / axes.figure.dpi)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -264,7 +267,7 @@ def name_ticks(axes: Axes, names: Sequence[str]) -> None:
     letters = max(map(len, names), default=0)
     long = letters > 4
     inches = 0.22 if long else LETTER_INCHES[0] * (letters + 2)
-    step = thinning(len(names), int(0.8 * axes.figure.bbox.width / axes.figure.dpi / inches))
+    step = thinning(len(names), int(inches_across(axes) / inches))
     ticks = np.arange(0, len(names), step)
     axes.set_xlim(-0.7, len(names) - 0.3)
     axes.set_xticks(
