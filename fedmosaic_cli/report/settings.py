@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run import flat
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import RunFiles
@@ -116,10 +117,10 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     found = []
     for name, runs in frame.groupby("setting"):
         protocols = {str(protocol): same for protocol, same in runs.groupby("protocol")}
-        flat = {protocol: flattened(same.terms.iloc[0]) for protocol, same in protocols.items()}
-        differing = differing_keys(list(flat.values()))
+        terms = {protocol: flat(same.terms.iloc[0]) for protocol, same in protocols.items()}
+        differing = differing_keys(list(terms.values()))
         for protocol, same in protocols.items():
-            words = ", ".join(f"{key.rpartition('.')[2]}={flat[protocol].get(key)}" for key in differing)
+            words = ", ".join(f"{key.rpartition('.')[2]}={terms[protocol].get(key)}" for key in differing)
             told_apart = words if len(differing) <= MOST_WORDS else protocol
             found.append(Setting(str(name), f"{name} [{told_apart}]" if differing else str(name), same))
     found.sort(key=lambda setting: natural_order(setting.label))
@@ -176,8 +177,8 @@ def differences(settings: Sequence[Setting]) -> list[str]:
         by_name.setdefault(setting.name, []).append(setting)
     sentences = []
     for name, same in by_name.items():
-        flat = [flattened(setting.terms) for setting in same]
-        words = [f"{key} is {values_of(key, same)}" for key in differing_keys(flat)]
+        differing = differing_keys([flat(setting.terms) for setting in same])
+        words = [f"{key} is {values_of(key, same)}" for key in differing]
         if words:
             sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(words)}.")
     return sentences
@@ -185,15 +186,7 @@ def differences(settings: Sequence[Setting]) -> list[str]:
 
 def values_of(key: str, settings: Sequence[Setting]) -> str:
     """What each of the settings has under a dotted key."""
-    return ", ".join(f"{flattened(s.terms).get(key)} in {s.label.removeprefix(s.name).strip()}" for s in settings)
-
-
-def flattened(terms: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dictionary as one with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in terms.items():
-        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return ", ".join(f"{flat(s.terms).get(key)} in {s.label.removeprefix(s.name).strip()}" for s in settings)
 
 
 def differing_keys(choices: list[dict[str, Any]]) -> list[str]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.run import flat
 from fedmosaic_cli.files import to_json
 from fedmosaic_cli.report.figures.style import is_strong
-from fedmosaic_cli.report.settings import LOCAL, Setting, differing_keys, flattened
+from fedmosaic_cli.report.settings import LOCAL, Setting, differing_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,10 +80,10 @@ def common_terms(setting: Setting, varied: str) -> dict[str, Any]:
 
 def labelled(found: list[dict[Any, Setting]], varied: str) -> list[Family]:
     """Families with their values in order (balanced, None, comes last) and a label each."""
-    flat = [flattened(common_terms(next(iter(members.values())), varied)) for members in found]
-    differing = [key for key in differing_keys(flat) if key not in ("dataset", "scheme", "dealt anew")]
+    common = [flat(common_terms(next(iter(members.values())), varied)) for members in found]
+    differing = [key for key in differing_keys(common) if key not in ("dataset", "scheme", "dealt anew")]
     listed = []
-    for members, terms in zip(found, flat, strict=True):
+    for members, terms in zip(found, common, strict=True):
         names = {setting.name for setting in members.values()}
         base = names.pop() if len(names) == 1 else f"{terms['dataset']}, {terms['scheme']}"
         words = [f"{key.rpartition('.')[2]}={terms.get(key)}" for key in differing]
