@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run import flat, resolve_run
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +40,7 @@ def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Plac
         layers.add_all(load_preset(preset).layers)
         words += ["--preset", preset]
     if preset is None or "--shards" in told or config.partition_seed != config.seed:
-        shards = nearby(Path(str(environment.get("shards", ""))))
+        shards = shards_of(told.get("--shards"), environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")})
         words += ["--shards", shards]
     file = Path(told.get("--config", ""))
@@ -71,6 +73,15 @@ def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
         return load_preset(name).path.as_posix()
     except (RequestError, OSError):
         return None
+
+
+def shards_of(told: str | None, environment: Mapping[str, Any]) -> str:
+    """Where the shards of a run are: under the name they had then, if the same ones are still (or, in a copy of the whole
+    directory, again) there, else where they were."""
+    with suppress(RequestError, OSError, ValueError, AttributeError):
+        if told and read_json(Path(told) / "manifest.json").get("digest") == environment.get("shards_digest"):
+            return told
+    return nearby(Path(str(environment.get("shards", ""))))
 
 
 def default_runs_dir() -> Path:

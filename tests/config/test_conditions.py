@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
     for place, shown in ((tmp_path / "mine", "mine"), (Path("/far/mine"), "/far/mine")):
         environment = {"arguments": arguments, "shards": str(place)}
         assert conditions_of(run, environment, Place()) == ["--preset", "quickstart", "--shards", shown]
+
+
+def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_of(setting="mine", seed=1, partition_seed=5)
+    environment = {"arguments": ["train", "--shards", "data/mine"], "shards": "/far/data/mine", "shards_digest": "a"}
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    for digest, shown in (("a", "data/mine"), ("b", "/far/data/mine")):
+        (tmp_path / "data" / "mine" / "manifest.json").write_text(json.dumps({"digest": digest}))
+        assert conditions_of(run, environment, Place())[:2] == ["--shards", shown]
 
 
 def test_a_preset_or_a_file_that_is_gone_is_spelled_out(tmp_path, monkeypatch):
