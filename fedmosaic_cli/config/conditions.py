@@ -76,12 +76,13 @@ def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
 
 
 def shards_of(told: str | None, environment: Mapping[str, Any]) -> str:
-    """Where the shards of a run are: under the name they had then, if the same ones are still (or, in a copy of the whole
-    directory, again) there, else where they were."""
-    with suppress(RequestError, OSError, ValueError, AttributeError):
-        if told and read_json(Path(told) / "manifest.json").get("digest") == environment.get("shards_digest"):
-            return told
-    return nearby(Path(str(environment.get("shards", ""))))
+    """Where the shards of a run are: here, if they came along with the run (their digest tells), else where they were."""
+    place = Path(str(environment.get("shards", "")))
+    for name in filter(None, (told, place.name, f"shards/{place.name}")):
+        with suppress(RequestError, OSError, ValueError, AttributeError):
+            if read_json(Path(name) / "manifest.json").get("digest") == environment.get("shards_digest"):
+                return name
+    return nearby(place)
 
 
 def default_runs_dir() -> Path:
