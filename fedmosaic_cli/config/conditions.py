@@ -76,7 +76,7 @@ def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
 
 
 def shards_of(told: str | None, environment: Mapping[str, Any]) -> str:
-    """Where the shards of a run are: here, if they came along with the run (their digest tells), else where they were."""
+    """Where the shards of a run are: here, if they came along with it (their digest tells), else where they were."""
     place = Path(str(environment.get("shards", "")))
     for name in filter(None, (told, place.name, f"shards/{place.name}")):
         with suppress(RequestError, OSError, ValueError, AttributeError):
