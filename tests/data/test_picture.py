@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data import picture
+from fedmosaic_cli.data import canvas, picture
 
 
 def counts(clients, classes):
@@ -120,7 +120,7 @@ def test_fonts_are_those_that_are_there(monkeypatch):
     from matplotlib.font_manager import FontManager
 
     monkeypatch.setattr(FontManager, "get_font_names", lambda self: ["SimHei", "Any", "Noto Sans CJK SC"])
-    assert picture.fonts.__wrapped__() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
+    assert canvas.fonts.__wrapped__() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
 
 
 def test_the_same_partition_is_the_same_file():

@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.picture import rendered
+from fedmosaic_cli.data.canvas import rendered
 from fedmosaic_cli.report.figures.clients import clients_figure, losses_figure, public_set_figure, trust_figure
 from fedmosaic_cli.report.figures.communication import communication_figure
 from fedmosaic_cli.report.figures.courses import accuracy_figure, consensus_figure

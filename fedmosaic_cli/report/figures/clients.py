@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedmosaic_cli.data.picture import blank, distribution_figure, entitle, public_figure
+from fedmosaic_cli.data.canvas import blank, entitle
+from fedmosaic_cli.data.picture import distribution_figure, public_figure
 from fedmosaic_cli.records.manifest import Manifest
 from fedmosaic_cli.report.figures.evidence import NoFigureError
 from fedmosaic_cli.report.figures.labels import End, key_below, key_inches, label_ends

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import canvas, entitle
+from fedmosaic_cli.data.canvas import canvas, entitle
 from fedmosaic_cli.report.figures.courses import height_for, widened
 from fedmosaic_cli.report.figures.evidence import NoFigureError, mean_over, over_seeds
 from fedmosaic_cli.report.figures.labels import End, any_long, key_below, key_inches, label_ends

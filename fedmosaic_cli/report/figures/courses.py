@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import blank, entitle
+from fedmosaic_cli.data.canvas import blank, entitle
 from fedmosaic_cli.report.figures.evidence import Band, NoFigureError, over_how_many, over_seeds
 from fedmosaic_cli.report.figures.labels import LINE_POINTS, End, any_long, key_below, key_inches, label_ends
 from fedmosaic_cli.report.figures.style import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.picture import unworried
+from fedmosaic_cli.data.canvas import unworried
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.data.picture import blank, entitle, short, thinning
+from fedmosaic_cli.data.canvas import blank, entitle
+from fedmosaic_cli.data.picture import short, thinning
 from fedmosaic_cli.report.figures.clients import first_manifest
 from fedmosaic_cli.report.figures.courses import names_of, widened
 from fedmosaic_cli.report.figures.evidence import NoFigureError

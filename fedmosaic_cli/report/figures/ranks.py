@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.picture import blank, entitle
+from fedmosaic_cli.data.canvas import blank, entitle
 from fedmosaic_cli.report.figures.style import PAGE_INCHES
 
 if TYPE_CHECKING:

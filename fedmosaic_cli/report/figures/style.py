@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.data.picture import unworried
+from fedmosaic_cli.data.canvas import unworried
 from fedmosaic_cli.methods import METHODS
 
 if TYPE_CHECKING:
