@@ -51,7 +51,7 @@ def tiles(settings: Sequence[Setting], skipped: Sequence[Skipped]) -> Markup:
 
 def card(setting: Setting, is_open: bool) -> Markup:
     """A setting: sentences, and a line a method."""
-    results = results_of(setting.methods)
+    results = results_of(setting.methods, [key for key in setting.methods if key not in (LOCAL, CENTRALIZED)])
     gains = {line.method: line for line in compare_with_local(setting)}
     heading = tag("summary", tag("h3", setting.label), tag("span", facts(setting), class_="facts"))
     told = tag("ul", *(tag("li", sentence) for sentence in sentences(results, gains)), class_="told")
@@ -92,12 +92,11 @@ def sentences(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) ->
 
 
 def best_of(others: Mapping[Key, Result], local: Result | None) -> Markup:
-    """Which methods are best, as far as numbers are printed, and whether that is less than Local reaches."""
-    highest = max(float(percent(result.mean)) for result in others.values())
-    best = [title_of(key) for key, result in others.items() if float(percent(result.mean)) == highest]
-    alone = float(percent(local.mean)) if local else 0.0
-    beside = ", less than Local training" if highest < alone else ""
-    return joined([f"Best of the {len(others)} others: ", tag("b", ", ".join(best)), f" with {highest:.2f}{beside}."])
+    """Which methods are best, and whether that is less than Local reaches."""
+    best = {title_of(key): percent(result.mean) for key, result in others.items() if result.best}
+    highest = next(iter(best.values()))
+    beside = ", less than Local training" if local and float(highest) < float(percent(local.mean)) else ""
+    return joined([f"Best of the {len(others)} others: ", tag("b", ", ".join(best)), f" with {highest}{beside}."])
 
 
 def number(result: Result) -> str:
