@@ -145,7 +145,13 @@ def claimed_files(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
             sweep(path.parent)
             claimed.append(claim(path, disk.create))
         yield claimed
-    except BaseException:
+    except BaseException as error:
+        if (
+            isinstance(error, OSError) and error.errno
+        ):  # people know the names they gave, not those of files that are not whole yet
+            claiming = len(claimed) < len(paths)
+            error.filename = str(paths[len(claimed)] if claiming else paths[0] if len(paths) == 1 else paths[0].parent)
+            error.filename2 = None
         for _, temporary in claimed:
             with suppress(OSError):
                 remove(temporary)

@@ -75,11 +75,13 @@ def evaluate(
     for run in asked:
         check_unchanged(run)
     missing = [set_beside(run, alone[run.files.path], results) for run in asked]
-    write_together(dict(run.files.evaluation(split.value, results[run.files.path]) for run in asked))
-    if as_json:
-        say_json([{"run": str(path), **result} for path, result in results.items()])
-    elif not quiet:
-        show(results, split.value, verbose)
+    try:
+        write_together(dict(run.files.evaluation(split.value, results[run.files.path]) for run in asked))
+    finally:  # what was found out is told, even if it cannot be kept
+        if as_json:
+            say_json([{"run": str(path), **result} for path, result in results.items()])
+        elif not quiet:
+            show(results, split.value, verbose)
     if not quiet:
         for line in dict.fromkeys(str(local) for local in missing if local and local.way_out):
             remark(f"note: {line}")

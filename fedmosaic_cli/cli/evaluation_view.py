@@ -68,7 +68,7 @@ def legend(split: str, compared: bool) -> list[str]:
     ]
     if compared:
         lines.append("helped, unharmed, hurt: clients with more, as many, fewer right answers than their Local model")
-    return [*lines, "written beside each summary.json"]
+    return [*lines, "kept beside each summary.json"]
 
 
 def show_in_full(path: Path, result: dict[str, Any]) -> None:

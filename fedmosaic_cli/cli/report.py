@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedmosaic_cli.cli.app import one_line
 from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.place import watching
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.table import Table
 
 MOST_LINES = 20
+HEAD_BYTES = 4096
 
 
 class TableName(StrEnum):
@@ -88,8 +90,9 @@ def report(
     fedmosaic report runs --out results --html results/index.html
     """
     form = form_of(latex, markdown, as_csv, as_json)
-    if statistics and table:
-        raise RequestError("statistics are printed instead of tables (--statistics): leave out --table")
+    if statistics and (table or (paper and not output and not html)):
+        what = "--table" if table else "--paper"
+        raise RequestError(f"statistics are printed instead of tables (--statistics): leave out {what}")
     check_targets(output, html)
 
     from fedmosaic_cli.report.collect import collect
@@ -98,8 +101,7 @@ def report(
     with watching(quiet) as watch:
         frame, skipped = collect(runs_dir, watch)
     if frame.empty:
-        why = f"; {len(skipped)} skipped, the first, {skipped[0].path}: {skipped[0].reason}" if skipped else ""
-        raise RequestError(f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'{why}")
+        raise RequestError(nothing_to_report(runs_dir, skipped))
     tell_skipped(skipped)
     settings = settings_of(frame)
     if statistics:
@@ -111,6 +113,14 @@ def report(
             write_results(output, settings, paper, figures, watch)
         if html:
             write_page(html, settings, skipped, paper, watch)
+
+
+def nothing_to_report(runs_dir: Path, skipped: Sequence[Skipped]) -> str:
+    """What to do where there is no finished run."""
+    if not skipped:
+        return f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'"
+    first = f"the first of {len(skipped)} skipped, {skipped[0].path}: {skipped[0].reason}"
+    return f"no finished runs ({runs_dir}): finish what was begun with --resume, or see what is wrong with it; {first}"
 
 
 def tell_skipped(skipped: Sequence[Skipped]) -> None:
@@ -135,11 +145,39 @@ def form_of(latex: bool, markdown: bool, as_csv: bool, as_json: bool) -> Form:
 
 
 def check_targets(output: Path | None, html: Path | None) -> None:
-    """Refuse places that cannot be written to before anything is read."""
-    if output and output.exists() and not output.is_dir():
-        raise RequestError(f"not a directory ({output}): choose another --out")
-    if html and html.is_dir():
-        raise RequestError(f"this is a directory ({html}): name a file, e.g. --html {html / 'index.html'}")
+    """Refuse places that cannot be written to, or where something else lies, before anything is read."""
+    if output:
+        check_place(output, "--out")
+    if html:
+        check_place(html.parent, "--html")
+        if html.is_dir() or html == output:
+            raise RequestError(f"this is a directory ({html}): name a file, e.g. --html {html / 'index.html'}")
+        if html.exists() and not is_page(html):
+            raise RequestError(f"this is no page of ours ({html}): remove it, or choose another --html")
+
+
+def check_place(folder: Path, option: str) -> None:
+    """Refuse a directory that is none, or that belongs to a run."""
+    from fedmosaic_cli.records.runs import CONFIG, SUMMARY
+
+    above = (folder, *folder.absolute().parents)
+    nearest = next(place for place in above if place.exists())
+    if not nearest.is_dir():
+        raise RequestError(f"not a directory ({nearest}): choose another {option}")
+    if not os.access(nearest, os.W_OK):
+        raise ResourceError(f"nothing may be written here ({nearest}): choose another {option}")
+    run = next((place for place in above if (place / CONFIG).exists() or (place / SUMMARY).exists()), None)
+    if run:
+        raise RequestError(f"this belongs to a run ({run}): choose another {option}")
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a report's page, or empty, so that nothing is lost with it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    return not head or b"<title>fedmosaic report</title>" in head
 
 
 def chosen_tables(name: TableName | None, settings: Sequence[Setting], paper: bool, runs_dir: Path) -> list[Table]:
@@ -176,8 +214,9 @@ def show_tables(tables: Sequence[Table], form: Form) -> None:
     elif form is Form.markdown:
         say("\n".join(map(to_markdown, tables)))
     else:
+        console = out()
         for table in tables:
-            out().print(to_terminal(table))
+            console.print(to_terminal(table, console.width))
 
 
 def compared(settings: Sequence[Setting]) -> tuple[list[Comparison], Ranking | None]:
@@ -222,7 +261,7 @@ def write_page(
         tell=lambda done, planned: watch("reading logs", done, planned),
     )
     make_directories(target.parent)
-    write(target, content)
+    write(target.resolve(), content)  # behind a link, if it is one
     remark(f"written: {target}")
 
 

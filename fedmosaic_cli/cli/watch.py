@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmosaic_cli.cli.console import out, say_json
+from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.cli.options import DebugOption, JsonOption
 from fedmosaic_cli.errors import RequestError
 
@@ -57,6 +60,15 @@ def watch(
         follow(runs, interval)
 
 
+@contextmanager
+def until_enough() -> Iterator[None]:
+    """Being told to stop is how watching ends: nothing has failed, so nothing is said."""
+    try:
+        yield
+    except InterruptedBySignal as interrupt:
+        raise typer.Exit(interrupt.code) from None
+
+
 def follow(runs: WatchedRuns, interval: float) -> None:
     """Show the runs again and again on the terminal, until there is nothing more to wait for."""
     from rich.live import Live
@@ -66,7 +78,7 @@ def follow(runs: WatchedRuns, interval: float) -> None:
 
     console = out()
     found = runs.look()
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live, until_enough():
         while True:
             live.update(view(found, runs, console, console.height), refresh=True)
             if not any(progress.state in EXPECTED for progress in found):

@@ -35,10 +35,14 @@ def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Plac
     """
     told = values_told(environment.get("arguments"))
     layers, words = Layers(), list[str]()
+    for name in {"--preset", "--config"} & told.keys():
+        told[name] = there(told[name], environment)
     preset = preset_of(config, told)
     if preset is not None:
-        layers.add_all(load_preset(preset).layers)
         words += ["--preset", preset]
+        if preset not in preset_names() and not Path(preset).is_file():
+            return words  # whatever else is said, it has to be put back first
+        layers.add_all(load_preset(preset).layers)
     if preset is None or "--shards" in told or config.partition_seed != config.seed:
         shards = shards_of(told.get("--shards"), environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")})
@@ -63,16 +67,18 @@ def values_told(arguments: object) -> dict[str, str]:
     return told
 
 
+def there(name: str, environment: Mapping[str, Any]) -> str:
+    """A file as one would type it here, if it is where it was then; else as it was typed."""
+    place = Path(str(environment.get("directory", ""))) / name
+    return nearby(place) if not Path(name).is_file() and place.is_file() else name
+
+
 def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
-    """The preset that a run was made from, if it is still there."""
-    name = told.get("--preset", config.setting)
-    if name in preset_names():
-        # Without a word about it, runs on shards of their own may just be called so.
-        return name if "--preset" in told or config.partition_seed == config.seed else None
-    try:
-        return load_preset(name).path.as_posix()
-    except (RequestError, OSError):
-        return None
+    """The preset that a run was made from."""
+    if "--preset" in told:
+        return told["--preset"]
+    # Without a word about it, runs on shards of their own may just be called so.
+    return config.setting if config.setting in preset_names() and config.partition_seed == config.seed else None
 
 
 def shards_of(told: str | None, environment: Mapping[str, Any]) -> str:

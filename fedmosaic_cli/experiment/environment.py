@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
@@ -47,6 +48,8 @@ def environment(federation: Federation, shards: Shards, arguments: Sequence[str]
         "threads_per_worker": torch.get_num_threads(),
         "shards": str(shards.path.absolute()),
         "arguments": list(arguments),
+        # What the paths among them are relative to.
+        "directory": str(Path.cwd()),
     }
 
 

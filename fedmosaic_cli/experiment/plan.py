@@ -167,4 +167,5 @@ def check_finished(files: RunFiles) -> None:
     if not files.config.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
     if not files.finished():
+        check_free(files.path)
         raise RequestError(f"the run is not finished ({files.path}): go on with --resume first")

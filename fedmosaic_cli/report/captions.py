@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.collect import CAVEATS
+from fedmosaic_cli.report.commands import conditions_in
 from fedmosaic_cli.report.settings import differences
 
 if TYPE_CHECKING:
@@ -52,8 +54,15 @@ def protocol_of(setting: Setting) -> str:
         f"seed{'s' * (len(setting.seeds) > 1)} {', '.join(map(str, setting.seeds))}",
         f"shards {' '.join(marks)}" if marks else "shards unknown",
         f"on {' and '.join(devices)}" if devices else "",
+        f"with {' and '.join(changed)}" if (changed := changes_in(setting)) else "",
     ]
     return f"{setting.label}: {', '.join(filter(None, parts))}."
+
+
+def changes_in(setting: Setting) -> list[str]:
+    """What is other than in the preset, or than usual where there is none."""
+    words = conditions_in(setting)
+    return [following for word, following in pairwise(words) if word == "--set"]
 
 
 def counted(number: int, what: str) -> str:

@@ -51,7 +51,10 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
     import pandas as pd
 
     if not runs_dir.is_dir():
-        raise RequestError(f"no runs here ({runs_dir}): make some with 'fedmosaic train --preset quickstart'")
+        what = "not a directory" if runs_dir.exists() else "no such directory"
+        raise RequestError(
+            f"{what} ({runs_dir}): name one with runs, or make some with 'fedmosaic train --preset quickstart'"
+        )
     lines = []
     folders, skipped = run_directories(runs_dir)
     for number, files in enumerate(map(RunFiles, folders), start=1):

@@ -47,8 +47,8 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
         for (door, kind), variants in doors(keys).items():
             words = ["fedmosaic", *door, *where.conditions, *kind, "--seeds", ",".join(map(str, seeds))]
             places = [where.folder / name / f"seed-{seed}" for name in variants for seed in seeds]
-            if not where.taken.isdisjoint(places):  # by runs with hyper-parameters of their own
-                words += ["--runs-dir", str(where.folder.parent / f"{where.folder.name}-usual")]
+            if not where.taken.isdisjoint(places):  # by runs with other hyper-parameters
+                words += ["--runs-dir", str(where.folder.parent / f"{where.folder.name}-more")]
             else:
                 words += [] if where.folder.parent == default_runs_dir() else ["--runs-dir", str(where.folder.parent)]
                 # What lies there and is in no table is not finished, or damaged.
@@ -58,24 +58,31 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
 
 
 def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
-    """One command for all baselines, and one for every kind of FedMosaic: its first words, its own options, and the
-    directories of its runs."""
+    """One command for all baselines, and one for every kind of FedMosaic and for rows with hyper-parameters of their
+    own: its first words, its own options, and the directories of its runs."""
     keys = list(keys)
-    names = [method for method, _ in keys if method != "fedmosaic"]
-    kinds = [kind for method, kind in keys if method == "fedmosaic"]
+    plain = [method for method, detail in keys if not detail]
     every = set(keys) >= EVERY_BASELINE
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    if names:
-        found[("baseline", *(["all"] if every else names)), ()] = names
-    return found | {(("train",), ("--expertise", kind)): [f"fedmosaic-{kind}"] for kind in kinds}
+    if plain:
+        found[("baseline", *(["all"] if every else plain)), ()] = plain
+    for method, detail in keys:
+        values = [f"methods.{method}.{part}" for part in detail.split(", ") if "=" in part]
+        own = tuple(word for value in values for word in ("--set", value))
+        if method == "fedmosaic":
+            kind = detail.partition(",")[0]
+            found[("train",), ("--expertise", kind, *own)] = [f"fedmosaic-{kind}"]
+        elif own:
+            found[("baseline", method), own] = [method]
+    return found
 
 
-@cache  # a setting may stand in several tables
 def where_of(setting: Setting) -> Where:
     """Where more runs of a setting belong."""
     return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path))
 
 
+@cache  # a setting may stand in several tables
 def conditions_in(setting: Setting) -> list[str]:
     """The options under which the runs of a setting were made, but for methods and seeds."""
     place = Place()

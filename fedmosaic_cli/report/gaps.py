@@ -42,14 +42,14 @@ def with_commands(columns: Sequence[Column], rows: tuple[Row, ...]) -> tuple[tup
 def lacking(column: Column, row: Row, cell: Cell) -> tuple[int, ...]:
     """The seeds that a cell lacks runs of.
 
-    What was run with hyper-parameters of its own is nothing that others lack, and where nobody ran anything the
-    paper's rows are enough.
+    What was run with hyper-parameters of its own in one setting is nothing that others lack, and where nobody ran
+    anything the paper's rows are enough.
     """
-    if "=" in row.key[1] or not (column.setting or cell.published):
-        return ()
     if column.setting is None:
-        return USUAL_SEEDS
+        return USUAL_SEEDS if cell.published else ()
     runs = column.setting.methods.get(row.key)
+    if runs is None and "=" in row.key[1]:
+        return ()
     done = set() if runs is None else set(runs.seed)
     return tuple(seed for seed in column.setting.seeds if seed not in done)
 

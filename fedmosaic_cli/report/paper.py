@@ -151,7 +151,9 @@ def made(
     notes = [f"{', '.join(dict.fromkeys(letters))}."] if letters else []
     by_domain = {column.setting.label: column.setting for column in columns if column.setting and column.domain}
     notes += [note for setting in by_domain.values() if (note := without_domains(setting))]
-    return Table(name, tuple(columns), rows, caption_of(title, once, paper), (*notes, *notes_of(once)), commands, paper)
+    beside = any(cell.published for row in rows for cell in row.cells)
+    caption = caption_of(title, once, beside)
+    return Table(name, tuple(columns), rows, caption, (*notes, *notes_of(once)), commands, beside)
 
 
 def without_domains(setting: Setting) -> str:

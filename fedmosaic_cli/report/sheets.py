@@ -139,9 +139,12 @@ def sheet_to_terminal(sheet: Sheet) -> Group:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    view = RichTable(box=box.SIMPLE_HEAD, title=Text(sheet.title), title_justify="left")
-    for number, head in enumerate(sheet.head):
-        view.add_column(head, justify="right" if number else "left")
+    view = RichTable(box=box.SIMPLE_HEAD, title=Text(sheet.title), title_justify="left", padding=(0, 1, 0, 0))
+    view.add_column(sheet.head[0], overflow="fold")
+    for number, head in enumerate(sheet.head[1:], start=1):
+        # Headings are wrapped, numbers never.
+        room = max((len(row[number]) for row in sheet.rows), default=0)
+        view.add_column(head, justify="right", min_width=max(room, *map(len, head.split())))
     for row in sheet.rows:
         view.add_row(*map(Text, row))
     return Group(view, *([Text(sheet.note, style="dim")] if sheet.note else []))

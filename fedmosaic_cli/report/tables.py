@@ -7,6 +7,7 @@ import inspect
 import io
 import re
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.collect import CAVEATS
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Group
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     from fedmosaic_cli.report.table import Cell, Column, Result, Row, Table
 
 MISSING = "-"
 NO_LIMIT = 1000
+NARROWEST_HEAD = 14
 FIELDS = (
     *("setting", "family", "method", "mean", "std", "seeds", "verdict", "caveats"),
     *("domain", "published", "published_std", "difference", "table", "command"),
@@ -78,31 +81,60 @@ def to_csv(tables: Sequence[Table]) -> str:
     return text.getvalue()
 
 
-def to_terminal(table: Table) -> Group:
-    """The table in the paper's colours, with a mark beside each for those who cannot tell them apart."""
-    from rich import box
+def to_terminal(table: Table, width: int = NO_LIMIT) -> Group:
+    """The table in the paper's colours, with a mark beside each for those who cannot tell them apart.
+
+    Where not all columns fit into the width, it is several tables below each other.
+    """
     from rich.console import Group
+    from rich.text import Text
+
+    below = [table.caption, legend(table), *table.notes]
+    missing = [Text("missing:", style="dim"), *map(Text, table.commands)] if table.commands else []
+    return Group(*terminal_parts(table, width), Text("\n".join(filter(None, below)), style="dim"), *missing)
+
+
+def terminal_parts(table: Table, width: int) -> list[RichTable]:
+    """The columns in one table or, with narrower heads, in as few of this width as can be; each has at least one."""
+    from rich.console import Console
+
+    def fits(part: RichTable) -> bool:
+        return Console(width=NO_LIMIT).measure(part).maximum <= width
+
+    every = range(len(table.columns))
+    if fits(whole := terminal_part(table, every, NO_LIMIT)):
+        return [whole]
+    parts: list[list[int]] = [[]]
+    for column in every:
+        if parts[-1] and not fits(terminal_part(table, [*parts[-1], column], NARROWEST_HEAD)):
+            parts.append([])
+        parts[-1].append(column)
+    return [terminal_part(table, columns, NARROWEST_HEAD) for columns in parts]
+
+
+def terminal_part(table: Table, columns: Sequence[int], widest_head: int) -> RichTable:
+    """Some columns of the table. Heads are wrapped that are wider than this and than what is below them."""
+    from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     view = RichTable(box=box.SIMPLE_HEAD)
     view.add_column("")
     view.add_column("Method")
-    for column in table.columns:
-        head = "\n".join(filter(None, (column.heading, column.label)))
-        view.add_column(Text(head), justify="right", overflow="fold")
+    cells = {number: [terminal_cell(row.cells[number], table, number) for row in table.rows] for number in columns}
+    for number in columns:
+        column = table.columns[number]
+        room = max(widest_head, *(cell.cell_len for cell in cells[number]))
+        lines = [line for text in (column.heading, column.label) for line in wrap(text, room)]
+        view.add_column(Text("\n".join(lines)), justify="right", no_wrap=True)
+    place = 0
     for family, rows in families(table):
         for number, row in enumerate(rows):
-            cells = [terminal_cell(cell, table, column) for column, cell in enumerate(row.cells)]
-            view.add_row(
-                Text(family if number == 0 else "", style="dim"),
-                Text(row.title),
-                *cells,
-                end_section=number == len(rows) - 1,
-            )
-    below = [table.caption, legend(table), *table.notes]
-    missing = [Text("missing:", style="dim"), *map(Text, table.commands)] if table.commands else []
-    return Group(view, Text("\n".join(filter(None, below)), style="dim"), *missing)
+            name = Text(family if number == 0 else "", style="dim")
+            last = number == len(rows) - 1
+            view.add_row(name, Text(row.title), *(cells[column][place] for column in columns), end_section=last)
+            place += 1
+    return view
 
 
 def to_svg(table: Table) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shlex
 import shutil
 
@@ -146,6 +147,54 @@ def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(re
         place.write_text("mine")
     assert "taken" in refused(report(option, place))
     assert place.is_dir() or place.read_text() == "mine"
+
+
+def test_nothing_is_written_over_or_into_a_run(report, tmp_path):
+    run = tmp_path / "runs" / "quickstart" / "local" / "seed-0"
+    before = (run / "summary.json").read_bytes()
+    for arguments in (
+        ("--html", run / "summary.json"),
+        ("--out", run),
+        ("--out", run / "models"),
+        ("--html", run / "x"),
+    ):
+        assert "belongs to a run" in refused(report(*arguments))
+    assert (run / "summary.json").read_bytes() == before
+
+
+def test_only_pages_are_written_over(report, tmp_path):
+    (tmp_path / "mine.yaml").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("mine.yaml", "pipe", "/dev/null"):
+        assert "no page of ours" in refused(report("--html", name))
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+    (tmp_path / "real.html").touch()
+    (tmp_path / "link.html").symlink_to("real.html")
+    for _ in range(2):
+        assert report("--html", "link.html").exit_code == 0
+        assert (tmp_path / "link.html").is_symlink()
+        assert "quickstart" in (tmp_path / "real.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", [("--out", "file/sub"), ("--html", "file/x.html"), ("--out", "x", "--html", "x")])
+def test_places_that_cannot_be_are_refused_before_anything_is_written(report, tmp_path, arguments):
+    (tmp_path / "file").write_text("mine")
+    refused(report(*arguments))
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "runs"}
+
+
+def test_a_place_that_is_closed_is_no_wrong_request(report, tmp_path, monkeypatch):
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
+    result = report("--out", "results")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "nothing may be written here" in result.stderr
+
+
+def test_a_setting_says_what_is_not_as_in_its_preset(report, tmp_path):
+    command = ("baseline", "local", "--preset", "quickstart", "--rounds", "2", "--set", "train.lr=0.01", "-q")
+    assert fedmosaic(*command, "--runs-dir", "other", cwd=tmp_path).returncode == 0
+    assert "on cpu, with train.lr=0.01." in report("other").stdout
 
 
 def test_a_bad_run_is_named_and_the_others_reported(report, tmp_path):

@@ -68,13 +68,18 @@ def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
         assert conditions_of(run, environment, Place())[:2] == ["--shards", shown]
 
 
-def test_a_preset_or_a_file_that_is_gone_is_spelled_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
     run = run_of("quickstart", "train.lr=0.5", setting="mine")
-    environment = {"arguments": ["train", "--preset", "mine.yaml", "--config", "own.yaml"], "shards": "/far/mine-s3"}
-    told = conditions_of(run, environment, Place())
-    assert told[:2] == ["--shards", "/far/mine-s3"]
-    assert "train.lr=0.5" in told
+    arguments = ["train", "--preset", "mine.yaml", "--config", "own.yaml"]
+    environment = {"arguments": arguments, "directory": str(tmp_path)}
+    # Without its preset nothing can be made again: it is named, as it has to be put back.
+    assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml"]
     (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    preset = ["--preset", str(tmp_path / "mine.yaml")]
+    assert conditions_of(run, environment, Place()) == [*preset, "--set", "train.lr=0.5"]
     (tmp_path / "own.yaml").write_text("train:\n  lr: 0.5\n")
+    assert conditions_of(run, environment, Place()) == [*preset, "--config", str(tmp_path / "own.yaml")]
+    monkeypatch.chdir(tmp_path)
     assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml", "--config", "own.yaml"]

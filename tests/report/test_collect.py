@@ -156,5 +156,5 @@ def test_what_lies_in_models_and_checkpoints_of_a_run_is_no_run(runs):
 
 
 def test_no_directory_is_a_wrong_request(tmp_path):
-    with pytest.raises(RequestError, match="no runs here"):
+    with pytest.raises(RequestError, match="no such directory"):
         collect(tmp_path / "missing")

@@ -111,7 +111,31 @@ def test_runs_with_hyperparameters_of_their_own_are_not_in_the_way(runs):
     runs("quickstart", "fedprox", 0, 0.9, hyperparameters={"mu": 5.0})
     runs("quickstart", "local", 0, 0.9)
     [command] = [line for line in table_of(runs, "label-skew").commands if "fedprox" in line]
-    assert command.endswith("--preset quickstart --seeds 0 --runs-dir runs/quickstart-usual")
+    assert command.endswith("--preset quickstart --seeds 0 --runs-dir runs/quickstart-more")
+
+
+def test_a_row_with_hyperparameters_of_its_own_says_how_to_make_its_other_seeds(runs):
+    for seed in (0, 1):
+        runs("quickstart", "local", seed, 0.9)
+    runs("quickstart", "fedprox", 0, 0.9, hyperparameters={"mu": 5.0})
+    hyperparameters = {"expertise": "entropy", "trust": "paper"}
+    runs("quickstart", "fedmosaic-entropy", 0, 0.9, hyperparameters=hyperparameters)
+    own = [line for line in table_of(runs).commands if "--set" in line]
+    assert own == [
+        "fedmosaic baseline fedprox --preset quickstart --set methods.fedprox.mu=5 --seeds 1",
+        "fedmosaic train --preset quickstart --expertise entropy --set methods.fedmosaic.trust=paper --seeds 1",
+    ]
+
+
+def test_a_narrow_terminal_has_several_tables(runs):
+    fill(runs)
+    console = Console(width=80)
+    with console.capture() as terminal:
+        console.print(to_terminal(table_of(runs), console.width))
+    lines = terminal.get().splitlines()
+    assert sum("Centralized   " in line for line in lines) == 2
+    assert "96.00 (1.41)" in terminal.get()
+    assert max(len(line.rstrip()) for line in lines if "(" in line and "Local" not in line) <= 80
 
 
 def test_what_was_begun_is_resumed(runs):
