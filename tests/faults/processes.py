@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,16 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def orphans(leader: int) -> list[str]:
-    """What a command started, and left behind."""
+def orphans(leader: int, patience: float = 3.0) -> list[str]:
+    """What a command started, and left behind; `uname`, which Python asks for the platform, ends by itself."""
+    end = time.monotonic() + patience
+    while (found := session_of(leader)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def session_of(leader: int) -> list[str]:
+    """The processes that a command has started, and that are still there."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
