@@ -211,6 +211,15 @@ def test_a_bad_run_is_named_and_the_others_reported(report, tmp_path):
     assert "runs/quickstart/ditto/seed-0" in ditto
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "env.json"])
+def test_a_run_whose_configuration_was_changed_is_not_reported(report, tmp_path, name):
+    file = tmp_path / "runs" / "quickstart" / "ditto" / "seed-0" / name
+    file.write_bytes(file.read_bytes() + b"\n")
+    result = report()
+    assert "Ditto" not in result.stdout
+    assert f"the file was changed or is damaged (runs/quickstart/ditto/seed-0/{name})" in result.stderr
+
+
 def test_nothing_but_bad_runs_is_one_line(report, tmp_path):
     for path in (tmp_path / "runs").rglob("summary.json"):
         path.unlink()
