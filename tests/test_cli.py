@@ -235,7 +235,7 @@ REFUSED = [
     (["baseline", "apfl", "--preset", "quickstart", "--set", "methods.apfl.adaptive=maybe"], "must be true or false"),
     (["evaluate", "nowhere"], "not a run directory"),
     (["evaluate"], "RUN"),
-    (["report"], "no runs here"),
+    (["report"], "no such directory (runs)"),
     (["report", "--latex", "--csv"], "choose one"),
     (["presets", "show", "nope"], "unknown preset 'nope'"),
     (["frobnicate"], "frobnicate"),
