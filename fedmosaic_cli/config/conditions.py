@@ -44,7 +44,7 @@ def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Plac
             return words  # whatever else is said, it has to be put back first
         layers.add_all(load_preset(preset).layers)
     if preset is None or "--shards" in told or config.partition_seed != config.seed:
-        shards = shards_of(told.get("--shards"), environment)
+        shards = shards_of(told.get("--shards"), config.setting, environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")})
         words += ["--shards", shards]
     file = Path(told.get("--config", ""))
@@ -81,14 +81,15 @@ def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
     return config.setting if config.setting in preset_names() and config.partition_seed == config.seed else None
 
 
-def shards_of(told: str | None, environment: Mapping[str, Any]) -> str:
+def shards_of(told: str | None, setting: str, environment: Mapping[str, Any]) -> str:
     """Where the shards of a run are: here, if they came along with it (their digest tells), else where they were."""
     place = Path(str(environment.get("shards", "")))
-    for name in filter(None, (told, place.name, f"shards/{place.name}")):
+    called = place.name or setting
+    for name in filter(None, (told, called, f"shards/{called}")):
         with suppress(RequestError, OSError, ValueError, AttributeError):
             if read_json(Path(name) / "manifest.json").get("digest") == environment.get("shards_digest"):
                 return name
-    return nearby(place)
+    return nearby(place) if place.name else setting
 
 
 def default_runs_dir() -> Path:

@@ -12,7 +12,7 @@ from fedmosaic_cli.data.place import unseen
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, MODELS, SUMMARY, RunFiles
+from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,9 +106,7 @@ def finished_summary(files: RunFiles) -> dict[str, Any]:
         raise RequestError(f"not finished, {SUMMARY} is missing")
     if not files.finished():
         raise RequestError(f"{SUMMARY} is not a file")
-    summary = files.summary()
-    files.check(CONFIG, ENVIRONMENT)  # they tell how more runs of the kind are made
-    return summary
+    return files.summary()
 
 
 def line_of(summary: dict[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.conditions import conditions_of, default_runs_dir
-from fedmosaic_cli.config.run import stored_run
+from fedmosaic_cli.config.run import recorded_run, stored_run
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, RunFiles
 from fedmosaic_cli.report.settings import paper_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Set
     from pathlib import Path
 
+    from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.report.settings import Key, Setting
 
 MOST_TRIES = 5
@@ -86,13 +87,41 @@ def where_of(setting: Setting) -> Where:
 def conditions_in(setting: Setting) -> list[str]:
     """The options under which the runs of a setting were made, but for methods and seeds."""
     place = Place()
-    for path in setting.runs.path.head(MOST_TRIES):
+    for path, digest in zip(setting.runs.path[:MOST_TRIES], setting.runs.digest, strict=False):
         files = RunFiles(path)
         try:
-            return conditions_of(stored_run(files.config, place), files.environment(), place)
+            return conditions_of(configuration(files, place), {"shards_digest": digest, **surroundings(files)}, place)
         except (RequestError, OSError, ValueError):  # names that no file can have are ValueErrors
             continue
     return ["--preset", setting.name]
+
+
+def configuration(files: RunFiles, place: Place) -> RunConfig:
+    """The configuration of a run: from its file or, where that was changed, from all else that tells of it."""
+    try:
+        files.check(CONFIG)
+        return stored_run(files.config, place)
+    except (RequestError, OSError):
+        summary, manifest = files.summary(), files.shards()
+        content = {
+            **{key: summary[key] for key in ("method", "seed", "model")},
+            "setting": summary["preset"],
+            "partition_seed": manifest.get("seed"),
+            "data": manifest.get("settings"),
+            "train": {**summary["train"], "rounds": summary["rounds"]},
+            "clients": summary.get("clients", {}),
+            "methods": {summary["method"]: summary["hyperparameters"]},
+        }
+        return recorded_run(content, str(files.path), place)
+
+
+def surroundings(files: RunFiles) -> dict[str, Any]:
+    """What env.json tells, if nobody changed it."""
+    try:
+        files.check(ENVIRONMENT)
+        return files.environment()
+    except (RequestError, OSError):
+        return {}
 
 
 def folder_for(setting: Setting) -> Path:
