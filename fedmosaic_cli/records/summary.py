@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -11,6 +11,8 @@ from fedmosaic_cli.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+T = TypeVar("T")
 
 SCHEMA = 1
 MOST_DEPTH = 20
@@ -26,7 +28,7 @@ class NewerSummaryError(RequestError):
     """A summary that a newer version wrote."""
 
 
-def printable(content: dict[str, Any]) -> dict[str, Any]:
+def printable(content: T) -> T:
     """The content, if no text in it would steer a terminal or could not be written."""
     for text in texts_in(content):
         if not text.isprintable():
@@ -51,7 +53,8 @@ def texts_in(value: Any, depth: int = 0) -> Iterator[str]:
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Name = Annotated[str, Field(min_length=1), AfterValidator(lambda text: printable({text: None}) and text)]
+Text = Annotated[str, AfterValidator(printable)]
+Name = Annotated[Text, Field(min_length=1)]
 Section = Annotated[dict[str, Any], AfterValidator(printable)]
 
 
@@ -114,7 +117,7 @@ class Summary(Part):
     accuracy: Accuracy
     bits: Bits = Field(default_factory=Bits)
     evaluation: Evaluation
-    device: Annotated[str, AfterValidator(lambda text: printable({text: None}) and text)] = ""
+    device: Text = ""
 
 
 def check_schema(content: Any, path: Path) -> None:
