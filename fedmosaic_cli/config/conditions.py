@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
 
-SECTIONS = ("data", "model", "train", "clients")
+SECTIONS = ("data", "model", "train", "privacy", "attack", "defence", "clients")
 ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
 # Where data lies and what computes is in no configuration: whoever said it will have to say it again.
 PASSED_ON = ("--data-dir", "--device")
@@ -117,6 +117,6 @@ def changes(plain: RunConfig, wanted: RunConfig) -> list[str]:
 def decisive(config: RunConfig) -> dict[str, Any]:
     """The values that decide about a run. Of the two lengths of a round, one has no effect."""
     content = config.to_dict()
-    values = flat({section: content[section] for section in SECTIONS})
+    values = flat({section: content.get(section, {}) for section in SECTIONS})
     idle = ROUND_LENGTHS[values["train.local_steps"] is None]
     return {key: value for key, value in values.items() if key != idle}

@@ -9,7 +9,7 @@ from fedmosaic_cli.config.checks import check_keys, checked
 from fedmosaic_cli.config.clients import ClientSettings
 from fedmosaic_cli.config.yaml_files import MOST_DEPTH, parse
 from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError, unknown
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.models.settings import ModelSettings
@@ -17,7 +17,15 @@ from fedmosaic_cli.models.settings import ModelSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
+# What a run has beside its method; the last three are about messages, and most runs say nothing of them.
+SECTIONS = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "train": TrainSettings,
+    "privacy": PrivacySettings,
+    "attack": AttackSettings,
+    "defence": DefenceSettings,
+}
 GROUPS = ("methods", "clients")
 ROUND_LENGTH = {"local_epochs", "local_steps"}
 T = TypeVar("T")

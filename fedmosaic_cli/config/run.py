@@ -15,7 +15,7 @@ from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_na
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.models.settings import READS, ModelSettings
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.settings import Section
 
 S = TypeVar("S", ModelSettings, TrainSettings)
+REQUIRED = ("data", "model", "train")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -46,6 +48,9 @@ class RunConfig:
     """The models of clients that have one of their own."""
     trainings: dict[int, TrainSettings] = field(default_factory=dict)
     """The same of how they train."""
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    defence: DefenceSettings = field(default_factory=DefenceSettings)
 
     def model_of(self, client: int) -> ModelSettings:
         """What a client learns with; where all data is pooled, there are no clients to differ."""
@@ -73,6 +78,11 @@ class RunConfig:
         models = {clients[0]: model for (model, _), clients in self.kinds.items()}
         return misfit(self.method, models, self.models.keys())
 
+    def message_sections(self) -> dict[str, Section]:
+        """What is said about messages, where it is not what goes without saying."""
+        sections = {"privacy": self.privacy, "attack": self.attack, "defence": self.defence}
+        return {name: section for name, section in sections.items() if section != type(section)()}
+
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
         return {
@@ -83,6 +93,7 @@ class RunConfig:
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
+            **{name: section.model_dump(mode="json") for name, section in self.message_sections().items()},
             "clients": {t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.clients.items()},
             "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
         }
@@ -111,7 +122,16 @@ def resolve_run(
         clients=clients,
         models=spread(models, data.clients or 1),
         trainings=spread(trainings, data.clients or 1),
+        privacy=layers.section("privacy", PrivacySettings),
+        attack=layers.section("attack", AttackSettings),
+        defence=layers.section("defence", DefenceSettings),
     )
+    strangers = [client for client in config.attack.clients if not 0 <= client < (data.clients or 1)]
+    if strangers:
+        raise RequestError(
+            f"no client {strangers[0]} (attack.clients, {layers.origin('attack.clients')}): "
+            f"they are numbered from 0 to {(data.clients or 1) - 1}"
+        )
     if train.clients_per_round is not None and train.clients_per_round > (data.clients or 1):
         raise RequestError(
             f"train.clients_per_round is {train.clients_per_round} ({layers.origin('train.clients_per_round')}): "
@@ -170,8 +190,8 @@ def recorded_run(content: dict[str, Any], where: str, place: Place) -> RunConfig
     """The configuration of a run that was made before."""
     try:
         layers = Layers()
-        layers.add(where, {name: content[name] for name in (*SECTIONS, "methods")})
-        layers.add(where, {"clients": content.get("clients", {})})
+        layers.add(where, {name: content[name] for name in (*REQUIRED, "methods")})
+        layers.add(where, {name: content.get(name, {}) for name in (*SECTIONS, "clients") if name not in REQUIRED})
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The `train` section: how long, in what steps, by which optimizer."""
+"""The sections `train` (how long, in what steps), `privacy`, `attack` and `defence` of a configuration."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmosaic_cli.settings import Section
+from fedmosaic_cli.settings import Integers, Section
 
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 Aggregation = Literal["samples", "uniform"]
 Statistics = Literal["average", "local", "drop"]
+Budget = Literal["inf"] | Annotated[float, Field(gt=0, le=1e30)]
 
 
 class TrainSettings(Section):
@@ -50,3 +51,84 @@ class TrainSettings(Section):
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
         return self
+
+
+class PrivacySettings(Section):
+    """Noise in what leaves a client, for methods that share labels on the public set: see docs/privacy.md.
+
+    With `labels` off there is none. `epsilon` is the whole budget of a client, over all rounds and all that it sends,
+    and the noise follows from it; or the noise is given, as the budget of one label (`label_epsilon`) and as the
+    standard deviation of Gaussian noise in units of the sensitivity (`noise_multiplier`). `label_share` of a budget
+    goes to labels. The `unit` of the guarantee is the whole data of a client; or, on the word of whoever
+    says that one record changes at most `changed_rows` public labels, a record. A run that would spend more than
+    `max_epsilon` is refused.
+    """
+
+    labels: Literal["off", "krr", "xor"] = "off"
+    expertise: Literal["auto", "none", "gaussian", "histogram"] = "auto"
+    unit: Literal["client", "record-assumed"] = "client"
+    changed_rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    epsilon: Budget | None = None
+    label_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    label_epsilon: Budget | None = None
+    noise_multiplier: Annotated[float, Field(ge=0, le=1e30)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    max_epsilon: Annotated[float, Field(gt=0, le=1e30)] | None = None
+
+
+class AttackSettings(Section):
+    """Clients that do not play by the rules, and what they do, from a round on.
+
+    `adaptive` ones claim no more expertise than passes the server's checks. Those who inflate theirs do so with
+    `flipped` labels or honest ones.
+    """
+
+    kind: Literal[
+        "none",
+        "random",
+        "constant",
+        "flip",
+        "collude_flip",
+        "least_likely",
+        "class_prior",
+        "inflate",
+        "poison_data",
+        "malformed",
+        "replay",
+        "late",
+        "missing",
+        "free_rider",
+    ] = "none"
+    clients: Integers = ()
+    from_round: Positive = 1
+    adaptive: bool = False
+    flipped: bool = True
+
+    @model_validator(mode="after")
+    def somebody_attacks(self) -> AttackSettings:
+        if (self.kind == "none") != (not self.clients):
+            raise ValueError(f"kind {self.kind} with clients {list(self.clients)} is no attack: name both or neither")
+        if len(set(self.clients)) < len(self.clients):
+            raise ValueError(f"clients {list(self.clients)} are not all different: name each once")
+        if self.kind == "poison_data" and self.from_round > 1:
+            raise ValueError(f"from_round {self.from_round} has no effect on poison_data: leave it out")
+        return self
+
+
+class DefenceSettings(Section):
+    """What the server does against voters that it cannot trust; as it stands, nothing but check their messages.
+
+    In this order: `normalise` gives every client the same total weight, `cap_share` (`auto`: 0.2 with ten clients or
+    more) cuts what a client holds of the weight in a row, `reputation` weighs clients by how well they agreed with the
+    others so far, and never by less than `reputation_floor`. The `vote` is weighted by expertise, a plain majority, or
+    `trimmed`: without the share `trim` of the heaviest votes for each class.
+    A round needs valid messages from `min_clients`, or from more than half of those who take part.
+    """
+
+    normalise: bool = False
+    cap_share: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] | None = None
+    vote: Literal["weighted", "majority", "trimmed"] = "weighted"
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    reputation: bool = False
+    reputation_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_clients: Positive | None = None
