@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+LEAST_EXPONENT = -50.0
+LEAST_TRUST = math.exp(LEAST_EXPONENT)
+"""So little that single precision hardly notices."""
+
 
 def loss_ratio_trust(private_loss: float, public_loss: float, epsilon: float, cap: float | None = None) -> float:
     """lambda = exp(-(l_public - l_private) / (l_private + epsilon)), at most `cap`.
 
     Both losses are mean cross-entropies of one model, on its own data and on the pseudo-labelled public set.
-    For losses of at least 0 the value lies in [0, e): 1 where both are equal, 0 (by underflow) where the private loss
-    is 0 and the public one is not.
+    For losses of at least 0 the value lies in [LEAST_TRUST, e]: 1 where both are equal, LEAST_TRUST where the private
+    loss is 0 and the public one is not. A loss that is no number deserves no trust at all.
     """
-    scale = private_loss + epsilon
-    if scale == 0.0:
-        return 1.0 if public_loss == 0.0 else 0.0
-    trust = math.exp(-(public_loss - private_loss) / scale)
+    if not (math.isfinite(private_loss) and math.isfinite(public_loss)):
+        return 0.0
+    lead, scale = private_loss - public_loss, private_loss + epsilon
+    exponent = lead / scale if scale else math.copysign(math.inf, lead) if lead else 0.0
+    trust = math.exp(min(1.0, max(LEAST_EXPONENT, exponent)))
     return trust if cap is None else min(trust, cap)
 
 

@@ -1,21 +1,23 @@
-"""The only way between clients and server: everything that travels is counted, and arrives as it would be read."""
+"""The only way between clients and server: everything that travels is counted, and arrives as it would be read.
+
+What is counted is what a message says. The envelope around an opinion or a consensus, 78 bytes, is not: nor are those
+of whatever network carries it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
-    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.messages import Message, Way
     from fedmosaic_cli.engine.method import Received
 
 
-def send(message: Message, device: torch.device) -> tuple[Received, int]:
-    """The message as the other side sees it, which computes on `device`, and how many bits it took."""
+def send(message: Message, way: Way) -> tuple[Received, int]:
+    """The message as the other side sees it, and how many bits it took."""
     received: Received = {}
     bits = 0
     for name, part in message.items():
-        received[name], part_bits = part.travel(device)
+        received[name], part_bits = part.travel(way)
         bits += part_bits
     return received, bits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,11 +12,12 @@ from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
-from fedmosaic_cli.seeds import derive
+from fedmosaic_cli.seeds import derive, generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     from torch import Generator, Tensor
 
     from fedmosaic_cli.engine.examples import Examples
@@ -50,7 +51,7 @@ class SimulatedClient:
         self.id = client_id
         self.round = 0
         self.state: State = {}
-        self.notes: dict[str, float | None] = {}
+        self.notes: dict[str, Any] = {}
         self.left_out = False
         self.private = private
         self.public = public
@@ -71,7 +72,7 @@ class SimulatedClient:
     def check(self, models: State | Received) -> None:
         """Refuse to go on with a model, or from a loss, that is none any more."""
         for name, value in self.notes.items():
-            if value is not None and not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise DivergenceError(self.id, self.round, name)
         for name, model in models.items():
             if isinstance(model, dict) and not name.endswith(OPTIMIZER) and not params.finite(model):
@@ -146,7 +147,10 @@ class SimulatedClient:
         # What a client says of the public set leaves the device anyway, and needs float64, which not every GPU has.
         return self.learner.predict(parameters, self.public).cpu()
 
-    def note(self, **values: float | None) -> None:
+    def noise(self, purpose: str) -> np.random.Generator:
+        return generator(self._seed, purpose, self.id, self.round)
+
+    def note(self, **values: Any) -> None:
         self.notes.update(values)
 
     @property

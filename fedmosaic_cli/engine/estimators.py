@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmosaic_cli.cotraining.consensus import NO_LABEL
 from fedmosaic_cli.engine.learner import Losses
-from fedmosaic_cli.engine.objective import PseudoLabels, mean_cross_entropy
+from fedmosaic_cli.engine.objective import PseudoLabels, labelled, mean_cross_entropy
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.models.estimators import build_estimator, compute_alone
 
@@ -64,7 +65,7 @@ class EstimatorLearner:
         public = [self.predict(parameters, self._public).cpu() for _ in lesson.terms]
         return Losses(
             mean_cross_entropy(log_probs, self._private.targets),
-            [mean_cross_entropy(each, parameters["labels"]) for each in public],
+            [mean_cross_entropy(*labelled(each, parameters["labels"])) for each in public],
         )
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
@@ -94,10 +95,11 @@ class EstimatorLearner:
         others, weight = parameters["labels"].cpu().numpy(), parameters["weight"].item()
         if weight:
             # Mean private loss plus weight times mean public loss, up to a common factor.
+            there = others != NO_LABEL
             share = weight * len(labels) / len(others)
-            inputs = np.concatenate([inputs, pixels(self._public)])
-            labels = np.concatenate([labels, others])
-            weights = np.concatenate([weights, np.full(len(others), share)])
+            inputs = np.concatenate([inputs, pixels(self._public)[there]])
+            labels = np.concatenate([labels, others[there]])
+            weights = np.concatenate([weights, np.full(there.sum(), share)])
         estimator = build_estimator(self.model, int(parameters["seed"]), len(labels))
         if len(np.unique(labels)) == 1:
             estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedmosaic_cli.cotraining import codecs
+from fedmosaic_cli.cotraining import wire
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters
 
 
+@dataclass(frozen=True)
+class Way:
+    """From one side to the other: where the receiver computes, and what stands on the envelope."""
+
+    device: torch.device
+    envelope: wire.Envelope
+
+
 class Part(Protocol):
     """One part of a message."""
 
-    def travel(self, device: torch.device) -> tuple[Tensor | Parameters, int]:
-        """The part as the receiver sees it, and the bits of its serialised form. Nothing is shared with the sender.
+    def travel(self, way: Way) -> tuple[Tensor | Parameters | bytes, int]:
+        """The part as the receiver sees it, and the bits of what it says. Nothing is shared with the sender.
 
-        Models arrive on the receiver's `device`; what is said of the public set is worked on by CPUs.
+        Models arrive on the receiver's device; what is said of the public set is worked on by CPUs.
         """
 
 
@@ -29,32 +38,37 @@ Message = dict[str, Part]
 
 
 @dataclass(frozen=True)
-class Labels:
-    """One class index per public example, ceil(log2 C) bits each."""
+class Opinion:
+    """What a client says of the public set: labels, and how far it is to be trusted in each.
 
-    values: Tensor
-    num_classes: int
+    It arrives sealed: whether it is fit to be read is for the server to find out.
+    """
 
-    def travel(self, device: torch.device) -> tuple[Tensor, int]:
-        bits = codecs.label_bits(self.num_classes)
-        data = codecs.pack(self.values.numpy(), bits)
-        return like(self.values, codecs.unpack(data, bits, len(self.values))), 8 * len(data)
+    labels: NDArray[Any]
+    expertise: NDArray[np.float64] | None
+    form: wire.Form
+
+    def travel(self, way: Way) -> tuple[bytes, int]:
+        data = wire.write_opinion(way.envelope, self.form, self.labels, self.expertise)
+        return data, 8 * self.form.payload_bytes
 
 
 @dataclass(frozen=True)
-class Scores:
-    """One value per public example, in `bits` bits each between two bounds that both sides know."""
+class Consensus:
+    """What the crowd says of the public set, a class an example; below 0 where it says nothing."""
 
-    values: Tensor
-    low: float
-    high: float
-    bits: int
+    labels: Tensor
+    num_classes: int
 
-    def travel(self, device: torch.device) -> tuple[Tensor, int]:
-        levels = codecs.quantise(self.values.double().numpy(), self.low, self.high, self.bits)
-        data = codecs.pack(levels, self.bits)
-        seen = codecs.unpack(data, self.bits, len(self.values))
-        return like(self.values, codecs.dequantise(seen, self.low, self.high, self.bits)), 8 * len(data)
+    def travel(self, way: Way) -> tuple[Tensor, int]:
+        import torch
+
+        labels, to = self.labels.cpu().numpy(), way.envelope
+        code = wire.LabelCode.MASKED if (labels < 0).any() else wire.LabelCode.INDEX
+        form = wire.Form(len(labels), self.num_classes, wire.Kind.CONSENSUS, code)
+        data = wire.write_consensus(to, form, labels)
+        seen = wire.read_consensus(data, wire.Expected(form, to.run, to.public, to.round, {to.client}))
+        return torch.as_tensor(seen, dtype=torch.int64), 8 * form.payload_bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ class Weights:
 
     values: Parameters
 
-    def travel(self, device: torch.device) -> tuple[Parameters, int]:
-        seen = {name: carried(tensor, device) for name, tensor in self.values.items()}
+    def travel(self, way: Way) -> tuple[Parameters, int]:
+        seen = {name: carried(tensor, way.device) for name, tensor in self.values.items()}
         return seen, sum(bits_of(tensor) for tensor in seen.values())
 
 
@@ -74,7 +88,7 @@ class Logits:
 
     values: Tensor
 
-    def travel(self, device: torch.device) -> tuple[Tensor, int]:
+    def travel(self, way: Way) -> tuple[Tensor, int]:
         return carried(self.values, self.values.device), bits_of(self.values)
 
 
@@ -86,10 +100,3 @@ def carried(tensor: Tensor, device: torch.device) -> Tensor:
 def bits_of(tensor: Tensor) -> int:
     """The size of a tensor's numbers, written out as they are."""
     return 8 * tensor.numel() * tensor.element_size()
-
-
-def like(sent: Tensor, array: NDArray[Any]) -> Tensor:
-    """What arrived, as a tensor."""
-    import torch
-
-    return torch.as_tensor(array, dtype=sent.dtype)

@@ -9,20 +9,24 @@ a method can be listed, configured and refused in an instant, and none of them c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
 from pydantic.dataclasses import dataclass as validated_dataclass
 
+from fedmosaic_cli.engine.settings import DefenceSettings
 from fedmosaic_cli.settings import STRICT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
     import torch
     from torch import Tensor
 
+    from fedmosaic_cli.cotraining.wire import Form
     from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.privacy import Noise
     from fedmosaic_cli.engine.settings import Aggregation, Statistics
 
 Parameters = dict[str, Any]
@@ -62,6 +66,21 @@ class World:
     """Which entries of `init` are no parameters but running statistics."""
     batch_norm: frozenset[str] = frozenset()
     """Which entries of `init` belong to batch normalisation, its parameters and its statistics."""
+    public_size: int = 0
+    """How many public examples there are."""
+    run: bytes = bytes(16)
+    """What stands for this run in messages."""
+    public: bytes = bytes(16)
+    """What stands for the public set, in its order."""
+    defence: DefenceSettings = field(default_factory=DefenceSettings)
+    """How votes are counted."""
+    noise: Noise | None = None
+    """What clients hide their opinions behind, if anything."""
+
+    @property
+    def min_clients(self) -> int | None:
+        """How many valid messages a round needs; None: more than half of those who take part."""
+        return self.defence.min_clients
 
     def weights(self, clients: Iterable[int]) -> list[float]:
         """What these clients count in a mean."""
@@ -74,6 +93,15 @@ class Traffic:
 
     up: int | None = 0
     down: int | None = 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a server has to tell of a round: of everybody, of single clients, and labels that others may know better."""
+
+    everybody: dict[str, float] = field(default_factory=dict)
+    clients: dict[int, dict[str, float]] = field(default_factory=dict)
+    labels: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Term(Protocol):
@@ -183,7 +211,10 @@ class Client(Protocol):
     def predict_public(self, parameters: Parameters) -> Tensor:
         """Logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
 
-    def note(self, **values: float | None) -> None:
+    def noise(self, purpose: str) -> np.random.Generator:
+        """A stream of noise for this purpose, this client and this round."""
+
+    def note(self, **values: Any) -> None:
         """Values for this round's line in the log."""
 
 
@@ -234,8 +265,15 @@ class Method(ABC):
     def local_round(self, client: Client, received: Received, world: World) -> Message:
         """What a client does in a round; what comes back is sent to the server."""
 
+    def opinion_form(self, world: World) -> Form | None:
+        """What an opinion on the public set looks like on the wire; None for methods whose clients give none."""
+        return None
+
     def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
-        """The server's state after hearing from the clients of a round."""
+        """The server's state after hearing from the clients of a round.
+
+        What it leaves under `told` goes to the log instead: see `Told`.
+        """
         return server
 
     def personal(self, server: State, client: Client) -> Parameters:

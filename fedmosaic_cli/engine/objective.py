@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from fedmosaic_cli.cotraining.consensus import NO_LABEL
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -47,7 +49,7 @@ class Targets(OnDevice, ABC):
 class PseudoLabels(Targets):
     """The cross-entropy on a public batch, under the labels of the consensus.
 
-    The weight is a number, so no gradient flows into it.
+    The weight is a number, so no gradient flows into it. Where the consensus has no label, an example adds nothing.
     """
 
     log_as = "loss_public"
@@ -56,7 +58,7 @@ class PseudoLabels(Targets):
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(logits, targets, reduction="none")
+        return cross_entropy(logits, targets, reduction="none", ignore_index=NO_LABEL)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,12 @@ def discrepancy(first: Tensor, second: Tensor, kernels: int = 5, factor: float =
     split = len(first)
     within = similarity[:split, :split].mean() + similarity[split:, split:].mean()
     return within - similarity[:split, split:].mean() - similarity[split:, :split].mean()
+
+
+def labelled(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The predictions and labels of those examples for which the consensus has a label."""
+    there = labels != NO_LABEL
+    return (log_probs, labels) if there.all() else (log_probs[there], labels[there])
 
 
 def mean_cross_entropy(log_probs: Tensor, labels: Tensor) -> float:

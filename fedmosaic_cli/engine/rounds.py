@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedmosaic_cli.cotraining.wire import SERVER, Envelope
 from fedmosaic_cli.engine import channel, params
+from fedmosaic_cli.engine.attacks import Delivery, Scene
 from fedmosaic_cli.engine.evaluation import Score, score
-from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.engine.exchange import gather
+from fedmosaic_cli.engine.messages import Way
+from fedmosaic_cli.engine.method import Told, Traffic
 from fedmosaic_cli.engine.workers import Job
 from fedmosaic_cli.errors import DivergenceError
 from fedmosaic_cli.seeds import derive
@@ -19,10 +23,16 @@ from fedmosaic_cli.seeds import derive
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fedmosaic_cli.cotraining.wire import Form
+    from fedmosaic_cli.engine.attacks import Attack
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.method import Method, Received, State, World
     from fedmosaic_cli.engine.workers import Workers
+
+
+# What an attacker would have sent in the last round.
+LAST_OPINION = "last_opinion"
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class Federation:
     """How clients are run; see `engine.execution`."""
     skips: bool = False
     """Whether a client that diverges is left out of the round, instead of being the end of the run."""
+    attack: Attack | None = None
+    """Clients that do not play by the rules."""
     public_truth: torch.Tensor | None = None
     """The public set's labels, where somebody knows them. Nobody who takes part does: they are for the log alone."""
 
@@ -103,12 +115,13 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     method, world, standing = federation.method, federation.world, federation.standing
 
     def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
-        received, bits_down = channel.send(method.broadcast(standing.server, client.id, world), client.private.device)
+        answer = method.broadcast(standing.server, client.id, world)
+        received, bits_down = channel.send(answer, way(client.private.device, world, client.round, SERVER))
         before = copy.deepcopy(client.state) if federation.skips else {}
         try:
             message = method.local_round(client, received, world)
             client.check(client.state)
-            upload, bits_up = channel.send(message, federation.device)
+            upload, bits_up = channel.send(message, way(federation.device, world, client.round, client.id))
             client.check(upload)
         except DivergenceError:
             if not federation.skips:
@@ -127,9 +140,47 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     if all(client.left_out for client in standing.clients):
         raise DivergenceError(clients[0].id, clients[0].round, "as with everybody else, something")
     uploads = {client: upload for client, (upload, _) in turns.items() if upload}
+    form = method.opinion_form(world)
+    if form is not None and uploads:
+        uploads = exchanged(federation, form, uploads)
     if uploads:
         standing.server = method.aggregate(standing.server, uploads, world)
+        tell(federation, standing.server.pop("told", Told()))
     return {client: traffic for client, (_, traffic) in turns.items()}
+
+
+def way(device: torch.device, world: World, number: int, sender: int) -> Way:
+    """The way of a message that `sender` sends in a round to somebody who computes on `device`."""
+    return Way(device, Envelope(world.run, world.public, number, sender))
+
+
+def exchanged(federation: Federation, form: Form, uploads: dict[int, Received]) -> dict[int, Received]:
+    """The opinions that count, of all that clients formed: attackers have had their way, and the server its checks."""
+    standing, attack = federation.standing, federation.attack
+    number, by_id = standing.finished + 1, {client.id: client for client in standing.clients}
+    opinions = {client: upload["opinion"] for client, upload in uploads.items()}
+    deliveries = [Delivery(client, data) for client, data in opinions.items()]
+    if attack is not None:
+        labels = federation.method.pseudo_labels(standing.server)
+        last = {c: by_id[c].state.pop(LAST_OPINION).numpy().tobytes() for c in opinions if LAST_OPINION in by_id[c].state}
+        consensus = None if labels is None else labels.cpu().numpy()
+        deliveries = attack.deliveries(Scene(number, opinions, last, consensus))
+        for client in attack.remembering & opinions.keys():
+            by_id[client].state[LAST_OPINION] = torch.frombuffer(bytearray(opinions[client]), dtype=torch.uint8)
+    roster = [client.id for client in participants(federation)]
+    found = gather(deliveries, form, federation.world, number, roster)
+    for client in standing.clients:
+        client.note(**found.told, **({"message": found.messages[client.id]} if client.id in found.messages else {}))
+    return {ballot.client: {"opinion": ballot} for ballot in found.ballots}
+
+
+def tell(federation: Federation, told: Told) -> None:
+    """Put what the server has to tell on the pages of its clients; and how right labels are, where somebody knows."""
+    truth = federation.public_truth
+    known = {} if truth is None else told.labels
+    marks = {f"{name}_accuracy": (labels == truth).double().mean().item() for name, labels in known.items()}
+    for client in federation.standing.clients:
+        client.note(**told.everybody, **told.clients.get(client.id, {}), **marks)
 
 
 def participants(federation: Federation) -> list[SimulatedClient]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fedmosaic_cli.data.corruption import turned
+from fedmosaic_cli.engine.attacks import Attack, unlike_classes
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.estimators import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
@@ -29,8 +32,12 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.settings import TrainSettings
+    from fedmosaic_cli.engine.privacy import Noise
+    from fedmosaic_cli.engine.settings import AttackSettings, TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
+
+# So many images at a time go through a hash function.
+DIGESTED = 1000
 
 
 def find_devices(name: str) -> list[torch.device]:
@@ -145,9 +152,8 @@ def assemble(
     def table_of(client: int) -> Table:
         return tables[client % len(tables)]
 
-    holdings = (
-        [pool(tables[0], partition)] if pooled else [table_of(s.client).examples(s, "train") for s in partition.shards]
-    )
+    shards = [poisoned(shard, config.attack, dataset) for shard in partition.shards]
+    holdings = [pool(tables[0], shards)] if pooled else [table_of(s.client).examples(s, "train") for s in shards]
     clients = []
     for number, private in enumerate(holdings):
         table = table_of(number)
@@ -176,11 +182,15 @@ def assemble(
         buffers=network.buffers if network else frozenset(),
         batch_norm=network.batch_norm if network else frozenset(),
         number_bits=8 * dtype.itemsize,
+        public_size=len(partition.public),
+        run=run_id(config, dataset, partition),
+        public=public_digest(dataset, partition),
+        defence=config.defence,
+        noise=noise_of(config, dataset.num_classes, {client.id: len(client.private) for client in clients}),
     )
     exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
     standing = begin(config.method, clients, world)
-    skips = config.train.on_nan == "skip"
     return Federation(
         config.method,
         world,
@@ -191,9 +201,53 @@ def assemble(
         in_a_round,
         devices[0],
         classroom.execution,
-        skips,
-        public_truth(dataset, partition, devices[0]),
+        skips=config.train.on_nan == "skip",
+        attack=attack_of(config, world, dataset, partition),
+        public_truth=public_truth(dataset, partition, devices[0]),
     )
+
+
+def run_id(config: RunConfig, dataset: Dataset, partition: Partition) -> bytes:
+    """What stands for a run in its messages: one that goes on for more rounds is the same run."""
+    names = (config.setting, config.method.variant, config.seed, dataset.fingerprint, config.partition_seed)
+    return hashlib.blake2b(repr((names, config.data)).encode(), digest_size=16).digest()
+
+
+def public_digest(dataset: Dataset, partition: Partition) -> bytes:
+    """What stands for the public set in messages: its images, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(partition.public), DIGESTED):
+        digest.update(np.ascontiguousarray(dataset.images[partition.public[start : start + DIGESTED]]))
+    return digest.digest()
+
+
+def noise_of(config: RunConfig, num_classes: int, sizes: dict[int, int]) -> Noise | None:
+    """What clients hide their opinions behind; None where they do not."""
+    return None
+
+
+def attack_of(config: RunConfig, world: World, dataset: Dataset, partition: Partition) -> Attack | None:
+    """Those who attack by what they send, if anybody does."""
+    form, kind = config.method.opinion_form(world), config.attack.kind
+    if form is None or kind in ("none", "poison_data"):
+        return None
+    unlike = None
+    if kind == "class_prior":
+        labels = dataset.labels[partition.public]
+        if labels.min(initial=0) < 0:
+            raise RequestError(
+                "nobody knows the classes of the public set, so not which are alike (attack.kind class_prior): "
+                "use shards that were not exported"
+            )
+        unlike = unlike_classes(dataset.images[partition.public], labels, dataset.num_classes)
+    return Attack(config.attack, form, config.seed, unlike)
+
+
+def poisoned(shard: Shard, attack: AttackSettings, dataset: Dataset) -> Shard:
+    """A client's examples as it trains on them: an attacker's labels may be turned around, unlike those of its test."""
+    if attack.kind != "poison_data" or shard.client not in attack.clients:
+        return shard
+    return replace(shard, noisy_labels=turned(shard.labels("train", dataset), dataset.num_classes))
 
 
 def public_truth(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:
@@ -207,9 +261,9 @@ def exam_of(table: Table, shard: Shard, owner: int) -> Exam:
     return Exam(shard.client, owner, table.examples(shard, "test"), validation)
 
 
-def pool(table: Table, partition: Partition) -> Examples:
+def pool(table: Table, shards: Sequence[Shard]) -> Examples:
     """Everybody's training data in one place, under the labels that each client gives it."""
-    parts = [table.examples(shard, "train") for shard in partition.shards]
+    parts = [table.examples(shard, "train") for shard in shards]
     return replace(
         parts[0], index=torch.cat([part.index for part in parts]), labels=torch.cat([part.targets for part in parts])
     )

@@ -114,7 +114,7 @@ def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> 
         raise RequestError(f"nothing was set aside for validation ({run.files.path}): partition with --val-fraction")
     marks: list[dict[str, Any]] = []
     classroom, shapes = Classroom(run.config), {}
-    pooled = classroom.learner(0, pool(table, dealt), table) if run.config.method.pooled else None
+    pooled = classroom.learner(0, pool(table, dealt.shards), table) if run.config.method.pooled else None
     for shard in dealt.shards:
         learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
         if learner not in shapes:  # clients with the same network share a learner

@@ -7,20 +7,28 @@ a batch of the union, so that FedMosaic with trust 1 and equal votes is exactly 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.codecs import label_bits, packed_bits
-from fedmosaic_cli.cotraining.consensus import majority_vote
-from fedmosaic_cli.engine.messages import Labels
-from fedmosaic_cli.engine.method import Family, Learners, Method, Traffic, hyperparameters
+from fedmosaic_cli.cotraining import wire
+from fedmosaic_cli.cotraining.consensus import hold_vote
+from fedmosaic_cli.cotraining.defences import remembered, reputations
+from fedmosaic_cli.cotraining.trust import LEAST_TRUST
+from fedmosaic_cli.engine.messages import Consensus, Opinion
+from fedmosaic_cli.engine.method import Family, Learners, Method, Told, Traffic, hyperparameters
 from fedmosaic_cli.engine.objective import PseudoLabels
+from fedmosaic_cli.engine.release import label_code, rates_of, released, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from fedmosaic_cli.cotraining.consensus import Outcome
 
     from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, Received, State, World
@@ -44,39 +52,57 @@ class FedCT(Method):
     citation = "Abourayya et al., AAAI 2025"
 
     def broadcast(self, server: State, client_id: int, world: World) -> Message:
-        return {"labels": Labels(server["labels"], world.num_classes)} if server else {}
+        return {"labels": Consensus(server["labels"], world.num_classes)} if "labels" in server else {}
 
     def local_round(self, client: Client, received: Received, world: World) -> Message:
         consensus = received.get("labels")
         trust = self.trust_in(consensus, client)
         client.note(trust=trust)
-        # With no trust at all the public set is left alone: then this is local training, bit for bit.
-        client.train("model", [PseudoLabels(consensus, trust)] if trust and consensus is not None else [])
+        # With no trust to speak of the public set is left alone: then this is local training, bit for bit.
+        heard = consensus is not None and trust > LEAST_TRUST
+        client.train("model", [PseudoLabels(consensus, trust)] if heard else [])
         if client.round < self.warmup_rounds:
             return {}
-        return self.opinion(client.predict_public(client.state["model"]).log_softmax(dim=1), client)
+        return self.opinion(client.predict_public(client.state["model"]).log_softmax(dim=1), client, world)
 
     def trust_in(self, consensus: Tensor | None, client: Client) -> float:
         """The weight of the public loss in this round; there is none before the first consensus."""
         return 0.0 if consensus is None else 1.0
 
-    def opinion(self, log_probs: Tensor, client: Client) -> Message:
+    def opinion(self, log_probs: Tensor, client: Client, world: World) -> Message:
         """What the client tells the server about the public set."""
-        return {"labels": Labels(log_probs.argmax(dim=1), log_probs.shape[1])}
+        labels = log_probs.argmax(dim=1)
+        expertise = self.expertise_in(log_probs, labels, client)
+        form = self.opinion_form(world)
+        said = released(labels.numpy(), expertise, client, world, form)
+        return {"opinion": Opinion(*said, form)}
+
+    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Client) -> NDArray[np.float64] | None:
+        """How far the client is to be trusted on each public example; None where everybody is to the same degree."""
+        return None
+
+    def opinion_form(self, world: World) -> wire.Form:
+        return wire.Form(world.public_size, world.num_classes, labels=label_code(world))
 
     def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
-        return {"labels": self.consensus(list(uploads.values()), world.num_classes)}
+        """The consensus is kept where nobody's vote weighs anything."""
+        before = {int(client): value for client, value in server.get("agreement", {}).items()}
+        standings = reputations(before, world.num_classes, world.defence.reputation_floor)
+        reputation = standings if world.defence.reputation else None
+        previous = server["labels"].numpy() if "labels" in server else None
+        ballots = [upload["opinion"] for upload in uploads.values()]
+        outcome = hold_vote(ballots, rules_of(world), reputation, rates_of(world), previous)
+        after = remembered(before, outcome.agreement_with_others)
+        state: State = {"labels": as_tensor(outcome.labels), "told": told_of(outcome, reputation)}
+        return {**state, "agreement": {str(c): value for c, value in after.items()}} if after else state
 
     def pseudo_labels(self, server: State) -> Tensor | None:
         return server.get("labels")
 
-    def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
-        """The pseudo-labels that the clients' opinions amount to."""
-        return majority_vote(stacked(opinions, "labels"), num_classes)
-
     def traffic(self, world: World, public_size: int) -> Traffic:
-        labels = packed_bits(public_size, label_bits(world.num_classes))
-        return Traffic(up=labels, down=labels)
+        down = wire.Form(public_size, world.num_classes, wire.Kind.CONSENSUS)
+        up = replace(self.opinion_form(world), public_size=public_size)
+        return Traffic(up=8 * up.payload_bytes, down=8 * down.payload_bytes)
 
     def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
         if self.warmup_rounds < rounds:
@@ -84,8 +110,20 @@ class FedCT(Method):
         return f"{self.title} is Local here, its {self.warmup_rounds} warm-up rounds take all {rounds} rounds"
 
 
-def stacked(opinions: list[Received], part: str) -> Tensor:
-    """One part of everybody's opinion, as [clients, examples]."""
+def told_of(outcome: Outcome, reputation: Mapping[int, float] | None) -> Told:
+    """What the log says of a vote."""
+    shares = outcome.weight_share
+    clients = {
+        client: {"vote_agreement": outcome.agreement[client], "weight_share": shares[client]} for client in shares
+    }
+    if reputation is not None:
+        clients = {client: {**values, "reputation": reputation.get(client, 1.0)} for client, values in clients.items()}
+    everybody = {"heaviest_share": max(shares.values()), "votes_differ": outcome.votes_differ}
+    votes = {"weighted": as_tensor(outcome.weighted), "majority": as_tensor(outcome.majority)}
+    return Told(everybody, clients, votes)
+
+
+def as_tensor(labels: NDArray[np.int64]) -> Tensor:
     import torch
 
-    return torch.stack([opinion[part] for opinion in opinions])
+    return torch.as_tensor(labels, dtype=torch.int64)

@@ -3,34 +3,36 @@
 Abourayya et al., Whom to Trust? Adaptive Collaboration in Personalized Federated Learning. FedCT with two points filled
 in: the trust lambda in the consensus and the expertise behind every vote. What the paper leaves open is chosen here:
 lambda is computed once a round, on full sets in evaluation mode, before training, and receives no gradient; the
-entropy-based expertise is log C - H; a small floor keeps every vote positive; expertise travels in 8 bits a value.
+entropy-based expertise is log C - H; the server adds a little to every vote; expertise travels in 8 bits a value.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.codecs import packed_bits
-from fedmosaic_cli.cotraining.consensus import weighted_vote
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
-    expertise_range,
     frequency_expertise,
+    highest_expertise,
     uniform_expertise,
 )
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
-from fedmosaic_cli.engine.messages import Labels, Scores
-from fedmosaic_cli.engine.method import Traffic, hyperparameters
-from fedmosaic_cli.engine.objective import mean_cross_entropy
-from fedmosaic_cli.methods.fedct import FedCT, stacked
+from fedmosaic_cli.cotraining.wire import ExpertiseCode
+from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.objective import labelled, mean_cross_entropy
+from fedmosaic_cli.engine.release import expertise_code
+from fedmosaic_cli.methods.fedct import FedCT
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, Received, World
+    from fedmosaic_cli.cotraining.wire import Form
+    from fedmosaic_cli.engine.method import Client, World
 
 
 @hyperparameters
@@ -39,7 +41,7 @@ class FedMosaic(FedCT):
 
     expertise: Literal["frequency", "entropy", "uniform"] = "frequency"
     trust: Literal["paper", "stabilised"] | Annotated[float, Field(ge=0, le=1e30)] = "paper"
-    expertise_bits: Annotated[int, Field(ge=1, le=32)] = 8
+    expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = 8
 
     name = "fedmosaic"
     title = "FedMosaic"
@@ -62,29 +64,31 @@ class FedMosaic(FedCT):
         log_probs = client.state.get("log_probs")
         if log_probs is None:  # It joins a federation that has a consensus already.
             log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
+        log_probs, consensus = labelled(log_probs, consensus)
+        if not len(consensus):
+            return 0.0
         public_loss = mean_cross_entropy(log_probs, consensus)
         agreement = (log_probs.argmax(dim=1) == consensus).double().mean().item()
         client.note(loss_public=public_loss, agreement=agreement)
         return TRUST_RULES[self.trust](private_loss, public_loss)
 
-    def opinion(self, log_probs: Tensor, client: Client) -> Message:
+    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Client) -> NDArray[np.float64]:
         client.state["log_probs"] = log_probs
-        labels, num_classes = log_probs.argmax(dim=1), log_probs.shape[1]
         if self.expertise == "frequency":
             expertise = frequency_expertise(labels, client.class_counts)
         elif self.expertise == "entropy":
             expertise = entropy_expertise(log_probs)
         else:
             expertise = uniform_expertise(labels)
-        low, high = expertise_range(self.expertise, num_classes)
-        return {
-            "labels": Labels(labels, num_classes),
-            "expertise": Scores(expertise, low, high, self.expertise_bits),
-        }
+        return expertise.numpy()
 
-    def consensus(self, opinions: list[Received], num_classes: int) -> Tensor:
-        return weighted_vote(stacked(opinions, "labels"), stacked(opinions, "expertise"), num_classes)
-
-    def traffic(self, world: World, public_size: int) -> Traffic:
-        labels = super().traffic(world, public_size)
-        return Traffic(up=(labels.up or 0) + packed_bits(public_size, self.expertise_bits), down=labels.down)
+    def opinion_form(self, world: World) -> Form:
+        in_levels = isinstance(self.expertise_bits, int)
+        code = expertise_code(world, ExpertiseCode.LEVELS if in_levels else ExpertiseCode.FLOATS)
+        return replace(
+            super().opinion_form(world),
+            expertise=code,
+            expertise_bits=self.expertise_bits if in_levels else 8,
+            high=highest_expertise(self.expertise, world.num_classes),
+            share=self.expertise == "frequency" and (world.noise is None or code is ExpertiseCode.HISTOGRAM),
+        )
