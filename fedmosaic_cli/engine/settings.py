@@ -75,6 +75,55 @@ class PrivacySettings(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(gt=0, le=1e30)] | None = None
 
+    @property
+    def on(self) -> bool:
+        """Whether there is any noise to speak of."""
+        return self.labels != "off"
+
+    @model_validator(mode="after")
+    def nothing_in_vain(self) -> PrivacySettings:
+        """Refuse what would have no effect."""
+        said = [key for key, value in self if value != type(self).model_fields[key].default]
+        for reason, without_effect in (
+            ("labels are off", [] if self.on else said),
+            ("expertise is none", ["noise_multiplier", "label_share"] if self.expertise == "none" else []),
+            ("there is no epsilon to share", ["label_share"] if self.epsilon is None else []),
+        ):
+            for key in without_effect:
+                if key in said:
+                    raise ValueError(f"{key} has no effect while {reason}: leave it out, or change that")
+        return self
+
+    @model_validator(mode="after")
+    def noise_is_known(self) -> PrivacySettings:
+        """Refuse a request from which no noise follows, or two."""
+        direct = [key for key in ("label_epsilon", "noise_multiplier") if getattr(self, key) is not None]
+        if not self.on:
+            return self
+        if self.epsilon is not None and direct:
+            raise ValueError(f"epsilon and {direct[0]} are both given: the noise follows from one of them, choose")
+        if self.epsilon is None and self.label_epsilon is None:
+            raise ValueError(
+                f"labels are {self.labels}, but neither epsilon nor label_epsilon says how much noise: set epsilon "
+                "(the whole budget), or label_epsilon and noise_multiplier"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def unit_is_known(self) -> PrivacySettings:
+        """Refuse half a word about what the guarantee is for."""
+        if self.unit == "record-assumed" and self.changed_rows is None:
+            raise ValueError(
+                "unit record-assumed without changed_rows: say how many public labels one record changes at most, or "
+                "use unit client"
+            )
+        if self.unit == "client" and self.changed_rows is not None:
+            raise ValueError(
+                f"changed_rows {self.changed_rows} has no effect with unit client, where all labels may change: "
+                "leave it out, or use unit record-assumed"
+            )
+        return self
+
 
 class AttackSettings(Section):
     """Clients that do not play by the rules, and what they do, from a round on.

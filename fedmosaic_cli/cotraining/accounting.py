@@ -1,0 +1,151 @@
+"""What a client has given away: releases, and the one epsilon that they come to.
+
+Gaussian noise is judged by its exact curve; as soon as labels are among the releases, everything is added up as
+zero-concentrated differential privacy (Bun and Steinke, 2016) and converted in the end (Canonne, Kamath and Steinke,
+2020). Nobody is drawn in secret here, so nothing is gained from sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Verdict = Literal["strong", "good", "weak", "no meaningful guarantee"]
+VERDICTS: tuple[tuple[float, Verdict], ...] = ((1.0, "strong"), (3.0, "good"), (10.0, "weak"))
+NO_GUARANTEE: Verdict = "no meaningful guarantee"
+INFINITE = "inf"
+"""As it is written to files: JSON knows no such number."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one client let go in one round: `count` values through one mechanism.
+
+    Of labels `epsilon` is the budget of a single one; of Gaussian noise `mu` is the sensitivity of all values together
+    in units of the standard deviation `sigma`, and they count as one release.
+    """
+
+    round: int
+    mechanism: str
+    count: int
+    epsilon: float | None = None
+    mu: float | None = None
+    sigma: float | None = None
+
+    @property
+    def rho(self) -> float:
+        """What it costs as zero-concentrated differential privacy."""
+        each = gaussian_rho(self.mu) if self.mu is not None else label_rho(self.epsilon or 0.0)
+        return self.count * each
+
+    @property
+    def pure_epsilon(self) -> float | None:
+        """What it costs without any delta; Gaussian noise cannot be had that way."""
+        return None if self.epsilon is None else self.count * self.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is written down."""
+        return {key: to_file(value) for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Release:
+        values: dict[str, Any] = {key: math.inf if value == INFINITE else value for key, value in content.items()}
+        return cls(**values)
+
+
+def to_file(value: Any) -> Any:
+    """A number that JSON can hold."""
+    return INFINITE if value == math.inf else value
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), in logarithms until the end.
+
+    Balle and Wang, 2018. e^epsilon Phi(-x) is written with the scaled erfcx, which neither overflows nor loses digits.
+    """
+    from scipy.special import erfcx, log_ndtr
+
+    if mu == 0:
+        return 0.0
+    near, far = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
+    first = float(log_ndtr(near))
+    second = math.log(erfcx(far / math.sqrt(2)) / 2) - near * near / 2
+    return math.exp(first) * -math.expm1(min(second - first, 0.0))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The smallest epsilon of Gaussian noise with sensitivity `mu` at this delta."""
+    from scipy.optimize import brentq
+
+    highest = simple_epsilon(gaussian_rho(mu), delta)
+    if math.isinf(highest):
+        return math.inf
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    found: float = brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, highest, xtol=1e-12, rtol=1e-14)
+    return found
+
+
+def gaussian_rho(mu: float) -> float:
+    """mu^2 / 2."""
+    return mu * mu / 2
+
+
+def label_rho(epsilon: float) -> float:
+    """epsilon tanh(epsilon / 2), of one release with this budget; never more than epsilon^2 / 2."""
+    return epsilon * math.tanh(epsilon / 2)
+
+
+def simple_epsilon(rho: float, delta: float) -> float:
+    """rho + 2 sqrt(rho ln(1/delta)): a bound that is easy to check by hand."""
+    return rho + 2 * math.sqrt(rho * -math.log(delta))
+
+
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """The least of rho a + ln(1 - 1/a) - (ln delta + ln a) / (a - 1) over all a > 1."""
+    from scipy.optimize import minimize_scalar
+
+    if rho == 0 or math.isinf(rho):
+        return rho
+
+    def at(place: float) -> float:
+        above = math.exp(place)  # a - 1
+        return rho * (1 + above) - math.log1p(1 / above) - (math.log(delta) + math.log1p(above)) / above
+
+    # Where the simple bound has its least value, this one is not far from it; any a is a valid bound.
+    middle = math.log(-math.log(delta) / rho) / 2
+    found = minimize_scalar(at, bounds=(middle - 5, middle + 5), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(found.fun), at(middle)))
+
+
+def total_epsilon(releases: Iterable[Release], delta: float) -> float:
+    """The epsilon of all releases of a client together; infinite where one of them has no noise."""
+    kinds: Counter[tuple[float | None, float | None]] = Counter()
+    for release in releases:
+        kinds[release.epsilon, release.mu] += release.count
+    # The sums must not depend on the order of rounds.
+    squares = math.fsum(count * mu * mu for (_, mu), count in kinds.items() if mu is not None)
+    labels = {epsilon: count for (epsilon, mu), count in kinds.items() if epsilon is not None and mu is None}
+    pure = math.fsum(count * epsilon for epsilon, count in labels.items())
+    if math.isinf(squares) or math.isinf(pure):
+        return math.inf
+    if not labels:
+        return gaussian_epsilon(math.sqrt(squares), delta)
+    rho = squares / 2 + math.fsum(count * label_rho(epsilon) for epsilon, count in labels.items())
+    total = concentrated_epsilon(rho, delta)
+    return total if squares else min(total, pure)
+
+
+def paper_formula(mu: float, delta: float) -> float:
+    """mu sqrt(2 ln(1.25/delta)): the classic bound on one release of Gaussian noise, which is proven up to 1 only."""
+    return mu * math.sqrt(2 * math.log(1.25 / delta))
+
+
+def verdict(total: float) -> Verdict:
+    """What a total is worth, in a word."""
+    return next((word for limit, word in VERDICTS if total <= limit), NO_GUARANTEE)

@@ -1,0 +1,178 @@
+"""The epsilon of everything together: exact where it can be, a bound where not, and never less than it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from fedmosaic_cli.cotraining.accounting import (
+    Release,
+    concentrated_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_rho,
+    label_rho,
+    paper_formula,
+    simple_epsilon,
+    total_epsilon,
+    verdict,
+)
+
+DELTA = 1e-5
+positive = st.floats(1e-6, 1e4)
+deltas = st.floats(1e-12, 0.1)
+labels = st.builds(lambda epsilon, count: Release(1, "krr", count, epsilon=epsilon), positive, st.integers(1, 10**6))
+gaussians = st.builds(lambda mu: Release(1, "gaussian", 1, mu=mu), positive)
+
+
+def both(rounds, multiplier, label_epsilon):
+    """A label and a value with Gaussian noise in each round."""
+    return [
+        release
+        for number in range(1, rounds + 1)
+        for release in (
+            Release(number, "krr", 1, epsilon=label_epsilon),
+            Release(number, "gaussian", 1, mu=1 / multiplier),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mu", "epsilon"), [(0.1, 0.340669), (0.5, 1.993091), (1, 4.377178), (2, 9.997256), (5, 33.103732)]
+)
+def test_exact_curve(mu, epsilon):
+    assert gaussian_epsilon(mu, DELTA) == pytest.approx(epsilon, abs=5e-7)
+    assert gaussian_delta(gaussian_epsilon(mu, DELTA), mu) == pytest.approx(DELTA, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "multiplier"), [(0.5, 7.031827), (1, 3.730632), (2, 1.993812), (4, 1.081162), (8, 0.600229)]
+)
+def test_how_much_noise_an_epsilon_takes(epsilon, multiplier):
+    found = brentq(lambda z: gaussian_epsilon(1 / z, DELTA) - epsilon, 0.1, 20, xtol=1e-12)
+    assert found == pytest.approx(multiplier, abs=5e-7)
+
+
+def test_ends_of_the_exact_curve():
+    assert gaussian_epsilon(0.0, DELTA) == 0
+    assert gaussian_epsilon(1e-9, DELTA) == 0
+    assert gaussian_epsilon(1e7, DELTA) == pytest.approx(1e14 / 2, rel=1e-5)
+    assert math.isinf(gaussian_epsilon(math.inf, DELTA))
+    assert math.isinf(gaussian_epsilon(1e200, DELTA))
+
+
+def test_rounds_of_gaussian_noise_are_one_with_the_root_of_their_number():
+    releases = [Release(number, "gaussian", 1, mu=0.2) for number in range(25)]
+    assert total_epsilon(releases, DELTA) == pytest.approx(gaussian_epsilon(1.0, DELTA), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "label_epsilon", "tight", "simple"), [(10, 0.1, 7.075, 7.784), (20, 0.05, 3.189, 3.643)]
+)
+def test_labels_and_gaussian_noise_together(multiplier, label_epsilon, tight, simple):
+    releases = both(100, multiplier, label_epsilon)
+    assert total_epsilon(releases, DELTA) == pytest.approx(tight, abs=5e-4)
+    assert simple_epsilon(sum(release.rho for release in releases), DELTA) == pytest.approx(simple, abs=5e-4)
+
+
+def test_planning_sheet():
+    """3000 public examples, 10 classes, 100 rounds."""
+    root, rounds = math.sqrt(3000), 10
+    assert gaussian_epsilon(root, DELTA) == pytest.approx(1732.6, abs=0.05)
+    assert gaussian_epsilon(root * rounds, DELTA) == pytest.approx(152_335, abs=0.5)
+    assert gaussian_epsilon(root * rounds / 100, DELTA) == pytest.approx(37.6, abs=0.05)
+    for high, total, sigma in ((1, 10, 274), (1, 1, 2043), (math.log(10), 10, 630), (math.log(10), 1, 4705)):
+        assert gaussian_epsilon(high * root * rounds / sigma, DELTA) == pytest.approx(total, rel=2e-3)
+    mu = brentq(lambda mu: gaussian_epsilon(mu, DELTA) - 1, 0.01, 10)
+    assert math.sqrt(2) / 3000 / mu == pytest.approx(0.00176, abs=5e-6)
+    # The simple bound allows 0.0032 for a label, the tight one a little more.
+    assert simple_epsilon(300_000 * label_rho(0.0032), DELTA) == pytest.approx(10, rel=1e-2)
+    assert total_epsilon([Release(1, "krr", 300_000, epsilon=0.003447)], DELTA) == pytest.approx(10, rel=5e-4)
+
+
+def test_the_paper_s_formula_is_none_to_report():
+    """It says too much below about 8.4, too little above."""
+    assert paper_formula(math.sqrt(3000), DELTA) == pytest.approx(265.4, abs=0.05)
+    same = brentq(lambda mu: paper_formula(mu, DELTA) - gaussian_epsilon(mu, DELTA), 1, 3)
+    assert paper_formula(same, DELTA) == pytest.approx(8.4, abs=0.05)
+    assert paper_formula(same / 2, DELTA) > gaussian_epsilon(same / 2, DELTA)
+    assert paper_formula(same * 2, DELTA) < gaussian_epsilon(same * 2, DELTA)
+
+
+def test_the_paper_s_noise_for_an_epsilon_of_its_own():
+    """2250 public examples, epsilon 0.9 a round: a standard deviation of 255 on values up to 1."""
+    sigma = brentq(lambda sigma: paper_formula(math.sqrt(2250) / sigma, DELTA) - 0.9, 1, 1000)
+    assert sigma == pytest.approx(255.3, abs=0.05)
+
+
+@given(positive, deltas)
+def test_the_simple_bound_is_one(rho, delta):
+    assert concentrated_epsilon(rho, delta) <= simple_epsilon(rho, delta) * (1 + 1e-12)
+
+
+@given(positive, deltas)
+def test_the_exact_curve_is_below_every_bound(mu, delta):
+    assert gaussian_epsilon(mu, delta) <= concentrated_epsilon(gaussian_rho(mu), delta) * (1 + 1e-9)
+
+
+@given(positive)
+def test_a_label_costs_at_most_what_gaussian_noise_of_its_epsilon_does(epsilon):
+    assert label_rho(epsilon) <= epsilon**2 / 2 * (1 + 1e-12)
+
+
+@given(st.lists(labels | gaussians, max_size=6), labels | gaussians, deltas)
+def test_nothing_is_ever_given_back(before, release, delta):
+    less, more = total_epsilon(before, delta), total_epsilon([*before, release], delta)
+    assert less <= more * (1 + 1e-9)
+
+
+@given(st.lists(labels | gaussians, min_size=1, max_size=6), st.randoms())
+def test_the_order_of_releases_does_not_matter(releases, random):
+    shuffled = list(releases)
+    random.shuffle(shuffled)
+    assert total_epsilon(shuffled, DELTA) == total_epsilon(releases, DELTA)
+
+
+def test_few_labels_cost_the_sum_of_their_budgets():
+    assert total_epsilon([Release(1, "krr", 3, epsilon=0.1)], DELTA) == pytest.approx(0.3)
+    assert total_epsilon([], DELTA) == 0
+
+
+def test_what_one_round_costs_is_not_the_total():
+    releases = both(100, 10, 0.1)
+    assert total_epsilon(releases, DELTA) > 2 * total_epsilon(releases[:2], DELTA)
+
+
+def test_a_release_without_noise_has_no_bound():
+    assert math.isinf(total_epsilon([Release(1, "krr", 5, epsilon=math.inf)], DELTA))
+    assert math.isinf(total_epsilon([Release(1, "krr", 5, epsilon=1.0), Release(1, "gaussian", 1, mu=math.inf)], DELTA))
+
+
+def test_very_many_releases_are_added_up_at_once():
+    many = [Release(1, "krr", 1, epsilon=0.001)] * 1_000_000
+    started = time.perf_counter()
+    total = total_epsilon(many, DELTA)
+    assert time.perf_counter() - started < 10
+    assert total == total_epsilon([Release(1, "krr", 1_000_000, epsilon=0.001)], DELTA)
+
+
+@given(labels | gaussians | st.just(Release(3, "xor", 2, epsilon=math.inf)))
+def test_releases_are_written_and_read(release):
+    assert Release.from_dict(json.loads(json.dumps(release.to_dict(), allow_nan=False))) == release
+
+
+@pytest.mark.parametrize(
+    ("total", "word"),
+    [
+        *((0, "strong"), (1, "strong"), (1.01, "good"), (3, "good"), (3.01, "weak"), (10, "weak")),
+        *((10.01, "no meaningful guarantee"), (math.inf, "no meaningful guarantee")),
+    ],
+)
+def test_what_a_total_is_worth(total, word):
+    assert verdict(total) == word

@@ -1,0 +1,147 @@
+"""Noise on labels and scores: as often and as much as the formulas say, and none where none is asked for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmosaic_cli.cotraining.mechanisms import (
+    flip_probability,
+    flipped_bits,
+    keep_probability,
+    noisy_histogram,
+    noisy_scores,
+    other_probability,
+    randomised_labels,
+)
+
+DRAWS = 1_000_000
+budgets = st.floats(1e-30, 1e30)
+
+
+def rng():
+    return np.random.default_rng(7)
+
+
+def within_four_errors(share, chance):
+    return abs(share - chance) < 4 * math.sqrt(chance * (1 - chance) / DRAWS)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "bits", "chance"), [(1, 2, 0.377541), (1, 20, 0.487503), (10, 6000, 0.499583), (math.inf, 2, 0.0)]
+)
+def test_flip_probability(epsilon, bits, chance):
+    assert flip_probability(epsilon, bits) == pytest.approx(chance, abs=5e-7)
+
+
+@pytest.mark.parametrize(("epsilon", "chance"), [(0.5, 0.154828), (1, 0.231969), (2, 0.450853), (4, 0.858486)])
+def test_keep_probability(epsilon, chance):
+    assert keep_probability(epsilon, 10) == pytest.approx(chance, abs=5e-7)
+
+
+@given(budgets, st.integers(1, 10**8))
+def test_no_budget_flips_every_other_bit(epsilon, bits):
+    """The sign error flips the more, the larger the budget; then every message says the opposite."""
+    assert 0 <= flip_probability(epsilon, bits) < 0.5
+    assert flip_probability(2 * epsilon, bits) <= flip_probability(epsilon, bits)
+
+
+@given(st.floats(0.01, 30), st.integers(2, 1000))
+def test_flips_spend_the_whole_budget_and_no_more(epsilon, classes):
+    """With the root of the number of classes in it, as in the bound for dependent bits, labels drown for nothing."""
+    flips = flip_probability(epsilon, 2)
+    assert 2 * math.log((1 - flips) / flips) == pytest.approx(epsilon)
+    timid = flip_probability(epsilon / math.sqrt(classes), 2)
+    assert 2 * math.log((1 - timid) / timid) < epsilon
+
+
+@given(budgets, st.integers(2, 65536))
+def test_kept_and_other_labels_make_up_all(epsilon, classes):
+    keep, other = keep_probability(epsilon, classes), other_probability(epsilon, classes)
+    assert keep + (classes - 1) * other == pytest.approx(1)
+    assert keep >= other
+
+
+def test_without_noise_nothing_is_drawn_and_nothing_changes():
+    labels, scores = np.array([2, 0, 1, 1]), np.array([0.1, 1.0 + 1e-6, 0.3])
+    untouched = rng()
+    assert keep_probability(math.inf, 10) == 1.0
+    assert other_probability(math.inf, 10) == 0.0
+    assert np.array_equal(randomised_labels(labels, math.inf, 3, untouched), labels)
+    assert np.array_equal(flipped_bits(labels, math.inf, 3, untouched), np.eye(3, dtype=np.uint8)[labels])
+    assert np.array_equal(noisy_scores(scores, 0.0, 1.0, untouched), scores)
+    assert np.array_equal(noisy_histogram(np.array([1, 2, 0]), 0.0, untouched), np.array([1, 2, 0]) / 3)
+    assert untouched.bit_generator.state == rng().bit_generator.state
+
+
+def test_what_comes_back_is_new():
+    labels, scores = np.array([2, 0]), np.array([0.1, 0.2])
+    assert randomised_labels(labels, math.inf, 3, rng()) is not labels
+    assert noisy_scores(scores, 0.0, 1.0, rng()) is not scores
+
+
+def test_labels_are_kept_as_often_as_they_should_and_others_are_alike():
+    told = randomised_labels(np.full(DRAWS, 3), 1.0, 5, rng())
+    shares = np.bincount(told, minlength=5) / DRAWS
+    assert told.dtype == np.int64
+    assert within_four_errors(shares[3], keep_probability(1.0, 5))
+    assert all(within_four_errors(shares[k], other_probability(1.0, 5)) for k in (0, 1, 2, 4))
+
+
+def test_every_bit_is_flipped_as_often():
+    bits = flipped_bits(np.full(DRAWS, 1), 1.0, 3, rng())
+    chance = flip_probability(1.0, 2)
+    assert bits.dtype == np.uint8
+    assert bits.shape == (DRAWS, 3)
+    assert within_four_errors(1 - bits[:, 1].mean(), chance)
+    assert within_four_errors(bits[:, 0].mean(), chance)
+    # Each on its own: a row may hold no one, or several.
+    assert within_four_errors((bits.sum(axis=1) == 0).mean(), chance * (1 - chance) ** 2)
+
+
+def test_noise_of_scores_is_as_wide_as_asked():
+    far_from_the_ends = np.full(DRAWS, 500.0)
+    noise = noisy_scores(far_from_the_ends, 3.0, 1000.0, rng()) - far_from_the_ends
+    assert noise.var() == pytest.approx(9.0, rel=0.01)
+    assert abs(noise.mean()) < 4 * 3 / math.sqrt(DRAWS)
+
+
+def test_noise_of_shares_is_as_wide_as_asked():
+    counts = np.full(DRAWS, 1)
+    shares = noisy_histogram(counts, 1.0, rng()) - 0
+    # Half of the noise is below 0 and cut; what is above 1 is cut as well; then the sum is 1.
+    assert shares.sum() == pytest.approx(1)
+    assert (shares == 0).mean() == pytest.approx(0.5, abs=0.002)
+
+
+def test_scores_are_cut_before_and_after():
+    noisy = noisy_scores(np.array([-1e30, 1e30, 0.5] * 1000), 0.1, 1.0, rng())
+    assert noisy.min() >= 0
+    assert noisy.max() <= 1
+    assert 0 < noisy[0::3].max() < 1  # not hidden behind the value that was out of range
+    assert 0 < noisy[1::3].min() < 1
+
+
+def test_an_empty_histogram():
+    assert np.array_equal(noisy_histogram(np.zeros(4), 0.0, rng()), np.zeros(4))
+    drowned = noisy_histogram(np.zeros(4), 1e-300, np.random.default_rng(0))
+    assert np.isfinite(drowned).all()
+
+    class Downwards:
+        def normal(self, mean, sigma, shape):
+            return np.full(shape, -2.0)
+
+    assert np.array_equal(noisy_histogram(np.array([1, 3]), 1.0, Downwards()), np.zeros(2))
+
+
+def test_rows_of_noisy_bits_must_be_added_up_not_read_one_by_one():
+    """Whoever takes the first one of a row favours low classes."""
+    bits = flipped_bits(np.full(DRAWS, 2), 0.5, 4, rng())
+    chance = flip_probability(0.5, 2)
+    scores = (bits.mean(axis=0) - chance) / (1 - 2 * chance)
+    assert np.allclose(scores, [0, 0, 1, 0], atol=0.03)
+    assert np.bincount(bits.argmax(axis=1), minlength=4).argmax() == 0

@@ -1,0 +1,283 @@
+"""From a budget to noise, and from noise to what is told of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedmosaic_cli.cotraining.accounting import Release, gaussian_epsilon, total_epsilon
+from fedmosaic_cli.engine.privacy import (
+    Noise,
+    check_budget,
+    check_planned,
+    exchanges,
+    expertise_bound,
+    resolve_noise,
+)
+from fedmosaic_cli.engine.privacy_block import planned_block, spent_block, too_likely
+from fedmosaic_cli.engine.settings import PrivacySettings
+from fedmosaic_cli.errors import FedMosaicError, RequestError
+from fedmosaic_cli.records.privacy import privacy_lines, rounded_up
+
+
+def noise_for(kind="frequency", public_size=3000, times=100, **settings):
+    settings = {"labels": "krr", **settings}
+    return resolve_noise(PrivacySettings(**settings), public_size, times, kind)
+
+
+def ledger_of(noise, times, public_size):
+    """What a client writes down that takes part in every round."""
+    rounds = range(1, times + 1)
+    return [each for n in rounds for each in noise.releases(n, 40, public_size, 1.0, first=n == 1)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "warmup", "times"), [(100, 1, 100), (100, 0, 100), (100, 2, 99), (5, 5, 1), (5, 6, 0), (1, 9, 0)]
+)
+def test_rounds_in_which_labels_are_told(rounds, warmup, times):
+    assert exchanges(rounds, warmup) == times == sum(number >= warmup for number in range(1, rounds + 1))
+
+
+def test_nothing_asked_for_is_no_noise():
+    assert resolve_noise(PrivacySettings(), 100, 10, "frequency") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "found"),
+    [
+        *(("auto", "frequency", "histogram"), ("auto", "entropy", "gaussian"), ("auto", "uniform", "none")),
+        *(("auto", None, "none"), ("none", "frequency", "none"), ("gaussian", "frequency", "gaussian")),
+        *(("gaussian", None, "none"), ("histogram", None, "none"), ("histogram", "uniform", "none")),
+    ],
+)
+def test_how_expertise_is_told(asked, kind, found):
+    assert noise_for(kind, expertise=asked, epsilon=8.0).expertise == found
+
+
+def test_a_histogram_is_for_frequencies():
+    with pytest.raises(RequestError, match=r"histogram says nothing of entropy \(privacy.expertise\): use gaussian"):
+        noise_for("entropy", expertise="histogram", epsilon=8.0)
+
+
+@given(
+    st.floats(1e-3, 1e4),
+    st.sampled_from(["frequency", "entropy", None]),
+    st.integers(1, 5000),
+    st.integers(1, 200),
+    st.floats(0.01, 0.99),
+)
+def test_a_budget_is_spent_and_not_exceeded(epsilon, kind, public_size, times, share):
+    noise = noise_for(kind, public_size, times, epsilon=epsilon, label_share=share)
+    spent = total_epsilon(ledger_of(noise, times, public_size), noise.delta)
+    assert spent <= epsilon * (1 + 1e-12)
+    assert spent == pytest.approx(epsilon, rel=1e-6)
+    assert noise.planned_total(times, public_size) == pytest.approx(spent, rel=1e-12)
+
+
+def test_labels_get_their_share():
+    noise = noise_for("entropy", epsilon=8.0, label_share=0.3)
+    ledger = ledger_of(noise, 100, 3000)
+    labels = sum(each.rho for each in ledger if each.mechanism == "krr")
+    assert labels / sum(each.rho for each in ledger) == pytest.approx(0.3)
+
+
+def test_an_infinite_budget_is_no_noise():
+    noise = noise_for("frequency", epsilon="inf")
+    assert (noise.keep(10), noise.other(10), noise.flip()) == (1.0, 0.0, 0.0)
+    assert noise.sigma_histogram(40) == noise.sigma_scores(100, 1.0) == 0.0
+    assert math.isinf(noise.planned_total(100, 3000))
+
+
+def test_no_exchange_spends_nothing():
+    noise = noise_for(times=0, epsilon=1.0)
+    assert noise.planned_total(0, 3000) == 0
+    assert math.isfinite(noise.label_epsilon)
+
+
+@pytest.mark.parametrize("public_size", [1, 3000, 10_000_000])
+def test_a_million_rounds_are_planned_at_once(public_size):
+    noise = noise_for("entropy", public_size, 1_000_000, epsilon=1000.0)
+    assert noise.planned_total(1_000_000, public_size) == pytest.approx(1000, rel=1e-6)
+
+
+def test_planning_sheet():
+    """3000 public examples, 10 classes, 100 rounds, the whole data of a client."""
+
+    def multiplier(sigma, high):
+        return sigma / (high * math.sqrt(3000))
+
+    def only_gaussian(sigma, high):
+        noise = noise_for("entropy", expertise="gaussian", label_epsilon=1.0, noise_multiplier=multiplier(sigma, high))
+        assert noise.sigma_scores(3000, high) == pytest.approx(sigma)
+        ledger = [each for each in ledger_of(noise, 100, 3000) if each.mechanism == "gaussian"]
+        return total_epsilon(ledger[:1], 1e-5), total_epsilon(ledger, 1e-5)
+
+    assert only_gaussian(1, 1.0) == (pytest.approx(1732.6, abs=0.05), pytest.approx(152_335, abs=0.5))
+    assert only_gaussian(100, 1.0)[1] == pytest.approx(37.6, abs=0.05)
+    log_classes = expertise_bound("entropy", 10)
+    for high, total, sigma in ((1.0, 10, 274), (1.0, 1, 2043), (log_classes, 10, 630), (log_classes, 1, 4705)):
+        assert only_gaussian(sigma, high)[1] == pytest.approx(total, rel=2e-3)
+    labels = noise_for(None, epsilon=10.0)
+    assert labels.keep(10) == pytest.approx(0.1003, abs=5e-5)
+    assert 0.0032 < labels.label_epsilon < 0.0035
+
+
+def test_histogram_of_a_record():
+    """3000 examples, epsilon 1: the noise is far below every share that counts."""
+    multiplier = 3.730632
+    record = noise_for(
+        unit="record-assumed", changed_rows=10, expertise="histogram", label_epsilon=1.0, noise_multiplier=multiplier
+    )
+    assert record.sigma_histogram(3000) == pytest.approx(0.00176, abs=5e-6)
+    client = noise_for(expertise="histogram", label_epsilon=1.0, noise_multiplier=multiplier)
+    assert client.sigma_histogram(3000) == pytest.approx(multiplier * math.sqrt(2))
+
+
+def test_a_record_changes_few_labels_and_any_score():
+    noise = noise_for(
+        "entropy", unit="record-assumed", changed_rows=10, label_epsilon=0.5, noise_multiplier=2.0, labels="xor"
+    )
+    labels, scores = noise.releases(4, 40, 3000, 2.0, first=False)
+    assert labels == Release(4, "xor", 10, epsilon=0.5)
+    assert scores == Release(4, "gaussian", 1, mu=0.5, sigma=pytest.approx(2 * 2.0 * math.sqrt(3000)))
+
+
+def test_the_histogram_is_told_once():
+    noise = noise_for(label_epsilon=0.5, noise_multiplier=2.0)
+    assert [each.mechanism for each in noise.releases(1, 40, 10, 1.0, first=True)] == ["krr", "histogram"]
+    assert [each.mechanism for each in noise.releases(2, 40, 10, 1.0, first=False)] == ["krr"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"labels": "off", "epsilon": 1.0}, "epsilon has no effect while labels are off: "),
+        ({"labels": "off", "max_epsilon": 1.0}, "max_epsilon has no effect while labels are off: "),
+        ({}, "neither epsilon nor label_epsilon says how much noise: "),
+        ({"noise_multiplier": 1.0}, "neither epsilon nor label_epsilon says how much noise: "),
+        ({"epsilon": 1.0, "label_epsilon": 1.0}, "epsilon and label_epsilon are both given: "),
+        ({"epsilon": 1.0, "noise_multiplier": 1.0}, "epsilon and noise_multiplier are both given: "),
+        ({"label_epsilon": 1.0, "label_share": 0.4}, "label_share has no effect while there is no epsilon to share: "),
+        (
+            {"epsilon": 1.0, "expertise": "none", "label_share": 0.4},
+            "label_share has no effect while expertise is none",
+        ),
+        ({"epsilon": 1.0, "unit": "record-assumed"}, "unit record-assumed without changed_rows: "),
+        ({"epsilon": 1.0, "changed_rows": 3}, "changed_rows 3 has no effect with unit client"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings, words):
+    with pytest.raises(ValidationError, match=words):
+        PrivacySettings(**{"labels": "krr", **settings})
+
+
+def test_what_only_the_run_can_tell_is_refused_then():
+    with pytest.raises(RequestError, match=r"privacy\.label_epsilon is given, but no privacy\.noise_multiplier"):
+        noise_for("frequency", label_epsilon=1.0)
+    assert noise_for(None, label_epsilon=1.0).noise_multiplier == 0
+    with pytest.raises(RequestError, match=r"changed_rows is 3001 .* at most 3000"):
+        noise_for(unit="record-assumed", changed_rows=3001, epsilon=1.0)
+    with pytest.raises(RequestError, match="tells nothing at all"):
+        noise_for(public_size=10_000_000, times=1_000_000, epsilon=1e-9)
+
+
+def test_limits():
+    noise = replace(noise_for(None, epsilon=8.0), max_epsilon=8.0)
+    check_planned(noise, noise.planned_total(100, 3000))
+    with pytest.raises(
+        RequestError, match=r"planned total epsilon of 9 is above the limit of 8 .*fewer public examples"
+    ):
+        check_planned(noise, 9.0)
+    ledger = ledger_of(noise, 100, 3000)
+    check_budget(ledger[:-1], ledger[-1:], noise)
+    with pytest.raises(FedMosaicError, match=r"would bring a client's total epsilon to 8\.0\d+, above the limit of 8"):
+        check_budget(ledger, noise.releases(101, 40, 3000, 1.0, first=False), noise)
+    check_budget(ledger, ledger, replace(noise, max_epsilon=None))
+
+
+def test_a_delta_that_is_none():
+    assert too_likely(1e-5, [40, 99_999]) == ""
+    assert "not below 1/100" in too_likely(0.01, [100, 500])
+    assert too_likely(0.01, []) == ""
+
+
+def lines_of(times=100, **settings):
+    noise = noise_for(times=times, **settings)
+    return privacy_lines(planned_block(noise, times, 3000, 10, 1.0, [30, 40]))
+
+
+def test_block_of_the_paper_s_mechanism():
+    lines = lines_of(expertise="gaussian", label_epsilon=4.0, noise_multiplier=1 / math.sqrt(3000))
+    assert lines[0] == "privacy unit: client | delta: 1e-05 | rounds: 100"
+    assert lines[2] == "per-round epsilon: labels 12000.0, expertise 1732.6 (paper formula: 265.4, not valid above 1)"
+    assert lines[3] == "TOTAL epsilon over 100 rounds: 1.32e+06   -> NO MEANINGFUL GUARANTEE (above 10)"
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 10.0, 10.1, 1e9, "inf"])
+@pytest.mark.parametrize("kind", ["frequency", "entropy", None])
+def test_words_of_a_block(epsilon, kind):
+    text = "\n".join(lines_of(kind=kind, epsilon=epsilon)).lower()
+    assert "private" not in text
+    assert "guaranteed" not in text
+    assert ("no meaningful guarantee" in text) == (float(epsilon) > 10)
+    assert "seed" in text
+    assert "conditional" not in text
+
+
+def test_what_is_assumed_is_said():
+    text = "\n".join(lines_of(epsilon=1.0, unit="record-assumed", changed_rows=12))
+    assert "conditional: only if one record changes at most 12 public labels" in text
+
+
+def test_spent_is_what_the_worst_client_let_go():
+    noise = noise_for("frequency", epsilon=8.0)
+    ledger = ledger_of(noise, 100, 3000)
+    block = spent_block(noise, {0: ledger[:50], 1: ledger, 2: ledger}, 10)
+    json.dumps(block, allow_nan=False)
+    assert (block["worst_client"], block["rounds"]) == (1, 100)
+    assert block["total_epsilon"] == pytest.approx(8, rel=1e-6)
+    assert [(e["mechanism"], e["rounds"], e["count"]) for e in block["ledger"]] == [
+        ("krr", 100, 300_000),
+        ("histogram", 1, 1),
+    ]
+    planned = planned_block(noise, 100, 3000, 10, 1.0, [40])
+    same = planned.keys() - {"stage", "worst_client", "total_epsilon"}
+    assert {key: planned[key] for key in same} == {key: block[key] for key in same}
+    assert privacy_lines(block)[0].endswith("| worst client: 1")
+
+
+def test_what_one_round_costs_is_not_told_as_the_total():
+    block = planned_block(noise_for("entropy", epsilon=8.0), 100, 3000, 10, 1.0, None)
+    once = gaussian_epsilon(block["ledger"][1]["mu"], 1e-5)
+    assert block["round_epsilon"]["expertise"] == once < block["total_epsilon"] == pytest.approx(8)
+
+
+def test_nobody_told_anything():
+    block = spent_block(noise_for(epsilon=1.0), {0: [], 1: []}, 10)
+    assert (block["total_epsilon"], block["rounds"], block["verdict"]) == (0.0, 0, "strong")
+    assert privacy_lines(block)
+
+
+def test_noise_free_blocks_can_be_written():
+    noise = noise_for(epsilon="inf")
+    block = spent_block(noise, {0: ledger_of(noise, 2, 3000)}, 10)
+    assert json.loads(json.dumps(block, allow_nan=False))["total_epsilon"] == "inf"
+    assert "inf" in privacy_lines(block)[3]
+
+
+@pytest.mark.parametrize(
+    ("total", "text"), [(8, "8"), (7.9999999, "8"), (10.0001, "10.1"), (37.622, "37.7"), (0.3333, "0.334"), (0, "0")]
+)
+def test_totals_are_never_rounded_down(total, text):
+    assert rounded_up(total) == text
+
+
+def test_noise_is_frozen():
+    with pytest.raises(AttributeError):
+        Noise("krr", "none", 1.0, 0.0).labels = "xor"
