@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.defences import PAPER, capped, cast, normalised, trimmed
+from fedmosaic_cli.cotraining.defences import PAPER, capped, cast, column, normalised, trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -91,11 +91,6 @@ class Tally:
         labels = highest(self.scores(rates))
         kept = np.full(len(labels), NO_LABEL) if previous is None else previous
         return np.where(self.totals.max(axis=1) > 0, labels, kept)
-
-
-def column(weights: Floats) -> Floats:
-    """Weights as something that scales the rows of a matrix."""
-    return weights[:, None] if weights.ndim == 1 else weights
 
 
 def highest(scores: Floats) -> NDArray[np.int64]:

@@ -38,11 +38,17 @@ class Rules:
 PAPER = Rules()
 
 
+def column(weights: Floats) -> Floats:
+    """Weights as something that scales the rows of a matrix."""
+    return weights[:, None] if weights.ndim == 1 else weights
+
+
 def cast(labels: Labels, weights: Floats) -> Floats:
     """What a client's votes on each example weigh together: one vote where labels are classes, several for bits."""
     if labels.ndim == 1:
         return weights
-    return (labels * (weights[:, None] if weights.ndim == 1 else weights)).sum(axis=1)
+    together: Floats = (labels * column(weights)).sum(axis=1)
+    return together
 
 
 def normalised(labels: Labels, weights: Floats) -> Floats:
@@ -70,7 +76,7 @@ def trimmed(votes: Sequence[tuple[Labels, Floats]], sums: Floats, trim: float) -
         if labels.ndim == 1:
             single[rows, labels] = weights
         else:
-            single += labels * (weights[:, None] if weights.ndim == 1 else weights)
+            single += labels * column(weights)
         for place in heaviest:  # the lightest of both stays behind, and goes on to the next place
             place[:], single = np.maximum(place, single), np.minimum(place, single)
     rest: Floats = sums - heaviest.sum(axis=0)

@@ -6,17 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.cotraining.wire import Expected
+from fedmosaic_cli.engine.attacks import Scene
 from fedmosaic_cli.engine.inbox import ABSTAINED, ACCEPTED, MISSING, Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from torch import Tensor
 
     from fedmosaic_cli.cotraining.consensus import Ballot
     from fedmosaic_cli.cotraining.wire import Form
-    from fedmosaic_cli.engine.attacks import Delivery
+    from fedmosaic_cli.engine.attacks import Attack, Delivery
+    from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.method import World
 
 LATE = "late"
+LAST_OPINION = "last_opinion"
+"""Where an attacker remembers what it had to say."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,29 @@ class Gathered:
 
     ballots: list[Ballot]
     told: dict[str, Any]
-    messages: dict[int, str]
+    messages: dict[int, dict[str, str]]
 
 
-def gather(
-    deliveries: Sequence[Delivery], form: Form, world: World, number: int, roster: Collection[int]
-) -> Gathered:
+def under_attack(
+    attack: Attack,
+    clients: Sequence[SimulatedClient],
+    number: int,
+    opinions: Mapping[int, bytes],
+    consensus: Tensor | None,
+) -> list[Delivery]:
+    """What reaches the server if some of these clients do not send what they found."""
+    import torch
+
+    states = {client.id: client.state for client in clients if client.id in attack.remembering}
+    last = {client: state.pop(LAST_OPINION, None) for client, state in states.items()}
+    known = {client: data.numpy().tobytes() for client, data in last.items() if data is not None}
+    for client in states.keys() & opinions.keys():
+        states[client][LAST_OPINION] = torch.frombuffer(bytearray(opinions[client]), dtype=torch.uint8)
+    labels = None if consensus is None else consensus.cpu().numpy()
+    return attack.deliveries(Scene(number, opinions, known, labels))
+
+
+def gather(deliveries: Sequence[Delivery], form: Form, world: World, number: int, roster: Collection[int]) -> Gathered:
     """Receive what was delivered in a round. Too few valid messages: those who are late get a second chance.
 
     If that does not help, the round is `degraded`, and the server keeps the consensus that it has.
@@ -57,4 +80,4 @@ def gather(
         **({"retried": 1} if retried else {}),
         **({"degraded": 1} if degraded else {}),
     }
-    return Gathered([] if degraded else inbox.ballots(), told, messages)
+    return Gathered([] if degraded else inbox.ballots(), told, {c: {"message": fate} for c, fate in messages.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.cotraining import mechanisms
+from fedmosaic_cli.cotraining.accounting import Release
 from fedmosaic_cli.cotraining.consensus import Rates
 from fedmosaic_cli.cotraining.defences import Rules
 from fedmosaic_cli.cotraining.wire import ExpertiseCode, Form, LabelCode
@@ -66,10 +67,8 @@ def released(
     if noise is None:
         return labels, expertise
     enter(client, world, form, noise)
-    if noise.labels == "xor":
-        said = mechanisms.flipped_bits(labels, noise.label_epsilon, world.num_classes, client.noise("dp-labels"))
-    else:
-        said = mechanisms.randomised_labels(labels, noise.label_epsilon, world.num_classes, client.noise("dp-labels"))
+    hide = mechanisms.flipped_bits if noise.labels == "xor" else mechanisms.randomised_labels
+    said: NDArray[Any] = hide(labels, noise.label_epsilon, world.num_classes, client.noise("dp-labels"))
     if noise.expertise == "histogram":
         return said, histogram_of(client, world, noise)
     if noise.expertise == "none" or expertise is None:
@@ -83,7 +82,7 @@ def enter(client: Client, world: World, form: Form, noise: Noise) -> None:
     ledger = client.state.setdefault(LEDGER, [])
     size = world.sizes[client.id]
     releases = noise.releases(client.round, size, form.public_size, form.high, first=not ledger)
-    check_budget(ledger, releases, noise)
+    check_budget([Release.from_dict(entry) for entry in ledger], releases, noise)
     ledger.extend(release.to_dict() for release in releases)
 
 

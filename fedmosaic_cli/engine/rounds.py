@@ -11,9 +11,9 @@ import torch
 
 from fedmosaic_cli.cotraining.wire import SERVER, Envelope
 from fedmosaic_cli.engine import channel, params
-from fedmosaic_cli.engine.attacks import Delivery, Scene
+from fedmosaic_cli.engine.attacks import Delivery
 from fedmosaic_cli.engine.evaluation import Score, score
-from fedmosaic_cli.engine.exchange import gather
+from fedmosaic_cli.engine.exchange import gather, under_attack
 from fedmosaic_cli.engine.messages import Way
 from fedmosaic_cli.engine.method import Told, Traffic
 from fedmosaic_cli.engine.workers import Job
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.method import Method, Received, State, World
     from fedmosaic_cli.engine.workers import Workers
-
-
-# What an attacker would have sent in the last round.
-LAST_OPINION = "last_opinion"
 
 
 @dataclass(frozen=True)
@@ -156,29 +152,23 @@ def way(device: torch.device, world: World, number: int, sender: int) -> Way:
 
 def exchanged(federation: Federation, form: Form, uploads: dict[int, Received]) -> dict[int, Received]:
     """The opinions that count, of all that clients formed: attackers have had their way, and the server its checks."""
-    standing, attack = federation.standing, federation.attack
-    number, by_id = standing.finished + 1, {client.id: client for client in standing.clients}
+    standing = federation.standing
+    number, there = standing.finished + 1, participants(federation)
     opinions = {client: upload["opinion"] for client, upload in uploads.items()}
     deliveries = [Delivery(client, data) for client, data in opinions.items()]
-    if attack is not None:
-        labels = federation.method.pseudo_labels(standing.server)
-        last = {c: by_id[c].state.pop(LAST_OPINION).numpy().tobytes() for c in opinions if LAST_OPINION in by_id[c].state}
-        consensus = None if labels is None else labels.cpu().numpy()
-        deliveries = attack.deliveries(Scene(number, opinions, last, consensus))
-        for client in attack.remembering & opinions.keys():
-            by_id[client].state[LAST_OPINION] = torch.frombuffer(bytearray(opinions[client]), dtype=torch.uint8)
-    roster = [client.id for client in participants(federation)]
-    found = gather(deliveries, form, federation.world, number, roster)
+    if federation.attack is not None:
+        consensus = federation.method.pseudo_labels(standing.server)
+        deliveries = under_attack(federation.attack, there, number, opinions, consensus)
+    found = gather(deliveries, form, federation.world, number, [client.id for client in there])
     for client in standing.clients:
-        client.note(**found.told, **({"message": found.messages[client.id]} if client.id in found.messages else {}))
+        client.note(**found.told, **found.messages.get(client.id, {}))
     return {ballot.client: {"opinion": ballot} for ballot in found.ballots}
 
 
 def tell(federation: Federation, told: Told) -> None:
     """Put what the server has to tell on the pages of its clients; and how right labels are, where somebody knows."""
-    truth = federation.public_truth
-    known = {} if truth is None else told.labels
-    marks = {f"{name}_accuracy": (labels == truth).double().mean().item() for name, labels in known.items()}
+    votes = {f"{name}_accuracy": accuracy_of(labels, federation) for name, labels in told.labels.items()}
+    marks = {name: value for name, value in votes.items() if value is not None}
     for client in federation.standing.clients:
         client.note(**told.everybody, **told.clients.get(client.id, {}), **marks)
 
@@ -219,11 +209,16 @@ def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[st
 
 
 def pseudo_label_accuracy(federation: Federation) -> dict[str, float]:
-    """How many of the pseudo-labels are right: an oracle's view, by labels that no client and no server has."""
-    labels, truth = federation.method.pseudo_labels(federation.standing.server), federation.public_truth
-    if labels is None or truth is None:
-        return {}
-    return {"pseudo_label_accuracy": (labels == truth).double().mean().item()}
+    """How many of the pseudo-labels are right."""
+    labels = federation.method.pseudo_labels(federation.standing.server)
+    known = None if labels is None else accuracy_of(labels, federation)
+    return {} if known is None else {"pseudo_label_accuracy": known}
+
+
+def accuracy_of(labels: torch.Tensor, federation: Federation) -> float | None:
+    """How many labels of the public set are right: an oracle's view, by labels that no client and no server has."""
+    truth = federation.public_truth
+    return None if truth is None else torch.eq(labels, truth).double().mean().item()
 
 
 def servers_by_device(federation: Federation) -> dict[torch.device, State]:

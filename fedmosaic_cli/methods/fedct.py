@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.cotraining.consensus import Outcome
-
     from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, Received, State, World
 
@@ -48,6 +47,7 @@ class FedCT(Method):
     family: ClassVar[Family] = "FL"
     travels = "hard labels on the public set, both ways"
     needs_public = True
+    shares_labels = True
     learners: ClassVar[Learners] = "anything"
     citation = "Abourayya et al., AAAI 2025"
 
@@ -59,8 +59,7 @@ class FedCT(Method):
         trust = self.trust_in(consensus, client)
         client.note(trust=trust)
         # With no trust to speak of the public set is left alone: then this is local training, bit for bit.
-        heard = consensus is not None and trust > LEAST_TRUST
-        client.train("model", [PseudoLabels(consensus, trust)] if heard else [])
+        client.train("model", [PseudoLabels(consensus, trust)] if trust > LEAST_TRUST and consensus is not None else [])
         if client.round < self.warmup_rounds:
             return {}
         return self.opinion(client.predict_public(client.state["model"]).log_softmax(dim=1), client, world)

@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Client, World
 
 
+LEVEL_BITS = 8
+
+
 @hyperparameters
 class FedMosaic(FedCT):
     """`trust` is a rule's name or a constant: 0 is Local, 1 with `uniform` expertise is FedCT, bit for bit."""
 
     expertise: Literal["frequency", "entropy", "uniform"] = "frequency"
     trust: Literal["paper", "stabilised"] | Annotated[float, Field(ge=0, le=1e30)] = "paper"
-    expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = 8
+    expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = LEVEL_BITS
 
     name = "fedmosaic"
     title = "FedMosaic"
@@ -83,12 +86,12 @@ class FedMosaic(FedCT):
         return expertise.numpy()
 
     def opinion_form(self, world: World) -> Form:
-        in_levels = isinstance(self.expertise_bits, int)
-        code = expertise_code(world, ExpertiseCode.LEVELS if in_levels else ExpertiseCode.FLOATS)
+        bits = self.expertise_bits
+        code = expertise_code(world, ExpertiseCode.FLOATS if bits == "float32" else ExpertiseCode.LEVELS)
         return replace(
             super().opinion_form(world),
             expertise=code,
-            expertise_bits=self.expertise_bits if in_levels else 8,
+            expertise_bits=LEVEL_BITS if bits == "float32" else bits,
             high=highest_expertise(self.expertise, world.num_classes),
             share=self.expertise == "frequency" and (world.noise is None or code is ExpertiseCode.HISTOGRAM),
         )
