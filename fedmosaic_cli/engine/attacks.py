@@ -191,7 +191,7 @@ def one_hot(labels: Labels, num_classes: int) -> Labels:
 
 
 def unlike_classes(images: NDArray[np.uint8], labels: Labels, num_classes: int) -> Labels:
-    """For each class the one whose mean image is least like its own, by the cosine once the mean of all is taken off."""
+    """For each class the one whose mean image is least like its own, by the cosine after the mean is taken off."""
     pixels = images.reshape(len(images), -1).astype(np.float64)
     groups = [pixels[labels == label] for label in range(num_classes)]
     means = np.stack([(group if len(group) else pixels).mean(axis=0) for group in groups])
