@@ -12,18 +12,22 @@ import torch
 from torch import nn
 
 from fedmosaic_cli.config.run import RunConfig
+from fedmosaic_cli.cotraining.wire import SERVER, Envelope
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partition import Partition, Shard
 from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.messages import Way
 from fedmosaic_cli.engine.method import Method, Parameters
 from fedmosaic_cli.engine.rounds import Federation, play
-from fedmosaic_cli.engine.settings import TrainSettings
+from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
 from fedmosaic_cli.experiment.assemble import assemble
 from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.settings import ModelSettings
 
 CPU = torch.device("cpu")
+FROM_SERVER = Way(CPU, Envelope(bytes(16), bytes(16), 1, SERVER))
 CLASSES = 3
+MESSAGE_SECTIONS = {"privacy": PrivacySettings, "attack": AttackSettings, "defence": DefenceSettings}
 
 
 class Normalised(Classifier):
@@ -42,15 +46,26 @@ class Linear(Classifier):
         self.head = nn.Linear(4, num_classes, bias=False)
 
 
+def from_client(client: int, round_number: int = 1) -> Way:
+    """The way of what a client sends to a server of a toy."""
+    return Way(CPU, Envelope(bytes(16), bytes(16), round_number, client))
+
+
 class Toy:
     """A data set, how it is dealt, and how it is trained on."""
 
     def __init__(
-        self, dataset: Dataset, partition: Partition, models: dict[int, ModelSettings] | None = None, **train: Any
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        models: dict[int, ModelSettings] | None = None,
+        about_messages: dict[str, Any] | None = None,
+        **train: Any,
     ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.models = models or {}
+        self.about_messages = about_messages or {}
         self.dtype = torch.float64
         self.train: dict[str, Any] = {
             "rounds": 3,
@@ -63,11 +78,12 @@ class Toy:
         }
 
     def changed(self, **changes: Any) -> Toy:
-        """The same with other examples, shards or training settings."""
+        """The same with other examples, shards, training settings, or sections about messages."""
         dataset = changes.pop("dataset", self.dataset)
         partition = changes.pop("partition", self.partition)
         models = changes.pop("models", self.models)
-        toy = Toy(dataset, partition, models, **{**self.train, **changes})
+        told = {name: changes.pop(name) for name in MESSAGE_SECTIONS if name in changes}
+        toy = Toy(dataset, partition, models, {**self.about_messages, **told}, **{**self.train, **changes})
         toy.dtype = self.dtype
         return toy
 
@@ -81,6 +97,7 @@ class Toy:
             method=method,
             partition_seed=0,
             models=self.models,
+            **{name: MESSAGE_SECTIONS[name](**values) for name, values in self.about_messages.items()},
         )
         return assemble(config, self.dataset, self.partition, devices, self.dtype)
 

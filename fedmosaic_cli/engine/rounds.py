@@ -218,7 +218,7 @@ def pseudo_label_accuracy(federation: Federation) -> dict[str, float]:
 def accuracy_of(labels: torch.Tensor, federation: Federation) -> float | None:
     """How many labels of the public set are right: an oracle's view, by labels that no client and no server has."""
     truth = federation.public_truth
-    return None if truth is None else torch.eq(labels, truth).double().mean().item()
+    return None if truth is None else torch.eq(labels.to(truth.device), truth).double().mean().item()
 
 
 def servers_by_device(federation: Federation) -> dict[torch.device, State]:

@@ -7,6 +7,7 @@ a batch of the union, so that FedMosaic with trust 1 and equal votes is exactly 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -85,7 +86,7 @@ class FedCT(Method):
 
     def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
         """The consensus is kept where nobody's vote weighs anything."""
-        before = {int(client): value for client, value in server.get("agreement", {}).items()}
+        before = known_agreement(server)
         standings = reputations(before, world.num_classes, world.defence.reputation_floor)
         reputation = standings if world.defence.reputation else None
         previous = server["labels"].numpy() if "labels" in server else None
@@ -93,7 +94,7 @@ class FedCT(Method):
         outcome = hold_vote(ballots, rules_of(world), reputation, rates_of(world), previous)
         after = remembered(before, outcome.agreement_with_others)
         state: State = {"labels": as_tensor(outcome.labels), "told": told_of(outcome, reputation)}
-        return {**state, "agreement": {str(c): value for c, value in after.items()}} if after else state
+        return {**state, "agreement": agreement_tensor(after, max(world.sizes) + 1)} if after else state
 
     def pseudo_labels(self, server: State) -> Tensor | None:
         return server.get("labels")
@@ -120,6 +121,19 @@ def told_of(outcome: Outcome, reputation: Mapping[int, float] | None) -> Told:
     everybody = {"heaviest_share": max(shares.values()), "votes_differ": outcome.votes_differ}
     votes = {"weighted": as_tensor(outcome.weighted), "majority": as_tensor(outcome.majority)}
     return Told(everybody, clients, votes)
+
+
+def agreement_tensor(agreement: Mapping[int, float], clients: int) -> Tensor:
+    """How far each client agreed with the others so far, as the server remembers it: no number for who never spoke."""
+    import torch
+
+    return torch.tensor([agreement.get(client, math.nan) for client in range(clients)], dtype=torch.float64)
+
+
+def known_agreement(server: State) -> dict[int, float]:
+    """The same by client, without those who never spoke."""
+    values = server["agreement"].tolist() if "agreement" in server else []
+    return {client: value for client, value in enumerate(values) if not math.isnan(value)}
 
 
 def as_tensor(labels: NDArray[np.int64]) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedmosaic_cli.engine import channel, gang, optimizers, params
 from fedmosaic_cli.engine.execution import choose, worker_count
 from fedmosaic_cli.engine.gang import Gang, my_desk, my_gang
-from fedmosaic_cli.engine.messages import Labels, Logits, Weights
+from fedmosaic_cli.engine.messages import Consensus, Logits, Weights
 from fedmosaic_cli.engine.method import Leash
 from fedmosaic_cli.engine.objective import OnDevice, PseudoLabels
 from fedmosaic_cli.engine.rounds import begin, play, servers_by_device
@@ -35,7 +35,7 @@ from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.models.settings import ModelSettings
-from tests.toys import CPU, TOYS, dealt, played
+from tests.toys import CPU, FROM_SERVER, TOYS, dealt, played
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -347,10 +347,10 @@ class TestDevices:
     def test_models_arrive_where_the_receiver_computes_and_opinions_on_the_cpu(self):
         message = {
             "model": Weights({"w": torch.ones(2)}),
-            "labels": Labels(torch.tensor([0, 1]), 2),
+            "labels": Consensus(torch.tensor([0, 1]), 2),
             "logits": Logits(torch.ones(2, 2)),
         }
-        received, bits = channel.send(message, META)
+        received, bits = channel.send(message, replace(FROM_SERVER, device=META))
         assert received["model"]["w"].device == META
         assert (received["labels"].device, received["logits"].device) == (CPU, CPU)
         assert bits == 64 + 8 + 128
