@@ -221,7 +221,7 @@ def test_poison_turns_the_labels_that_are_trained_on_and_no_others():
 
 
 def test_a_plain_majority_is_fedct():
-    toy = CROWD.changed(attack={"kind": "constant", "clients": (0,)})
+    toy = CROWD.changed(attack={"kind": "random", "clients": (0, 1)})
     majority = toy.changed(defence={"vote": "majority"})
     assert same(models(ENTROPY, majority), models(FedCT(), toy))
     assert not same(models(ENTROPY, toy), models(FedCT(), toy))
