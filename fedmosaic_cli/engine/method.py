@@ -209,6 +209,8 @@ class Method(ABC):
     """Whether it trains on everybody's data in one place."""
     needs_public: ClassVar[bool] = False
     """Whether it cannot do without a public set."""
+    shares_labels: ClassVar[bool] = False
+    """Whether clients tell labels of the public set: noise, attacks and defences are about these messages."""
     learners: ClassVar[Learners] = "one network"
     """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
     models_held: ClassVar[int] = 1

@@ -40,6 +40,7 @@ class FedCT(Method):
     family: ClassVar[Family] = "FL"
     travels = "hard labels on the public set, both ways"
     needs_public = True
+    shares_labels = True
     learners: ClassVar[Learners] = "anything"
     citation = "Abourayya et al., AAAI 2025"
 
