@@ -119,6 +119,11 @@ def entry_of(release: Release, rounds: int, count: int) -> dict[str, Any]:
     return {"mechanism": release.mechanism, "rounds": rounds, "count": count, **parameters}
 
 
+def read_ledger(entries: Iterable[Mapping[str, Any]]) -> list[Release]:
+    """The releases that a client wrote down."""
+    return [Release.from_dict(entry) for entry in entries]
+
+
 def finite(value: Any) -> Any:
     """A value that JSON can hold."""
     if isinstance(value, dict):
