@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.conditions import default_runs_dir
+from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.commands import Where, commands_for, where_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedmosaic_cli.report.settings import Setting
     from fedmosaic_cli.report.table import Cell, Column, Row
 
 USUAL_SEEDS = (0, 1, 2)
@@ -48,10 +50,16 @@ def lacking(column: Column, columns: Sequence[Column], row: Row, cell: Cell) -> 
     if column.setting is None:
         return USUAL_SEEDS if cell.published else ()
     runs = column.setting.methods.get(row.key)
-    if runs is None and ("=" in row.key[1] or has_noise(columns, row)):
+    if runs is None and ("=" in row.key[1] or has_noise(columns, row) or not can_be_played(column.setting, row)):
         return ()
     done = set() if runs is None else set(runs.seed)
     return tuple(seed for seed in column.setting.seeds if seed not in done)
+
+
+def can_be_played(setting: Setting, row: Row) -> bool:
+    """Whether a method has the messages that are attacked or defended in a setting, or none at all."""
+    method = METHODS[row.key[0]]
+    return method.shares_labels or method.family == "baseline" or not {"attack", "defence"} & setting.terms.keys()
 
 
 def has_noise(columns: Sequence[Column], row: Row) -> bool:

@@ -113,6 +113,14 @@ def test_attacked_runs_are_in_a_column_of_their_own(runs, section):
     assert sorted(setting.label for setting in settings_of(frame)) == ["s [kind=None]", "s [kind=x]"]
 
 
+def test_nobody_is_asked_to_run_what_cannot_be_attacked(runs):
+    runs("s", "fedavg", 0, 0.9)
+    runs("s", "fedct", 0, 0.5, place="a", attack={"kind": "random"})
+    table = overview(settings_of(collect(runs.folder)[0]), paper=False)
+    attacked = [command for command in table.commands if "kind=random" in command]
+    assert not any("fedavg" in command for command in attacked)
+
+
 def test_the_command_of_a_missing_seed_asks_for_the_same_noise(runs):
     runs("s", "local", 1, 0.9)
     runs("s", "fedct", 0, 0.5, **noise(epsilon=8.0, expertise="none"))
