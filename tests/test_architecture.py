@@ -142,6 +142,12 @@ INSTANT = [
     ["train", "--preset", "quickstart", "--expertise", "guess"],
     ["train", "--preset", "quickstart", "--seeds", "0,x"],
     ["train", "--preset", "quickstart", "--bogus"],
+    ["train", "--preset", "quickstart", "--dp", "foo"],
+    ["train", "--preset", "quickstart", "--dp", "krr"],
+    ["train", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "much"],
+    ["train", "--preset", "quickstart", "--dp", "krr,histogram", "--dp-epsilon", "8", "--expertise", "entropy"],
+    ["train", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "8", "--dp-max-eps", "2"],
+    ["baseline", "fedavg", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "8"],
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
 ]

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, say, say_json
+from fedmosaic_cli.cli.console import out, remark, say, say_json
+from fedmosaic_cli.cli.privacy import block_lines
 from fedmosaic_cli.cli.progress import WAYS
 from fedmosaic_cli.config.run import flat
+from fedmosaic_cli.engine.privacy_block import too_likely
+from fedmosaic_cli.experiment.privacy import planned_privacy
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.layers import Layers
@@ -45,9 +48,20 @@ def show_plan(
         channels, height, width = facts[config.partition_seed].input_shape
         check_networks(config, (height, width, channels), device)
     runs = [
-        {"path": str(spot.path), "exists": spot.exists(), **costs(config, facts[config.partition_seed], device)}
+        {
+            "path": str(spot.path),
+            "exists": spot.exists(),
+            **costs(config, facts[config.partition_seed], device),
+            "privacy": planned_privacy(
+                config, facts[config.partition_seed].classes, facts[config.partition_seed].sizes
+            ),
+        }
         for config, spot in zip(configs, files, strict=True)
     ]
+    noisy = [config for config in configs if config.noise]
+    warnings = [too_likely(config.privacy.delta, facts[config.partition_seed].sizes or []) for config in noisy]
+    for warning in dict.fromkeys(filter(None, warnings)):
+        remark(f"warning: {warning}")
     if as_json:
         say_json({"configuration": settings, "runs": runs})
         return
@@ -67,6 +81,10 @@ def show_plan(
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     out().print(work)
+    blocks = {config.method.variant: run["privacy"] for config, run in zip(configs, runs, strict=True)}
+    for variant, block in blocks.items():
+        for line in block_lines(variant, block) if block else []:
+            say(line)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
         say(f"missing: {missing}")
     ways = dict.fromkeys(f"clients {WAYS[run['execution']]}, workers: {run['workers']}" for run in runs)

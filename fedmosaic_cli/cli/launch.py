@@ -17,6 +17,7 @@ from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import Device, whole_numbers
 from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.cli.privacy import options_of, privacy_layer, spent_lines, tell_planned
 from fedmosaic_cli.cli.progress import view
 from fedmosaic_cli.cli.tensorboard import check_installed, check_usable, recorded
 from fedmosaic_cli.config.layers import Layers
@@ -26,6 +27,7 @@ from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError, ResourceError
 from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
+from fedmosaic_cli.experiment.privacy import train_sizes
 from fedmosaic_cli.files import check_room, write
 from fedmosaic_cli.lock import locked
 from fedmosaic_cli.records import shards as shard_records
@@ -69,6 +71,8 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
     with ExitStack() as hold:
         with data_place(request.data_dir, request.quiet or request.as_json) as place:
             runs = fitting(plan(methods, request, layers, setting, given, place), if_they_fit)
+            for run in runs:
+                run.config.check_privacy()
             if request.dry_run:
                 configs, files = [run.config for run in runs], [run.files for run in runs]
                 show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
@@ -78,6 +82,7 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
             shards = shards_by_seed(runs, given, request, place)
             notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
         check_fit(request, runs, shards)
+        tell_planned((run.config, *facts_of(shards[run.config.partition_seed])) for run in runs)
         warn(runs)
         make(runs, shards, request, place)
 
@@ -145,6 +150,12 @@ def shards_by_seed(
     standard = standard_data(request)
     one_a_seed = {run.config.partition_seed: run.config for run in runs}
     return {seed: given or find_shards(config, standard, place) for seed, config in one_a_seed.items()}
+
+
+def facts_of(found: Shards | Deal) -> tuple[int, list[int]]:
+    """The number of classes, and of the training examples of each client."""
+    shards = found.shards if isinstance(found, Deal) else found
+    return len(shards.manifest["class_names"]), train_sizes(shards)
 
 
 def written(shards: Shards | Deal) -> Shards:
@@ -259,6 +270,7 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
     on_nan = request.on_nan and request.on_nan.value
     flags = {"rounds": request.rounds, "workers": request.workers, "execution": execution, "on_nan": on_nan}
     layers.add("flag", {"train": {key: value for key, value in flags.items() if value is not None}})
+    layers.add("flag", {"privacy": privacy_layer(request)})
     if request.expertise is not None:
         if "fedmosaic" not in methods:
             raise RequestError("--expertise is for fedmosaic alone (fedmosaic baseline): leave it out")
@@ -312,6 +324,8 @@ def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Reques
         traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
     out().print(table)
+    for line in spent_lines(summary for _, summary in finished):
+        say(line)
     if request.verbose:
         for run, summary in finished:
             marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
@@ -335,6 +349,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seed": request.seed,
         "--seeds": request.seeds,
         "--config": request.config,
+        **options_of(request),
         "--execution": request.execution and request.execution.value,
         "--on-nan": request.on_nan and request.on_nan.value,
         "--device": None if request.device is Device.auto else request.device.value,

@@ -30,6 +30,11 @@ class OnNan(StrEnum):
     skip = "skip"
 
 
+class Unit(StrEnum):
+    client = "client"
+    record_assumed = "record-assumed"
+
+
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DataDirOption = Annotated[
     Path | None,

@@ -21,6 +21,7 @@ from fedmosaic_cli.cli.options import (
     PresetOption,
     QuietOption,
     RunsDirOption,
+    Unit,
     VerboseOption,
 )
 
@@ -44,6 +45,31 @@ class Request:
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One value, e.g. train.lr=0.01. May be repeated."),
+    ] = None
+    dp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Noise in what clients send: krr or xor labels; ',gaussian', ',histogram' or ',none' for expertise. "
+            "What is paid for is public examples times rounds, and worst-case totals that mean anything leave little "
+            "of the consensus: histogram, fewer public examples and fewer rounds cost least.",
+            show_default="off",
+        ),
+    ] = None
+    dp_epsilon: Annotated[
+        str | None,
+        typer.Option(metavar="EPSILON", help="Its whole budget over all rounds; inf: no noise.", show_default=False),
+    ] = None
+    dp_delta: Annotated[float | None, typer.Option(help="Its delta.", show_default="1e-05")] = None
+    dp_unit: Annotated[
+        Unit | None,
+        typer.Option(
+            help="What may change unseen: all data of a client; or a record, on your word (privacy.changed_rows).",
+            show_default="client",
+        ),
+    ] = None
+    dp_max_eps: Annotated[
+        float | None, typer.Option(metavar="EPSILON", help="Refuse what would spend more.", show_default=False)
     ] = None
     data_dir: DataDirOption = None
     runs_dir: RunsDirOption = Path("runs")

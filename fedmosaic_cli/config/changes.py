@@ -20,6 +20,8 @@ FREE_TO_CHANGE = {
     "train.execution",
     # Before it says anything, a run has met no client that diverged.
     "train.on_nan",
+    # A limit that was never reached changed nothing.
+    "privacy.max_epsilon",
 }
 # A run can go on with these changed, but then it is one that no single configuration describes.
 ACCEPTABLE = {
@@ -50,6 +52,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
     rounds = f"train.rounds was {old.train.rounds} and is now {new.train.rounds}"
     if new.train.rounds < old.train.rounds:
         found.append(Difference(f"{rounds}, which is fewer", acceptable=False))
+    elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
+        text = f"{rounds}, for which the noise of every round was chosen (privacy.epsilon)"
+        found.append(Difference(text, acceptable=False))
     elif new.train.rounds != old.train.rounds and new.method.plans_ahead:
         text = f"{rounds}, on which every round of {new.method.title} depends"
         found.append(Difference(text, acceptable=True))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.place import Place
 
-SECTIONS = ("data", "model", "train", "privacy", "attack", "defence", "clients")
+# Noise is the business of the methods that have any, like their hyper-parameters.
+SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
 ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
 # Where data lies and what computes is in no configuration: whoever said it will have to say it again.
 PASSED_ON = ("--data-dir", "--device")

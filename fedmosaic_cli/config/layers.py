@@ -27,7 +27,12 @@ SECTIONS = {
     "defence": DefenceSettings,
 }
 GROUPS = ("methods", "clients")
-ROUND_LENGTH = {"local_epochs", "local_steps"}
+# One setting with two spellings: a later layer with one of them means that one, and puts an end to the other.
+REPLACES = {
+    "train": {"local_epochs": {"local_steps"}, "local_steps": {"local_epochs"}},
+    "privacy": {"epsilon": {"label_epsilon", "noise_multiplier"}, "label_epsilon": {"epsilon", "label_share"}},
+}
+TYPED = {"--set", "flag"}
 T = TypeVar("T")
 
 
@@ -89,11 +94,9 @@ class Layers:
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}
             self.values.get(section, {}).pop("model", None)  # a name alone is all there is to say of the model
-        if section == "train" and len(values.keys() & ROUND_LENGTH) == 1:
-            # The length of a round is one setting with two spellings: the later one is meant.
-            for other in ROUND_LENGTH - values.keys():
-                self.values.get(section, {}).pop(other, None)
-                self.origins.pop(f"{section}.{other}", None)
+        for key in self._replaced(origin, section, values):
+            del self.values[section][key]
+            del self.origins[f"{section}.{key}"]
         held = self.values.setdefault(section, {})
         for key, value in values.items():
             if isinstance(value, dict) and isinstance(held.get(key), dict):
@@ -104,6 +107,17 @@ class Layers:
                 held[key] = value
                 self._forget(f"{section}.{key}.")
                 self.origins[f"{section}.{key}"] = origin
+
+    def _replaced(self, origin: str, section: str, values: dict[str, Any]) -> list[str]:
+        """The keys of a section that later `values` put an end to, beside those that they set anew."""
+        other = set().union(*(REPLACES.get(section, {}).get(key, set()) for key in values)) - values.keys()
+        if section == "privacy":
+            held = self.values.get(section, {})
+            # Whoever wants no noise wants none, whatever a preset says of it.
+            other |= held.keys() - values.keys() if values.get("labels") == "off" else set()
+            # Of what was typed side by side nobody knows which was meant: then it is refused.
+            other = {key for key in other if not {origin, self.origins.get(f"{section}.{key}")} <= TYPED}
+        return [key for key in self.values.get(section, {}) if key in other]
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self.origins if key.startswith(prefix)]:

@@ -15,6 +15,7 @@ from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_na
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.engine.privacy import Noise, check_planned, exchanges, resolve_noise
 from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", ModelSettings, TrainSettings)
 REQUIRED = ("data", "model", "train")
+# What a section of messages asks for, as the reason why a method without such messages is not played.
+MESSAGES = {
+    "privacy": "noise is asked for in them (privacy)",
+    "attack": "they are what is attacked (attack)",
+    "defence": "they are what is defended (defence)",
+}
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -76,7 +83,33 @@ class RunConfig:
         if self.method.needs_public and not self.data.public_size:
             return Misfit("needs a public set", "there is none (data.public_size)", "partition with one")
         models = {clients[0]: model for (model, _), clients in self.kinds.items()}
-        return misfit(self.method, models, self.models.keys())
+        return misfit(self.method, models, self.models.keys()) or self.no_such_messages()
+
+    def no_such_messages(self) -> Misfit | None:
+        """Why noise, attacks and defences make no sense here. The baselines send nothing, and stay to compare with."""
+        about = [MESSAGES[name] for name in self.message_sections()]
+        if self.method.shares_labels or self.method.family == "baseline" or not about:
+            return None
+        return Misfit("shares no labels of the public set", about[0], "use fedmosaic, fedct, local or centralized")
+
+    @property
+    def exchanges(self) -> int:
+        """In how many rounds clients tell labels."""
+        return exchanges(self.train.rounds, getattr(self.method, "warmup_rounds", 0))
+
+    @cached_property
+    def noise(self) -> Noise | None:
+        """The noise in what clients tell; None where there is none. Refused if the settings do not suit the run."""
+        if not self.method.shares_labels or not self.data.public_size:
+            return None
+        return resolve_noise(
+            self.privacy, self.data.public_size, self.exchanges, getattr(self.method, "expertise", None)
+        )
+
+    def check_privacy(self) -> None:
+        """Refuse noise that cannot be, or a run that would spend more than it may."""
+        if self.noise is not None:
+            check_planned(self.noise, self.noise.planned_total(self.exchanges, self.data.public_size or 0))
 
     def message_sections(self) -> dict[str, Section]:
         """What is said about messages, where it is not what goes without saying."""
@@ -111,6 +144,7 @@ def resolve_run(
     models = {t: own_section(model, section.model, f"clients.{t}.model", layers) for t, section in clients.items()}
     trainings = {t: own_section(train, section.training(), f"clients.{t}", layers) for t, section in clients.items()}
     check_effects(model, models, clients, layers)
+    privacy = layers.section("privacy", PrivacySettings)
     config = RunConfig(
         setting=setting,
         seed=seed,
@@ -122,7 +156,8 @@ def resolve_run(
         clients=clients,
         models=spread(models, data.clients or 1),
         trainings=spread(trainings, data.clients or 1),
-        privacy=layers.section("privacy", PrivacySettings),
+        # Whoever sends nothing has nothing to hide: such a run is the same with and without noise for the others.
+        privacy=PrivacySettings() if METHODS[method].family == "baseline" else privacy,
         attack=layers.section("attack", AttackSettings),
         defence=layers.section("defence", DefenceSettings),
     )

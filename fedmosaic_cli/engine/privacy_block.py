@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.privacy import Noise
 
-SEEDED = "drawn from the run's seed: it hides nothing from somebody who knows the seed"
+SEEDED = (
+    "drawn from the run's seed, so it hides nothing from somebody who knows the seed; in floating point, so the "
+    "formulas hold up to its last digits"
+)
 MOST_FOR_THE_FORMULA = 1.0
 """Up to this epsilon the paper's formula is proven."""
 
@@ -32,7 +35,9 @@ def planned_block(
     `sizes` are those of the clients' training parts, None where only the data could tell; the smallest has the most
     noise on its histogram, if that depends on it.
     """
-    planned = noise.planned(times, min(sizes, default=1) if sizes else 1, public_size, high)
+    planned = noise.planned(times, min(sizes) if sizes else 1, public_size, high)
+    if not sizes and noise.unit != "client":
+        planned = [(replace(each, sigma=None) if each.mechanism == "histogram" else each, n) for each, n in planned]
     entries = [entry_of(each, number, each.count * number) for each, number in planned]
     total = noise.planned_total(times, public_size)
     facts = {"stage": "planned", "rounds": times, "worst_client": None}
@@ -117,6 +122,11 @@ def entry_of(release: Release, rounds: int, count: int) -> dict[str, Any]:
     told = {"epsilon": release.epsilon, "mu": release.mu, "sigma": release.sigma}
     parameters = {key: to_file(value) for key, value in told.items() if value is not None}
     return {"mechanism": release.mechanism, "rounds": rounds, "count": count, **parameters}
+
+
+def read_ledger(entries: Iterable[Mapping[str, Any]]) -> list[Release]:
+    """The releases that a client wrote down."""
+    return [Release.from_dict(entry) for entry in entries]
 
 
 def finite(value: Any) -> Any:

@@ -18,6 +18,7 @@ from fedmosaic_cli.experiment.assemble import assemble, find_devices
 from fedmosaic_cli.experiment.continuation import check_departures, departures
 from fedmosaic_cli.experiment.environment import environment
 from fedmosaic_cli.experiment.plan import configuration_of, open_shards
+from fedmosaic_cli.experiment.privacy import told_of_noise
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import checkpoints
@@ -122,6 +123,7 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
         rows = files.rounds()
         summary = {
             **summarise(config, shards, rows),
+            **told_of_noise(config, shards, ledgers_of(federation)),
             "device": ", ".join(sorted({device.type for device in federation.devices})),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
@@ -308,6 +310,11 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
     }
+
+
+def ledgers_of(federation: Federation) -> dict[int, Any]:
+    """What clients wrote down that let anything go."""
+    return {client.id: client.state["ledger"] for client in federation.standing.clients if "ledger" in client.state}
 
 
 def left_out(rows: list[dict[str, Any]]) -> dict[str, int]:

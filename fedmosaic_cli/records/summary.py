@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.records.privacy import PrivacyBlock  # noqa: TC001 - pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,11 +114,22 @@ class Summary(Part):
     model: Section
     train: Section
     clients: Section = Field(default_factory=dict)
+    privacy: PrivacyBlock | None = None
+    privacy_settings: Section = Field(default_factory=dict)
+    attack: Section = Field(default_factory=dict)
+    defence: Section = Field(default_factory=dict)
     shards: Shards
     accuracy: Accuracy
     bits: Bits = Field(default_factory=Bits)
     evaluation: Evaluation
     device: Text = ""
+
+    @model_validator(mode="after")
+    def noise_is_told_of(self) -> Summary:
+        """Whoever asked for noise says what it came to, and the other way round."""
+        if (self.privacy is None) == bool(self.privacy_settings):
+            raise ValueError("privacy and privacy_settings belong together")
+        return self
 
 
 def check_schema(content: Any, path: Path) -> None:

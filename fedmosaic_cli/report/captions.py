@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.collect import CAVEATS
 from fedmosaic_cli.report.commands import conditions_in
-from fedmosaic_cli.report.settings import differences
+from fedmosaic_cli.report.noise import noise_block
+from fedmosaic_cli.report.settings import differences, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,16 @@ def caption_of(title: str, settings: Sequence[Setting], paper: bool) -> str:
 def notes_of(settings: Sequence[Setting]) -> tuple[str, ...]:
     """The protocol of each setting, why some of one name are apart, and whose model was examined."""
     return (*map(protocol_of, settings), *differences(settings), *models_of(settings))
+
+
+def blocks_of(settings: Sequence[Setting]) -> tuple[tuple[str, ...], ...]:
+    """What the runs with noise in their messages gave away: lines for each row that has any."""
+    blocks = [
+        noise_block(f"{title_of(key)} in {setting.label}", runs)
+        for setting in settings
+        for key, runs in setting.methods.items()
+    ]
+    return tuple(filter(None, blocks))
 
 
 def protocol_of(setting: Setting) -> str:

@@ -13,6 +13,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
+from fedmosaic_cli.report.noise import noise_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.place import Watch
 
 COLUMNS = [
-    *("setting", "protocol", "method", "variant", "hyperparameters", "seed"),
-    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "terms", "path"),
+    *("setting", "protocol", "method", "variant", "hyperparameters", "noise", "seed"),
+    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "terms", "block", "path"),
 ]
 # Two runs that agree in these are the same run, made twice.
-IDENTITY = COLUMNS[:6]
+IDENTITY = COLUMNS[:7]
 # What one should know of a run before comparing it with others.
 CAVEATS = {
     "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
@@ -46,7 +47,8 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
     """One line a finished run below `runs_dir`, and the runs that are left out.
 
     `terms` is what runs must have in common to be compared, `protocol` a digest of it; `per_client` are accuracies by
-    client, None where a summary has none; `bits` is what all clients sent and received, None where raw data moved.
+    client, None where a summary has none; `noise` is what was asked for in messages, as JSON, "" where nothing was, and
+    `block` what it came to; `bits` is what all clients sent and received, None where raw data moved.
     """
     import pandas as pd
 
@@ -122,6 +124,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "method": summary["method"],
         "variant": summary["variant"],
         "hyperparameters": json.dumps(summary["hyperparameters"], sort_keys=True),
+        "noise": noise_key(summary),
         "seed": summary["seed"],
         "accuracy": float(summary["accuracy"]["client_mean"]),
         "per_client": None if per_client is None else tuple(map(float, per_client)),
@@ -130,6 +133,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "digest": summary["shards"].get("digest", ""),
         "device": summary.get("device", ""),
         "terms": terms,
+        "block": summary.get("privacy"),
     }
 
 
@@ -140,6 +144,8 @@ def terms_of(summary: dict[str, Any]) -> dict[str, Any]:
         "data": summary["shards"]["parameters"],
         "clients": summary.get("clients", {}),
         "evaluation": {"clients": summary["evaluation"]["clients"]},
+        # Noise is told beside the method; who attacks and who defends is the same for all.
+        **{key: summary[key] for key in ("attack", "defence") if summary.get(key)},
     }
 
 

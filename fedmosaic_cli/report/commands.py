@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, RunFiles
+from fedmosaic_cli.report.noise import noise_options
 from fedmosaic_cli.report.settings import paper_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
     from fedmosaic_cli.config.run import RunConfig
@@ -36,6 +37,8 @@ class Where:
     conditions: Sequence[str]
     folder: Path
     taken: Set[Path] = frozenset()
+    noises: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    """The options of the rows that have noise in their messages."""
 
 
 def commands_for(where: Where, missing: Missing) -> list[str]:
@@ -45,7 +48,7 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
         by_seeds.setdefault(missing[key], []).append(key)
     commands = []
     for seeds, keys in by_seeds.items():
-        for (door, kind), variants in doors(keys).items():
+        for (door, kind), variants in doors(keys, where.noises).items():
             words = ["fedmosaic", *door, *where.conditions, *kind, "--seeds", ",".join(map(str, seeds))]
             places = [where.folder / name / f"seed-{seed}" for name in variants for seed in seeds]
             if not where.taken.isdisjoint(places):  # by runs with other hyper-parameters
@@ -58,7 +61,9 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
     return commands
 
 
-def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
+def doors(
+    keys: Iterable[Key], noises: Mapping[Key, tuple[str, ...]]
+) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
     """One command for all baselines, and one for every kind of FedMosaic and for rows with hyper-parameters of their
     own: its first words, its own options, and the directories of its runs."""
     keys = list(keys)
@@ -69,7 +74,7 @@ def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], 
         found[("baseline", *(["all"] if every else plain)), ()] = plain
     for method, detail in keys:
         values = [f"methods.{method}.{part}" for part in detail.split(", ") if "=" in part]
-        own = tuple(word for value in values for word in ("--set", value))
+        own = (*(word for value in values for word in ("--set", value)), *noises.get((method, detail), ()))
         if method == "fedmosaic":
             kind = detail.partition(",")[0]
             found[("train",), ("--expertise", kind, *own)] = [f"fedmosaic-{kind}"]
@@ -80,7 +85,8 @@ def doors(keys: Iterable[Key]) -> dict[tuple[tuple[str, ...], tuple[str, ...]], 
 
 def where_of(setting: Setting) -> Where:
     """Where more runs of a setting belong."""
-    return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path))
+    noises = {key: options for key, runs in setting.methods.items() if (options := noise_options(runs))}
+    return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path), noises)
 
 
 @cache  # a setting may stand in several tables
@@ -109,7 +115,8 @@ def configuration(files: RunFiles, place: Place) -> RunConfig:
             "partition_seed": manifest.get("seed"),
             "data": manifest.get("settings"),
             "train": {**summary["train"], "rounds": summary["rounds"]},
-            "clients": summary.get("clients", {}),
+            **{name: summary.get(name, {}) for name in ("clients", "attack", "defence")},
+            "privacy": summary.get("privacy_settings", {}),
             "methods": {summary["method"]: summary["hyperparameters"]},
         }
         return recorded_run(content, str(files.path), place)

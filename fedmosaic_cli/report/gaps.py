@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.conditions import default_runs_dir
+from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.commands import Where, commands_for, where_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedmosaic_cli.report.settings import Setting
     from fedmosaic_cli.report.table import Cell, Column, Row
 
 USUAL_SEEDS = (0, 1, 2)
@@ -20,7 +22,7 @@ USUAL_SEEDS = (0, 1, 2)
 def with_commands(columns: Sequence[Column], rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """The rows with a command in every cell that lacks runs, and all of them in as few commands as can be."""
     missing = [
-        {row.key: seeds for row in rows if (seeds := lacking(column, row, row.cells[number]))}
+        {row.key: seeds for row in rows if (seeds := lacking(column, columns, row, row.cells[number]))}
         for number, column in enumerate(columns)
     ]
     places = [where_to(column, columns) for column in columns]
@@ -39,19 +41,33 @@ def with_commands(columns: Sequence[Column], rows: tuple[Row, ...]) -> tuple[tup
     return filled, tuple(text for where, lack in once.values() for text in commands_for(where, lack))
 
 
-def lacking(column: Column, row: Row, cell: Cell) -> tuple[int, ...]:
+def lacking(column: Column, columns: Sequence[Column], row: Row, cell: Cell) -> tuple[int, ...]:
     """The seeds that a cell lacks runs of.
 
-    What was run with hyper-parameters of its own in one setting is nothing that others lack, and where nobody ran
-    anything the paper's rows are enough.
+    What was run with hyper-parameters or noise of its own in one setting is nothing that others lack, and where nobody
+    ran anything the paper's rows are enough.
     """
     if column.setting is None:
         return USUAL_SEEDS if cell.published else ()
     runs = column.setting.methods.get(row.key)
-    if runs is None and "=" in row.key[1]:
+    if runs is None and ("=" in row.key[1] or has_noise(columns, row) or not can_be_played(column.setting, row)):
         return ()
     done = set() if runs is None else set(runs.seed)
     return tuple(seed for seed in column.setting.seeds if seed not in done)
+
+
+def can_be_played(setting: Setting, row: Row) -> bool:
+    """Whether a method has the messages that are attacked or defended in a setting, or none at all."""
+    method = METHODS[row.key[0]]
+    return method.shares_labels or method.family == "baseline" or not {"attack", "defence"} & setting.terms.keys()
+
+
+def has_noise(columns: Sequence[Column], row: Row) -> bool:
+    """Whether a row is one of runs with noise in their messages."""
+    found = [
+        column.setting.methods[row.key] for column in columns if column.setting and row.key in column.setting.methods
+    ]
+    return any(runs.noise.astype(bool).any() for runs in found)
 
 
 def name_of(column: Column) -> str:

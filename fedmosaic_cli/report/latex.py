@@ -120,9 +120,10 @@ def to_latex(table: Table) -> str:
 
 def notes(table: Table) -> list[str]:
     """The protocol, in small print below the table."""
-    if not table.notes:
+    blocks = [" \\newline ".join(map(escape_latex, block)) for block in table.blocks]
+    if not table.notes and not blocks:
         return []
-    text = escape_latex(" ".join(table.notes))
+    text = " \\par ".join([escape_latex(" ".join(table.notes)), *blocks])
     return ["  \\par\\smallskip", f"  \\begin{{minipage}}{{\\linewidth}}\\footnotesize {text}\\end{{minipage}}"]
 
 

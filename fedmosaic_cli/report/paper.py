@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.report.captions import caption_of, notes_of
+from fedmosaic_cli.report.captions import blocks_of, caption_of, notes_of
 from fedmosaic_cli.report.gaps import with_commands
 from fedmosaic_cli.report.published import published_domains
 from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL
@@ -153,7 +153,7 @@ def made(
     notes += [note for setting in by_domain.values() if (note := without_domains(setting))]
     beside = any(cell.published for row in rows for cell in row.cells)
     caption = caption_of(title, once, beside)
-    return Table(name, tuple(columns), rows, caption, (*notes, *notes_of(once)), commands, beside)
+    return Table(name, tuple(columns), rows, caption, (*notes, *notes_of(once)), commands, beside, blocks_of(once))
 
 
 def without_domains(setting: Setting) -> str:

@@ -15,6 +15,7 @@ from fedmosaic_cli.config.run import flat
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.report.noise import noise_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +74,13 @@ class Setting:
         for (method, variant), same in self.runs.groupby(["method", "variant"]):
             kind = str(variant).removeprefix(str(method)).lstrip("-")
             details = details_of(self.name, str(method), kind, [str(text) for text in same.hyperparameters.unique()])
-            for text, group in same.groupby("hyperparameters"):
-                groups[str(method), ", ".join(filter(None, [kind, *details[str(text)]]))] = group.sort_values("seed")
+            noises = [str(noise) for noise in same.noise.unique()]
+            for (text, _), group in same.groupby(["hyperparameters", "noise"]):
+                words = [kind, *details[str(text)], *noise_words(group, noises)]
+                name = ", ".join(filter(None, words))
+                if (method, name) in groups:  # noise that looks the same in so few digits
+                    name += f", noise {group.noise.iloc[0]}"
+                groups[str(method), name] = group.sort_values("seed")
         return {key: groups[key] for key in sorted(groups, key=paper_order)}
 
     @cached_property

@@ -94,6 +94,8 @@ class Table:
     commands: tuple[str, ...] = ()
     paper: bool = False
     """Whether the published numbers stand beside ours."""
+    blocks: tuple[tuple[str, ...], ...] = ()
+    """What was given away in spite of noise, lines for each kind of run that has any."""
 
     def verdicts(self) -> list[Verdict]:
         """The verdicts that occur, in the order of their definition."""

@@ -42,6 +42,8 @@ def to_markdown(table: Table) -> str:
     lines += ["", escape_markdown(table.caption), *([legend(table)] if legend(table) else [])]
     if table.notes:
         lines += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
+    for title, *told in table.blocks:
+        lines += ["", escape_markdown(title), "", *(f"    {line}" for line in told)]
     if table.commands:
         lines += ["", "Missing:", "", *(f"    {command}" for command in table.commands)]
     return "\n".join(lines) + "\n"
@@ -89,7 +91,7 @@ def to_terminal(table: Table, width: int = NO_LIMIT) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    below = [table.caption, legend(table), *table.notes]
+    below = [table.caption, legend(table), *table.notes, *(line for block in table.blocks for line in block)]
     missing = [Text("missing:", style="dim"), *map(Text, table.commands)] if table.commands else []
     return Group(*terminal_parts(table, width), Text("\n".join(filter(None, below)), style="dim"), *missing)
 

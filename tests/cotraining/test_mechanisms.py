@@ -112,7 +112,8 @@ def test_noise_of_scores_is_as_wide_as_asked():
 
 def test_noise_of_shares_is_as_wide_as_asked():
     counts = np.full(DRAWS, 1)
-    shares = noisy_histogram(counts, 1.0, rng()) - 0
+    assert noisy_histogram(counts, 1e-8, rng()).var() == pytest.approx(1e-16, rel=0.01)
+    shares = noisy_histogram(counts, 1.0, rng())
     # Half of the noise is below 0 and cut; what is above 1 is cut as well; then the sum is 1.
     assert shares.sum() == pytest.approx(1)
     assert (shares == 0).mean() == pytest.approx(0.5, abs=0.002)

@@ -258,6 +258,12 @@ def test_what_one_round_costs_is_not_told_as_the_total():
     assert block["round_epsilon"]["expertise"] == once < block["total_epsilon"] == pytest.approx(8)
 
 
+def test_how_wide_the_noise_of_unknown_clients_is_nobody_can_tell():
+    noise = noise_for(epsilon=8.0, unit="record-assumed", changed_rows=5)
+    assert planned_block(noise, 100, 3000, 10, 1.0, [30, 40])["expertise"]["sigma"] == noise.sigma_histogram(30)
+    assert planned_block(noise, 100, 3000, 10, 1.0, None)["expertise"]["sigma"] is None
+
+
 def test_nobody_told_anything():
     block = spent_block(noise_for(epsilon=1.0), {0: [], 1: []}, 10)
     assert (block["total_epsilon"], block["rounds"], block["verdict"]) == (0.0, 0, "strong")

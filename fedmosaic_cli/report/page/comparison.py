@@ -29,14 +29,15 @@ def comparisons(tables: Sequence[Table]) -> Markup:
     if not tables:
         return tag("p", "There is no table.", class_="none")
     pieces: list[Markup] = []
-    said: set[str] = set()
+    said: set[object] = set()
     for number, table in enumerate(tables):
-        pieces.append(comparison(table, number, [note for note in table.notes if note not in said]))
-        said.update(table.notes)
+        blocks = [block for block in table.blocks if block not in said]
+        pieces.append(comparison(table, number, [note for note in table.notes if note not in said], blocks))
+        said |= {*table.notes, *table.blocks}
     return joined(pieces)
 
 
-def comparison(table: Table, number: int, remarks: Sequence[str]) -> Markup:
+def comparison(table: Table, number: int, remarks: Sequence[str], blocks: Sequence[Sequence[str]] = ()) -> Markup:
     """A table with its caption, what its marks mean, remarks, and how to fill what is empty."""
     view = tag("table", head(table), tag("tbody", *(line(row, table, number) for row in table.rows)), class_="sortable")
     pieces = [
@@ -45,6 +46,7 @@ def comparison(table: Table, number: int, remarks: Sequence[str]) -> Markup:
         scrolling(view, f"Table: {table.name}"),
         legend(table),
         notes(remarks),
+        *(tag("pre", "\n".join(block), class_="noise") for block in blocks),
         missing(table, number),
     ]
     return tag("article", *pieces, class_="card", id=f"table-{number}")

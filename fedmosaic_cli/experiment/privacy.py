@@ -1,0 +1,44 @@
+"""What a run tells of the noise in its messages, planned and spent. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.engine.privacy import expertise_bound
+from fedmosaic_cli.engine.privacy_block import planned_block, read_ledger, spent_block
+from fedmosaic_cli.errors import RunStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.records.shards import Shards
+
+
+def planned_privacy(config: RunConfig, num_classes: int, sizes: Sequence[int] | None) -> dict[str, Any] | None:
+    """The block of a run before it starts; None where there is no noise. `sizes` are those of the training parts."""
+    if config.noise is None:
+        return None
+    high = expertise_bound(getattr(config.method, "expertise", None), num_classes)
+    return planned_block(config.noise, config.exchanges, config.data.public_size or 0, num_classes, high, sizes)
+
+
+def told_of_noise(config: RunConfig, shards: Shards, ledgers: Mapping[int, Any]) -> dict[str, Any]:
+    """What the summary of a run says of its noise; nothing where there was none.
+
+    `ledgers` are what the clients wrote down that sent anything.
+    """
+    if config.noise is None:
+        return {}
+    if config.exchanges and not ledgers:
+        raise RunStateError("no client wrote down what it let go (privacy): start the run anew in another place")
+    releases = {client: read_ledger(ledger) for client, ledger in ledgers.items()}
+    return {
+        "privacy": spent_block(config.noise, releases, len(shards.manifest["class_names"])),
+        "privacy_settings": config.to_dict()["privacy"],
+    }
+
+
+def train_sizes(shards: Shards) -> list[int]:
+    """How many examples each client trains on."""
+    return [client["train"]["size"] for client in shards.manifest["clients"]]

@@ -1,0 +1,182 @@
+"""`--dp` and its kin, as people type them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.experiment import run as experiment
+
+SHORT = (
+    "--preset",
+    "quickstart",
+    "--set",
+    "methods.fedmosaic.warmup_rounds=1",
+    "--set",
+    "methods.fedct.warmup_rounds=1",
+)
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def ledgers(monkeypatch):
+    """Clients write down what the configuration plans."""
+
+    def planned(federation):
+        return {client.id: [] for client in federation.standing.clients}
+
+    monkeypatch.setattr(experiment, "ledgers_of", planned)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dp", "krr"), "neither epsilon nor label_epsilon says how much noise (privacy): set epsilon"),
+        (("--dp", "foo", "--dp-epsilon", "3"), "cannot read 'foo' (--dp): write krr or xor"),
+        (("--dp", "krr,foo", "--dp-epsilon", "3"), "cannot read 'krr,foo' (--dp): write krr or xor"),
+        (("--dp", "off,none"), "cannot read 'off,none' (--dp): write krr or xor"),
+        (
+            ("--dp", "krr", "--dp-epsilon", "much"),
+            "cannot read 'much' (--dp-epsilon): write a number such as 8, or inf",
+        ),
+        (("--dp", "krr", "--dp-epsilon", "0"), "privacy.epsilon is 0.0 (flag): it must be 'inf' or greater than 0"),
+        (("--dp", "krr", "--dp-epsilon", "nan"), "privacy.epsilon is nan (flag): it must be 'inf' or finite"),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--dp-delta", "1"),
+            "privacy.delta is 1.0 (flag): it must be less than 1",
+        ),
+        (("--dp-epsilon", "3"), "epsilon has no effect while labels are off (privacy): leave it out"),
+        (("--dp", "off", "--dp-epsilon", "3"), "epsilon has no effect while labels are off (privacy): leave it out"),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--dp-unit", "record-assumed"),
+            "unit record-assumed without changed_rows",
+        ),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--set", "privacy.label_epsilon=1"),
+            "epsilon and label_epsilon are both",
+        ),
+        (("--dp", "krr,histogram", "--dp-epsilon", "3"), "a histogram says nothing of entropy (privacy.expertise)"),
+        (("--dp", "krr", "--set", "privacy.label_epsilon=1"), "privacy.label_epsilon is given, but no privacy.noise"),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--dp-max-eps", "2"),
+            "planned total epsilon of 3 is above the limit of 2",
+        ),
+        (
+            ("--dp", "krr", "--dp-epsilon", "inf", "--dp-max-eps", "2"),
+            "planned total epsilon of inf is above the limit",
+        ),
+    ],
+)
+def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, arguments, words):
+    result = invoke("train", *SHORT, *arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    [line] = result.stderr.splitlines()
+    assert words in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "perfedckt"])
+def test_who_shares_no_labels_cannot_hide_them(invoke, method):
+    result = invoke("baseline", method, *SHORT, "--dp", "krr", "--dp-epsilon", "3", "--dry-run")
+    assert result.exit_code == 2
+    assert "shares no labels of the public set, but noise is asked for in them (privacy)" in result.stderr
+    attacked = ("--set", "attack.kind=random", "--set", "attack.clients=[0]")
+    result = invoke("baseline", method, *SHORT, *attacked, "--dry-run")
+    assert "but they are what is attacked (attack)" in result.stderr
+    result = invoke("baseline", method, *SHORT, "--set", "defence.normalise=true", "--dry-run")
+    assert "but they are what is defended (defence)" in result.stderr
+
+
+def test_baselines_stay_as_references_and_others_are_left_out(invoke):
+    result = invoke("baseline", "all", *SHORT, "--dp", "xor", "--dp-epsilon", "3", "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    planned = {Path(run["path"]).parts[-2]: run["privacy"] for run in json.loads(result.stdout)["runs"]}
+    assert planned.keys() == {"centralized", "local", "fedct"}
+    assert planned["local"] is None
+    assert planned["centralized"] is None
+    assert planned["fedct"]["total_epsilon"] == pytest.approx(3, rel=1e-6)
+    assert "left out: each of FedAvg, " in result.stderr
+
+
+def test_a_plan_tells_the_block(invoke, tmp_path):
+    result = invoke(
+        "train", *SHORT, "--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run"
+    )
+    assert result.exit_code == 0, result.stderr
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    start = lines.index("fedmosaic-frequency, planned:")
+    assert lines[start + 1] == "privacy unit: client | delta: 1e-05 | rounds: 30"
+    assert lines[start + 4] == "TOTAL epsilon over 30 rounds: 8   -> weak (at most 10)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_delta_that_promises_nothing_is_called_out(invoke):
+    plan = ("train", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--dry-run")
+    assert "warning: delta 0.1 is not below 1/" in invoke(*plan, "--dp-delta", "0.1").stderr
+    assert "warning" not in invoke(*plan).stderr
+
+
+def test_noise_can_be_switched_off_whatever_a_preset_says(invoke, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "extends: quickstart\ndescription: mine\nprivacy: {labels: xor, label_epsilon: 2.0, noise_multiplier: 1}\n"
+    )
+    plan = ("train", "--preset", own, "--dry-run", "--json")
+    assert json.loads(invoke(*plan).stdout)["runs"][0]["privacy"]["labels"]["epsilon"] == 2
+    assert json.loads(invoke(*plan, "--dp", "off").stdout)["runs"][0]["privacy"] is None
+    changed = json.loads(invoke(*plan, "--dp-epsilon", "5").stdout)["runs"][0]["privacy"]
+    assert (changed["labels"]["mechanism"], changed["total_epsilon"]) == ("xor", pytest.approx(5))
+
+
+def test_a_run_tells_before_and_after(invoke, tmp_path, ledgers):
+    options = ("--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--seeds", "0,1", "--quiet")
+    result = invoke("train", *SHORT, *options)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("fedmosaic-entropy, planned:") == 1
+    assert "TOTAL epsilon over 2 rounds: 8" in result.stderr
+    assert result.stdout.count("fedmosaic-entropy, spent:") == 1
+    summary = json.loads((tmp_path / "runs/quickstart/fedmosaic-entropy/seed-0/summary.json").read_text())
+    assert summary["privacy"]["stage"] == "spent"
+    assert summary["privacy_settings"]["epsilon"] == 8
+
+
+def test_what_was_given_away_must_be_written_down(invoke, monkeypatch):
+    monkeypatch.setattr(experiment, "ledgers_of", lambda federation: {})
+    result = invoke("baseline", "fedct", *SHORT, "--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--quiet")
+    assert result.exit_code == 3
+    assert "no client wrote down what it let go (privacy)" in result.stderr
+
+
+def test_a_budget_for_so_many_rounds_is_none_for_more(invoke, ledgers):
+    run = ("baseline", "fedct", *SHORT, "--dp", "krr", "--quiet")
+    assert invoke(*run, "--dp-epsilon", "8", "--rounds", "2").exit_code == 0
+    more = invoke(*run, "--dp-epsilon", "8", "--rounds", "3", "--resume", "--allow-nonidentical")
+    assert more.exit_code == 2
+    assert "for which the noise of every round was chosen (privacy.epsilon)" in more.stderr
+
+
+def test_local_training_is_the_same_run_with_and_without_noise_for_others(invoke, tmp_path):
+    assert invoke("baseline", "local", *SHORT, "--rounds", "2", "--quiet").exit_code == 0
+    again = invoke(
+        "baseline", "local", *SHORT, "--rounds", "2", "--quiet", "--resume", "--dp", "krr", "--dp-epsilon", "1"
+    )
+    assert again.exit_code == 0, again.stderr
+    assert "planned" not in again.stderr
+    assert "privacy" not in (tmp_path / "runs/quickstart/local/seed-0/config.yaml").read_text()
+
+
+def test_what_to_do_next_keeps_the_noise(invoke, ledgers):
+    noise = ("--dp", "krr", "--dp-epsilon", "8", "--dp-delta", "1e-06", "--dp-unit", "client", "--dp-max-eps", "9")
+    result = invoke("train", *SHORT, "--rounds", "2", *noise)
+    assert result.exit_code == 0, result.stderr
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("next: ")]
+    assert "--dp krr --dp-epsilon 8 --dp-delta 1e-06 --dp-unit client --dp-max-eps 9.0" in line

@@ -1,0 +1,165 @@
+"""Runs with noise in their messages, and attacked ones, never share a row or a column with plain ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.engine.privacy import resolve_noise
+from fedmosaic_cli.engine.privacy_block import spent_block
+from fedmosaic_cli.engine.settings import PrivacySettings
+from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.commands import Where, commands_for, where_of
+from fedmosaic_cli.report.latex import to_latex
+from fedmosaic_cli.report.page.comparison import comparisons
+from fedmosaic_cli.report.paper import overview
+from fedmosaic_cli.report.settings import settings_of, title_of
+from fedmosaic_cli.report.tables import to_markdown, to_terminal
+
+
+def noise(**settings):
+    """What a summary says of a run with noise over ten rounds and thirty public examples."""
+    chosen = PrivacySettings(**{"labels": "krr", **settings})
+    found = resolve_noise(chosen, 30, 10, "entropy")
+    ledger = [each for number in range(1, 11) for each in found.releases(number, 40, 30, 2.0, first=number == 1)]
+    return {
+        "privacy": spent_block(found, {0: ledger, 1: []}, 10),
+        "privacy_settings": chosen.model_dump(mode="json"),
+    }
+
+
+def rows(folder):
+    frame, skipped = collect(folder)
+    assert not skipped, skipped
+    [setting] = settings_of(frame)
+    return [title_of(key) for key in setting.methods], setting
+
+
+def test_noise_is_told_beside_the_method(runs):
+    runs("s", "fedmosaic-entropy", 0, 0.9)
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0))
+    runs("s", "fedmosaic-entropy", 0, 0.6, place="b", **noise(epsilon=800.0))
+    runs("s", "fedct", 0, 0.6, place="c", **noise(labels="xor", epsilon=2.0, expertise="none"))
+    titles, _ = rows(runs.folder)
+    assert titles == [
+        "FedCT (DP xor, total epsilon 2)",
+        "FedMosaic (entropy)",
+        "FedMosaic (entropy, DP krr, total epsilon 8)",
+        "FedMosaic (entropy, noise krr, total epsilon 800)",
+    ]
+
+
+def test_what_else_differs_is_told_too(runs):
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0))
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="b", **noise(epsilon=8.0, label_share=0.25))
+    runs("s", "fedmosaic-entropy", 1, 0.5, place="c", **noise(epsilon=8.0, max_epsilon=9.0))
+    titles, setting = rows(runs.folder)
+    assert titles == [
+        "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.25)",
+        "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.5)",
+    ]
+    assert sorted(len(group) for group in setting.methods.values()) == [1, 2]  # a limit makes no other run
+
+
+def test_what_looks_the_same_is_still_not_the_same(runs):
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0001))
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="b", **noise(epsilon=8.0002))
+    titles, _ = rows(runs.folder)
+    assert len(set(titles)) == 2
+
+
+def test_a_condition_is_part_of_the_number(runs):
+    runs("s", "fedct", 0, 0.5, **noise(epsilon=1.0, expertise="none", unit="record-assumed", changed_rows=3))
+    titles, setting = rows(runs.folder)
+    assert titles == ["FedCT (DP krr, conditional total epsilon 1)"]
+    [(title, *lines)] = overview([setting], paper=False).blocks
+    assert title == "FedCT (DP krr, conditional total epsilon 1) in s:"
+    assert any(line.startswith("conditional: only if one record changes at most 3 public labels") for line in lines)
+
+
+@pytest.mark.parametrize("epsilon", [8.0, 800.0])
+def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
+    runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=epsilon))
+    _, setting = rows(runs.folder)
+    table = overview([setting], paper=False)
+    text = f"TOTAL epsilon over 10 rounds: {epsilon:g}"
+    terminal = "\n".join(str(part) for part in to_terminal(table).renderables)
+    for shown in (to_markdown(table), to_latex(table), str(comparisons([table])), terminal):
+        assert text in shown
+        assert ("no meaningful guarantee" in shown.lower()) == (epsilon > 10)
+        assert "private" not in shown.lower()
+        assert "guaranteed" not in shown.lower()
+
+
+def test_without_noise_nothing_is_said_of_it(runs):
+    runs("s", "fedmosaic-entropy", 0, 0.9)
+    _, setting = rows(runs.folder)
+    table = overview([setting], paper=False)
+    assert table.blocks == ()
+    assert "epsilon" not in to_markdown(table)
+
+
+@pytest.mark.parametrize("section", ["attack", "defence"])
+def test_attacked_runs_are_in_a_column_of_their_own(runs, section):
+    runs("s", "fedmosaic-entropy", 0, 0.9)
+    runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **{section: {"kind": "x"}})
+    runs("s", "fedct", 0, 0.5, place="b", **{section: {}})
+    frame, skipped = collect(runs.folder)
+    assert not skipped
+    assert sorted(setting.label for setting in settings_of(frame)) == ["s [kind=None]", "s [kind=x]"]
+
+
+def test_nobody_is_asked_to_run_what_cannot_be_attacked(runs):
+    runs("s", "fedavg", 0, 0.9)
+    runs("s", "fedct", 0, 0.5, place="a", attack={"kind": "random"})
+    table = overview(settings_of(collect(runs.folder)[0]), paper=False)
+    attacked = [command for command in table.commands if "kind=random" in command]
+    assert not any("fedavg" in command for command in attacked)
+
+
+def test_the_command_of_a_missing_seed_asks_for_the_same_noise(runs):
+    runs("s", "local", 1, 0.9)
+    runs("s", "fedct", 0, 0.5, **noise(epsilon=8.0, expertise="none"))
+    _, setting = rows(runs.folder)
+    [key] = [key for key in setting.methods if key[0] == "fedct"]
+    [command] = commands_for(where_of(setting), {key: (1,)})
+    words = shlex.split(command)
+    assert words[:3] == ["fedmosaic", "baseline", "fedct"]
+    assert {"privacy.labels=krr", "privacy.epsilon=8.0", "privacy.expertise=none"} <= set(words)
+    [plain] = commands_for(where_of(setting), {("local", ""): (0,)})
+    assert "privacy" not in plain
+    assert commands_for(Where([], runs.folder), {("local", ""): (0,)})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"privacy": None},
+        {"privacy_settings": {}},
+        {"privacy": {"verdict": "private and guaranteed"}},
+        {"privacy": {"total_epsilon": -1}},
+    ],
+)
+def test_half_a_word_about_noise_is_damage(runs, damage):
+    runs("s", "local", 0, 0.9)
+    content = noise(epsilon=800.0)
+    for key, value in damage.items():
+        content[key] = {**content[key], **value} if value and key == "privacy" else value
+    runs("s", "fedct", 0, 0.9, **content)
+    frame, skipped = collect(runs.folder)
+    assert list(frame.method) == ["local"]
+    assert "the summary is damaged" in skipped[0].reason
+
+
+def test_the_command_shows_it_all(runs):
+    runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=8.0))
+    shown = CliRunner().invoke(app, ["report", str(runs.folder)])
+    assert shown.exit_code == 0, shown.output
+    assert "| co-training | FedMosaic (entropy, DP krr, total epsilon 8) |" in shown.stdout
+    assert "    privacy unit: client | delta: 1e-05 | rounds: 10 | worst client: 0" in shown.stdout
+    entries = json.loads(CliRunner().invoke(app, ["report", str(runs.folder), "--json"]).stdout)
+    assert "FedMosaic (entropy, DP krr, total epsilon 8)" in {entry["method"] for entry in entries}
