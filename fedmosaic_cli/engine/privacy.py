@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fedmosaic_cli.cotraining.accounting import Release, concentrated_epsilon, label_rho, total_epsilon
+from fedmosaic_cli.cotraining.expertise import highest_expertise
 from fedmosaic_cli.cotraining.mechanisms import (
     BITS_OF_A_LABEL,
     flip_probability,
@@ -102,7 +103,7 @@ class Noise:
 
 def expertise_bound(kind: str | None, num_classes: int) -> float:
     """The upper end of what a client may claim: 1 for shares, log C for entropies."""
-    return math.log(num_classes) if kind == "entropy" else 1.0
+    return highest_expertise(kind or "uniform", num_classes)
 
 
 def exchanges(rounds: int, warmup_rounds: int) -> int:

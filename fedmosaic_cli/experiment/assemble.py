@@ -16,7 +16,6 @@ from fedmosaic_cli.engine.estimators import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.execution import WORKSPACES, choose, worker_count
 from fedmosaic_cli.engine.method import World
-from fedmosaic_cli.engine.privacy import exchanges, resolve_noise
 from fedmosaic_cli.engine.rounds import Exam, Federation, begin
 from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.privacy import Noise
     from fedmosaic_cli.engine.settings import AttackSettings, TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
 
@@ -187,7 +185,7 @@ def assemble(
         run=run_id(config, dataset, partition),
         public=public_digest(dataset, partition),
         defence=config.defence,
-        noise=noise_of(config, len(partition.public)),
+        noise=config.noise,
     )
     exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
@@ -220,14 +218,6 @@ def public_digest(dataset: Dataset, partition: Partition) -> bytes:
     for start in range(0, len(partition.public), DIGESTED):
         digest.update(dataset.images[partition.public[start : start + DIGESTED]].tobytes())
     return digest.digest()
-
-
-def noise_of(config: RunConfig, public_size: int) -> Noise | None:
-    """What clients hide their opinions behind; None where they do not, or give none."""
-    if not config.method.shares_labels:
-        return None
-    times = exchanges(config.train.rounds, getattr(config.method, "warmup_rounds", 0))
-    return resolve_noise(config.privacy, public_size, times, getattr(config.method, "expertise", None))
 
 
 def attack_of(config: RunConfig, world: World, dataset: Dataset, partition: Partition) -> Attack | None:

@@ -26,7 +26,7 @@ from fedmosaic_cli.records.runs import DIGESTS, RunFiles
 from fedmosaic_cli.records.summary import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     import torch
 
@@ -309,7 +309,17 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         },
         "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
+        **{name: content[name] for name in ("attack", "defence") if name in content},
+        **honest_accuracy(last, sizes, config.attack.clients),
     }
+
+
+def honest_accuracy(marks: list[float], sizes: list[int], attackers: Collection[int]) -> dict[str, Any]:
+    """The averages over clients that did not attack; nothing where nobody did, or everybody."""
+    honest = [client for client in range(len(marks)) if client not in attackers]
+    if not attackers or not honest:
+        return {}
+    return {"honest_accuracy": averages([marks[client] for client in honest], [sizes[client] for client in honest])}
 
 
 def ledgers_of(federation: Federation) -> dict[int, Any]:
