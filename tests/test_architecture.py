@@ -25,7 +25,7 @@ ALLOWED = {
     "records": {"data"},
     "config": {"methods", "engine", "models", "data"},
     "report": {"config", "records", "methods", "data"},
-    "experiment": {"config", "records", "methods", "engine", "models", "data"},
+    "experiment": {"config", "records", "methods", "engine", "cotraining", "models", "data"},
     "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
     "disk": set(),
     "errors": set(),
