@@ -144,6 +144,9 @@ INSTANT = [
     ["train", "--preset", "quickstart", "--bogus"],
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
+    ["evaluate", "no-such-run", "--lira"],
+    ["evaluate", "no-such-run", "--privacy", "--lira", "1"],
+    ["evaluate", "no-such-run", "--privacy", "--split", "test"],
 ]
 
 

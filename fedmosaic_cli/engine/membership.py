@@ -133,17 +133,29 @@ def resamples(count: int, rng: np.random.Generator) -> NDArray[np.uint16]:
     return drawn
 
 
-def resampled_aucs(
-    members: Values, others: Values, member_draws: NDArray[np.uint16], other_draws: NDArray[np.uint16]
-) -> Values:
-    """The AUC of each resample; `draws` [resamples, examples] say how often it has each example."""
+def balanced(draws: NDArray[np.uint16], kinds: Index) -> Values:
+    """Resamples as weights [resamples, examples] that leave every kind its share; see `resamples`.
+
+    Members and others are matched by kind. Resamples in which they no longer are would spread far more than the AUC
+    of matched ones does, and leaks would go unnoticed. A kind of which a resample has nothing stays as it is.
+    """
+    weights = draws.astype(np.float64)
+    for kind in np.unique(kinds):
+        places = np.flatnonzero(kinds == kind)
+        sums = weights[:, places].sum(axis=1, keepdims=True)
+        weights[:, places] = np.where(sums > 0, weights[:, places] * len(places) / np.maximum(sums, 1), 1.0)
+    return weights
+
+
+def resampled_aucs(members: Values, others: Values, member_weights: Values, other_weights: Values) -> Values:
+    """The AUC of each resample; weights are [resamples, examples]."""
     order = np.argsort(others, kind="stable")
-    lined_up, result = others[order], np.empty(len(member_draws))
+    lined_up, result = others[order], np.empty(len(member_weights))
     below, up_to = np.searchsorted(lined_up, members, "left"), np.searchsorted(lined_up, members, "right")
     for start, stop in portions(len(members) + len(others)):
         passed = np.zeros((stop - start, len(others) + 1))
-        np.cumsum(other_draws[start:stop, order], axis=1, out=passed[:, 1:])
-        drawn = member_draws[start:stop]
+        np.cumsum(other_weights[start:stop, order], axis=1, out=passed[:, 1:])
+        drawn = member_weights[start:stop]
         wins = (drawn * (passed[:, below] + passed[:, up_to])).sum(axis=1) / 2
         result[start:stop] = wins / (drawn.sum(axis=1) * passed[:, -1])
     return result
@@ -156,6 +168,6 @@ def portions(width: int) -> list[tuple[int, int]]:
 
 
 def interval(values: Values) -> tuple[float, float]:
-    """The middle 95 % of bootstrapped values."""
+    """The middle 95 % of bootstrapped values, without the last bits: what is 0.5 in any resample is no leak."""
     low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
-    return float(low), float(high)
+    return round(float(low), 9), round(float(high), 9)

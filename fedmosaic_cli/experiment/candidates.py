@@ -37,6 +37,7 @@ class Candidates:
     members: Index
     others: Index
     labels: Index
+    kinds: Index
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,7 +67,7 @@ def candidates_of(
     rng = generator(seed, "audit", "match", shard.client)
     ours, theirs = matched(kinds[shard.train], kinds[unseen], rng)
     labels = shard.labels("train", dataset)[ours]
-    return Candidates(shard.client, shard.domain, shard.train[ours], unseen[theirs], labels)
+    return Candidates(shard.client, shard.domain, shard.train[ours], unseen[theirs], labels, kinds[shard.train[ours]])
 
 
 def never_trained_on(dataset: Dataset, dealt: Partition) -> Index:

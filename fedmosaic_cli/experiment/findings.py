@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.engine.membership import auc, interval, resampled_aucs, resamples, true_positive_rate
+from fedmosaic_cli.engine.membership import auc, balanced, interval, resampled_aucs, resamples, true_positive_rate
 from fedmosaic_cli.seeds import generator
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def findings(views: Mapping[int, Views], audited: Sequence[Candidates], seed: in
     """`views` over all clients, and an entry of each client in `per_client`.
 
     Over all clients, numbers are means over clients. Their interval is that of the mean AUC: clients share examples
-    that are nobody's, so these are resampled once for all, while each client's members are its own.
+    that nobody trained on, so these are resampled once for all, while each client's members are its own.
     """
     measured = measure(views, audited, seed)
     by_view = {name: [each[name] for each in measured.values() if name in each] for name in VIEWS}
@@ -63,21 +63,20 @@ def measure(views: Mapping[int, Views], audited: Sequence[Candidates], seed: int
     drawn = resamples(len(union), generator(seed, "audit", "others"))
     measured = {}
     for candidates in audited:
-        own = resamples(len(candidates), generator(seed, "audit", "members", candidates.client))
+        members = resamples(len(candidates), generator(seed, "audit", "members", candidates.client))
         others = drawn[:, np.searchsorted(union, candidates.others)]
+        weights = balanced(members, candidates.kinds), balanced(others, candidates.kinds)
         measured[candidates.client] = {
-            name: entry(views[candidates.client][name], own, others)
-            for name in VIEWS
-            if name in views[candidates.client]
+            name: entry(views[candidates.client][name], *weights) for name in VIEWS if name in views[candidates.client]
         }
     return measured
 
 
-def entry(seen: Seen, member_draws: NDArray[np.uint16], other_draws: NDArray[np.uint16]) -> Measured:
+def entry(seen: Seen, member_weights: Values, other_weights: Values) -> Measured:
     """One view of one client."""
     count = len(seen.scores) // 2
     members, others = seen.scores[:count], seen.scores[count:]
-    aucs = resampled_aucs(members, others, member_draws, other_draws)
+    aucs = resampled_aucs(members, others, member_weights, other_weights)
     rates = {f"tpr_at_fpr_{rate}": true_positive_rate(members, others, rate) for rate in FALSE_POSITIVE_RATES}
     accuracies = {
         "member_accuracy": float(seen.right[:count].mean()),

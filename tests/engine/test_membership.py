@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import erf
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from fedmosaic_cli.engine.membership import (
     RESAMPLES,
     auc,
+    balanced,
     confidence,
     halves,
     interval,
@@ -125,6 +128,29 @@ def test_resampled_aucs_are_those_of_repeated_examples(members, others, seed):
     for number in (0, RESAMPLES - 1):
         repeated = np.repeat(members, draws[0][number]), np.repeat(others, draws[1][number])
         assert found[number] == pytest.approx(auc(*repeated))
+
+
+def test_balanced_resamples_leave_every_kind_its_share():
+    rng, kinds = np.random.default_rng(0), np.repeat([3, 5, 8], [1, 20, 79])
+    weights = balanced(resamples(100, rng), kinds)
+    for kind, count in ((3, 1), (5, 20), (8, 79)):
+        np.testing.assert_allclose(weights[:, kinds == kind].sum(axis=1), count)
+    plain = resamples(100, np.random.default_rng(1))
+    np.testing.assert_allclose(balanced(plain, np.zeros(100)), plain)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.5])
+def test_interval_of_matched_examples_covers_as_often_as_it_says(effect):
+    """Scores that depend on the class far more than on membership: resamples of other mixes would cover always."""
+    covered, kinds = 0, np.arange(300) % 10
+    truth = np.mean([0.5 * (1 + erf((effect + 3.0 * (a - b)) / 2)) for a in range(10) for b in range(10)])
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        members, others = rng.normal(effect + 3.0 * kinds), rng.normal(3.0 * kinds)
+        weights = (balanced(resamples(300, rng), kinds) for _ in range(2))
+        low, high = interval(resampled_aucs(members, others, *weights))
+        covered += low <= truth <= high
+    assert 180 <= covered <= 197
 
 
 def test_portions_do_not_show(monkeypatch):
