@@ -61,7 +61,7 @@ def test_who_knows_all_by_heart_gives_it_away(roomy_runs):
     for name, value in least.items():
         assert result["views"][name]["auc"] > value, name
         assert result["views"][name]["finding"] == HIGHER
-    assert result["views"]["messages-last"]["member_accuracy"] > 0.9
+    assert result["views"]["messages-last"]["member_accuracy"] > 0.8
     assert result["views"]["messages-last"]["non_member_accuracy"] < 0.4
     assert result["views"]["messages-all"]["auc"] > 0.7
     assert result["references"] == 4
