@@ -65,3 +65,35 @@ def finished_runs(tmp_path_factory) -> Path:
         done = fedmosaic(*arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder / "runs"
+
+
+@pytest.fixture(scope="session")
+def roomy_runs(tmp_path_factory) -> Path:
+    """Runs of two clients each, which hold enough examples to be audited, made once.
+
+    In `memorised` the labels are noise and the models know them by heart; in `untrained` they have learnt nothing. In
+    `small` there are ten clients, too many.
+    """
+    from contextlib import chdir
+
+    from typer.testing import CliRunner
+
+    from fedmosaic_cli.cli.app import app
+
+    folder = tmp_path_factory.mktemp("roomy")
+    short = ("--preset", "quickstart", "--set", "data.clients=2", "--rounds", "4", "--quiet")
+    by_heart = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
+    by_heart += ("--set", "methods.fedmosaic.trust=0.0")
+    exchanges = ("--set", "methods.fedmosaic.warmup_rounds=2")
+    with chdir(folder):
+        for arguments in (
+            ("train", *short, *exchanges),
+            ("baseline", "local", "centralized", "fedavg", *short),
+            ("baseline", "fedct", *short, "--set", "methods.fedct.warmup_rounds=4"),
+            ("train", *short, *exchanges, *by_heart, "--run-dir", "runs/memorised"),
+            ("train", *short, *exchanges, "--set", "train.lr=1e-30", "--run-dir", "runs/untrained"),
+            ("baseline", "local", "--preset", "quickstart", "--rounds", "1", "--quiet", "--run-dir", "runs/small"),
+        ):
+            done = CliRunner().invoke(app, arguments)
+            assert done.exit_code == 0, done.stderr
+    return folder / "runs"

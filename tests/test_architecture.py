@@ -25,7 +25,7 @@ ALLOWED = {
     "records": {"data"},
     "config": {"methods", "engine", "models", "data"},
     "report": {"config", "records", "methods", "data"},
-    "experiment": {"config", "records", "methods", "engine", "models", "data"},
+    "experiment": {"config", "records", "methods", "engine", "cotraining", "models", "data"},
     "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
     "disk": set(),
     "errors": set(),
@@ -150,6 +150,9 @@ INSTANT = [
     ["baseline", "fedavg", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "8"],
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
+    ["evaluate", "no-such-run", "--lira"],
+    ["evaluate", "no-such-run", "--privacy", "--lira", "1"],
+    ["evaluate", "no-such-run", "--privacy", "--split", "test"],
 ]
 
 

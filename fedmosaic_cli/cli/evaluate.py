@@ -10,6 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fedmosaic_cli.cli.audit import (
+    FEWEST_REFERENCES,
+    REFERENCES,
+    OptionalNumber,
+    audit_all,
+    check_request,
+    keep_audits,
+)
 from fedmosaic_cli.cli.console import remark, say_json
 from fedmosaic_cli.cli.evaluation_view import show
 from fedmosaic_cli.cli.local_run import LocalRun, NoLocalRun, Recorded, find_local, recorded
@@ -37,13 +45,35 @@ class SplitName(StrEnum):
     val = "val"
 
 
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command("evaluate", cls=OptionalNumber)
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")],
-    split: Annotated[SplitName, typer.Option(help="Which part of each client's data.")] = SplitName.test,
+    split: Annotated[
+        SplitName | None, typer.Option(help="Which part of each client's data.", show_default="test")
+    ] = None,
     local: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN", help="The Local run to compare with.", show_default="among the RUNs, or beside each"
+        ),
+    ] = None,
+    privacy: Annotated[
+        bool,
+        typer.Option("--privacy", help="Instead of all this: can training examples be told from others?"),
+    ] = False,
+    last_round: Annotated[
+        bool,
+        typer.Option("--last-round", help="With --privacy: messages of the last round alone; no run is played again."),
+    ] = False,
+    lira: Annotated[
+        int | None,
+        typer.Option(
+            metavar="[K]",
+            help="With --privacy: also against K reference models a client, which are trained now; "
+            f"{REFERENCES} unless said, at least {FEWEST_REFERENCES}.",
         ),
     ] = None,
     data_dir: DataDirOption = None,
@@ -59,21 +89,33 @@ def evaluate(
     collaboration helped, left unharmed or hurt, against their Local models on the same shards.
     Writes evaluation.json into each run directory (evaluation-train.json for --split train).
 
+    With --privacy the models are not examined but audited, and privacy.json is written: how well a client's training
+    examples can be told from as many of the same classes that nobody trained on, by what the client sends (in its last
+    round, and in all of them, for which the run is played again in memory) and by its model.
+
     \b
     [bold]Examples[/bold]
     fedmosaic evaluate runs/quickstart/*/seed-0
     fedmosaic evaluate runs/quickstart/fedmosaic-entropy/seed-0 --verbose
     fedmosaic evaluate mine --local runs/quickstart/local/seed-0 --json
     fedmosaic evaluate runs/quickstart/*/seed-0 --split train
+    fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira 16
     """
+    check_request(privacy, last_round, lira, split, local)
     asked = [recorded(run) for run in once_each(runs, quiet)]
+    if privacy:
+        with data_place(data_dir, quiet or as_json) as place:
+            audits = audit_all(asked, last_round, lira or 0, device.value, place)
+        keep_audits(asked, audits, as_json, quiet, verbose)
+        return
+    split = split or SplitName.test
     named = local_named(local)
     with data_place(data_dir, quiet or as_json) as place:
         alone = {run.files.path: find_local(run, asked, named, split.value, place) for run in asked}
         # All of them first: if one is unfit, nothing is written.
         results = examine_all(asked, split.value, device.value, place)
     for run in asked:
-        check_unchanged(run)
+        run.check_unchanged()
     missing = [set_beside(run, alone[run.files.path], results) for run in asked]
     try:
         write_together(dict(run.files.evaluation(split.value, results[run.files.path]) for run in asked))
@@ -125,12 +167,6 @@ def examine_all(asked: list[Recorded], split: Any, device: str, place: Place) ->
         else:
             results[event.files.path] = event.result
     return results
-
-
-def check_unchanged(run: Recorded) -> None:
-    """Refuse to write beside a run what was true of it a moment ago."""
-    if not run.files.finished() or run.files.summary() != run.summary:
-        raise RequestError(f"the run went on in the meantime ({run.files.path}): evaluate it when it is finished")
 
 
 def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) -> NoLocalRun | None:

@@ -28,6 +28,11 @@ class Recorded:
     files: RunFiles
     summary: dict[str, Any]
 
+    def check_unchanged(self) -> None:
+        """Refuse to write beside a run what was true of it a moment ago."""
+        if not self.files.finished() or self.files.summary() != self.summary:
+            raise RequestError(f"the run went on in the meantime ({self.files.path}): evaluate it when it is finished")
+
 
 @dataclass(frozen=True)
 class LocalRun:

@@ -5,7 +5,7 @@ And what the server makes of that: in which form it comes, and how the votes are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmosaic_cli.cotraining import mechanisms
 from fedmosaic_cli.cotraining.accounting import Release
@@ -17,14 +17,28 @@ from fedmosaic_cli.engine.privacy import check_budget
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Client, World
+    from fedmosaic_cli.engine.method import State, World
     from fedmosaic_cli.engine.privacy import Noise
 
     Floats = NDArray[np.float64]
 
 CAP_SHARE, ENOUGH_TO_CAP = 0.2, 10
 LEDGER, HISTOGRAM = "ledger", "released_histogram"
+
+
+class Speaker(Protocol):
+    """A client, as far as it has something to say."""
+
+    id: int
+    round: int
+    state: State
+
+    @property
+    def class_counts(self) -> Tensor: ...
+
+    def noise(self, purpose: str) -> np.random.Generator: ...
 
 
 def label_code(world: World) -> LabelCode:
@@ -60,7 +74,7 @@ def rules_of(world: World) -> Rules:
 
 
 def released(
-    labels: NDArray[np.int64], expertise: Floats | None, client: Client, world: World, form: Form
+    labels: NDArray[np.int64], expertise: Floats | None, client: Speaker, world: World, form: Form
 ) -> tuple[NDArray[Any], Floats | None]:
     """Labels and expertise as they leave the client. What noise they are given is entered in its ledger."""
     noise = world.noise
@@ -73,20 +87,20 @@ def released(
         return said, histogram_of(client, world, noise)
     if noise.expertise == "none" or expertise is None:
         return said, None
-    sigma = noise.sigma_scores(len(labels), form.high)
+    sigma = noise.sigma_scores(world.public_size, form.high)
     return said, mechanisms.noisy_scores(expertise, sigma, form.high, client.noise("dp-expertise"))
 
 
-def enter(client: Client, world: World, form: Form, noise: Noise) -> None:
+def enter(client: Speaker, world: World, form: Form, noise: Noise) -> None:
     """Write down what this round's message releases; refuse one that would spend more than is allowed."""
     ledger = client.state.setdefault(LEDGER, [])
     size = world.sizes[client.id]
-    releases = noise.releases(client.round, size, form.public_size, form.high, first=not ledger)
+    releases = noise.releases(client.round, size, world.public_size, form.high, first=not ledger)
     check_budget([Release.from_dict(entry) for entry in ledger], releases, noise)
     ledger.extend(release.to_dict() for release in releases)
 
 
-def histogram_of(client: Client, world: World, noise: Noise) -> Floats:
+def histogram_of(client: Speaker, world: World, noise: Noise) -> Floats:
     """The client's classes as it told of them when it was first asked: noise is drawn once, and never again."""
     import torch
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.engine.evaluation import METRICS, averages, examine
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import FailedRunError, RequestError
-from fedmosaic_cli.experiment.assemble import Classroom, Table, find_devices, pool
+from fedmosaic_cli.experiment.assemble import Classroom, Table, find_devices, poisoned, pool
 from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.machine import keep_freed_memory
@@ -19,18 +20,21 @@ from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT
 from fedmosaic_cli.records.summary import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
+    from torch import Tensor
 
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.records.runs import RunFiles
 
+T = TypeVar("T")
 Split = Literal["test", "train", "val"]
 Shapes = dict[str, "torch.Size"]
 # More numbers than this, in the matrices of all clients together, are no file that anybody would read.
@@ -77,18 +81,28 @@ def evaluate(runs: Sequence[RunFiles], split: Split, device_name: str, place: Pl
 
     Runs on the same data follow each other, in whichever order they are named: it is read once.
     """
+    opened = [open_run(files, place) for files in runs]
+    yield from on_their_data(opened, find_devices(device_name)[0], place, partial(examine_run, split=split))
+
+
+def on_their_data(
+    runs: Sequence[Finished],
+    device: torch.device,
+    place: Place,
+    look: Callable[[Finished, Table, Partition], Iterator[T]],
+) -> Iterator[T]:
+    """What `look` yields of each run and its data on the device. Whoever looks must not keep the data."""
     import torch
 
     one_core()
     keep_freed_memory()
-    device = find_devices(device_name)[0]
     there: tuple[tuple[str, ...], Table, Partition] | None = None
-    for run in sorted([open_run(files, place) for files in runs], key=lambda run: run.data):
+    for run in sorted(runs, key=lambda run: run.data):
         if there is None or there[0] != run.data:
             there = None  # before the next one comes: two would not always fit
             dataset, dealt = data_of(run, place)
             there = run.data, Table(dataset, dealt, device, torch.float32, run.config.train.images), dealt
-        yield from examine_run(fit_for(run, device), there[1], there[2], split)
+        yield from look(fit_for(run, device), there[1], there[2])
 
 
 def open_run(files: RunFiles, place: Place) -> Finished:
@@ -113,13 +127,7 @@ def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> 
     if split == "val" and not all("val" in shard.parts() for shard in dealt.shards):
         raise RequestError(f"nothing was set aside for validation ({run.files.path}): partition with --val-fraction")
     marks: list[dict[str, Any]] = []
-    classroom, shapes = Classroom(run.config), {}
-    pooled = classroom.learner(0, pool(table, dealt.shards), table) if run.config.method.pooled else None
-    for shard in dealt.shards:
-        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
-        if learner not in shapes:  # clients with the same network share a learner
-            shapes[learner] = shapes_of(learner.initial_parameters(0))
-        model = load_model(run, shard.client, shapes[learner], table.device)
+    for shard, learner, model in saved_models(run, table, dealt):
         marks.append(examine_client(run, shard, learner, model, table, split))
         yield Examined(run.files, shard.client)
     sizes = [mark["examples"] for mark in marks]
@@ -139,22 +147,40 @@ def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> 
     )
 
 
+def saved_models(run: Finished, table: Table, dealt: Partition) -> Iterator[tuple[Shard, Learner, Parameters]]:
+    """Each client's shard, its personal model, and what knows how to ask it."""
+    classroom, shapes = Classroom(run.config), {}
+    trained_on = [poisoned(shard, run.config.attack, table.dataset) for shard in dealt.shards]
+    pooled = classroom.learner(0, pool(table, trained_on), table) if run.config.method.pooled else None
+    for shard, own in zip(dealt.shards, trained_on, strict=True):
+        learner = pooled or classroom.learner(shard.client, table.examples(own, "train"), table)
+        if learner not in shapes:  # clients with the same network share a learner
+            shapes[learner] = shapes_of(learner.initial_parameters(0))
+        yield shard, learner, load_model(run, shard.client, shapes[learner], table.device)
+
+
 def examine_client(
     run: Finished, shard: Shard, learner: Learner, model: Parameters, table: Table, split: Split
 ) -> dict[str, Any]:
     """The entry of one client. Its answers leave the device once, all together."""
     import torch
 
-    logits = learner.predict(model, table.examples(shard, split)).cpu()
-    if not logits.isfinite().all():
-        raise FailedRunError(
-            f"the model of client {shard.client} gives numbers that are none ({run.files.path}): "
-            "make the run anew with a lower learning rate"
-        )
+    logits = answers(run, shard.client, learner, model, table.examples(shard, split))
     labels = torch.as_tensor(shard.labels(split, table.dataset))
     few = table.dataset.num_classes**2 * run.summary["shards"]["clients"] <= MOST_COUNTS
     entry = {"client": shard.client, "domain": shard.domain, "examples": len(labels)}
     return {**entry, **vars(examine(logits, labels, with_confusion=few))}
+
+
+def answers(run: Finished, client: int, learner: Learner, model: Parameters, examples: Examples) -> Tensor:
+    """The logits of a client's model, with the host; refused where they are no numbers."""
+    logits = learner.predict(model, examples).cpu()
+    if not logits.isfinite().all():
+        raise FailedRunError(
+            f"the model of client {client} gives numbers that are none ({run.files.path}): "
+            "make the run anew with a lower learning rate"
+        )
+    return logits
 
 
 def data_of(run: Finished, place: Place) -> tuple[Dataset, Partition]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cotraining.consensus import Outcome
     from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, Received, State, World
+    from fedmosaic_cli.engine.release import Speaker
 
 
 @hyperparameters
@@ -77,7 +78,7 @@ class FedCT(Method):
         said = released(labels.numpy(), expertise, client, world, form)
         return {"opinion": Opinion(*said, form)}
 
-    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Client) -> NDArray[np.float64] | None:
+    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Speaker) -> NDArray[np.float64] | None:
         """How far the client is to be trusted on each public example; None where everybody is to the same degree."""
         return None
 

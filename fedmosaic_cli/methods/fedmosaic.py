@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.cotraining.wire import Form
     from fedmosaic_cli.engine.method import Client, World
+    from fedmosaic_cli.engine.release import Speaker
 
 
 LEVEL_BITS = 8
@@ -75,7 +76,7 @@ class FedMosaic(FedCT):
         client.note(loss_public=public_loss, agreement=agreement)
         return TRUST_RULES[self.trust](private_loss, public_loss)
 
-    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Client) -> NDArray[np.float64]:
+    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Speaker) -> NDArray[np.float64]:
         client.state["log_probs"] = log_probs
         if self.expertise == "frequency":
             expertise = frequency_expertise(labels, client.class_counts)

@@ -56,6 +56,7 @@ DIGEST_LINE = re.compile(
 )
 
 SPLITS = ("test", "train", "val")
+PRIVACY = "privacy.json"
 
 
 def model_name(client: int) -> str:
@@ -64,6 +65,10 @@ def model_name(client: int) -> str:
 
 def evaluation_name(split: str) -> str:
     return "evaluation.json" if split == "test" else f"evaluation-{split}.json"
+
+
+# What was found out about a finished run afterwards: true of its models as they are, and not part of it.
+FINDINGS = (*map(evaluation_name, SPLITS), PRIVACY)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class RunFiles:
         """Refuse a directory in which something else lies under a name of ours."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
-        for name in (*FILES, *map(evaluation_name, SPLITS), LOCK, CRASH):
+        for name in (*FILES, *FINDINGS, LOCK, CRASH):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise RequestError(f"this is not a file ({self.path / name}): move it away")
         for folder in (self.checkpoints, self.path / MODELS):
@@ -118,7 +123,7 @@ class RunFiles:
     ) -> None:
         """Begin, or go back to where the logs were these: what came after is played again."""
         # A run that goes on is not finished any more, and what was said of its end no longer holds.
-        for outdated in (SUMMARY, DIGESTS, *map(evaluation_name, SPLITS), CRASH):
+        for outdated in (SUMMARY, DIGESTS, *FINDINGS, CRASH):
             remove(self.path / outdated)
         sweep(self.path)
         write_together(
@@ -266,6 +271,10 @@ class RunFiles:
     def evaluation(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:
         """Where an evaluation is written, and as what."""
         return self.path / evaluation_name(split), sealed(content)
+
+    def privacy(self, content: dict[str, Any]) -> tuple[Path, bytes]:
+        """The same of an audit."""
+        return self.path / PRIVACY, sealed(content)
 
     def load_evaluation(self, split: str) -> dict[str, Any]:
         """The evaluation on a part of the data, if there is one and it is of the models as they are."""

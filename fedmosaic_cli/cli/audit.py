@@ -1,0 +1,75 @@
+"""`fedmosaic evaluate --privacy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+from fedmosaic_cli.cli.audit_view import show
+from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.local_run import Recorded
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.files import write_together
+
+REFERENCES = 16
+# Two models with an example and two without it: from fewer, nobody could tell how far models differ.
+FEWEST_REFERENCES, MOST_REFERENCES = 4, 10_000
+
+
+class OptionalNumber(TyperCommand):
+    """A command in which --lira may stand without its number. Typer itself has no such options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        bare = [
+            arg == "--lira" and not after.lstrip("-").isdecimal() for arg, after in zip(args, following, strict=True)
+        ]
+        return super().parse_args(ctx, [f"{a}={REFERENCES}" if b else a for a, b in zip(args, bare, strict=True)])
+
+
+def check_request(privacy: bool, last_round: bool, lira: int | None, split: object, local: Path | None) -> None:
+    """Refuse options that do not go together."""
+    of_audits = {"--last-round": last_round, "--lira": lira is not None}
+    of_examinations = {"--split": split is not None, "--local": local is not None}
+    for option, given in (of_examinations if privacy else of_audits).items():
+        if given and privacy:
+            raise RequestError(f"an audit has no {option} (--privacy): leave out one of the two")
+        if given:
+            raise RequestError(f"this belongs to an audit ({option}): add --privacy, or leave it out")
+    if lira is not None and not FEWEST_REFERENCES <= lira <= MOST_REFERENCES:
+        raise RequestError(
+            f"{lira} reference models (--lira): ask for {FEWEST_REFERENCES} to {MOST_REFERENCES}, such as {REFERENCES}"
+        )
+
+
+def audit_all(
+    asked: list[Recorded], last_round: bool, references: int, device: str, place: Place
+) -> dict[Path, dict[str, Any]]:
+    """The audits of all runs, in the order in which they were asked for."""
+    from fedmosaic_cli.experiment.audit import Terms, audit
+
+    audits: dict[Path, dict[str, Any]] = {run.files.path: {} for run in asked}
+    for audited in audit([run.files for run in asked], Terms(last_round, references), device, place):
+        audits[audited.files.path] = audited.result
+    return audits
+
+
+def keep_audits(
+    asked: list[Recorded], audits: dict[Path, dict[str, Any]], as_json: bool, quiet: bool, verbose: bool
+) -> None:
+    """Write and show what was found out."""
+    for run in asked:
+        run.check_unchanged()
+    try:
+        write_together(dict(run.files.privacy(audits[run.files.path]) for run in asked))
+    finally:  # what was found out is told, even if it cannot be kept
+        if as_json:
+            say_json([{"run": str(path), **result} for path, result in audits.items()])
+        elif not quiet:
+            show(audits, verbose)
+    for path, result in audits.items() if not quiet else ():
+        for note in result["notes"]:
+            remark(f"note: {note} ({path})")
