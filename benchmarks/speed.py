@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from durability import durability
+from load import load
 from measuring import machine
 from memory import memory
 from peers import peers
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[Plan], Result]] = {
     "tiny": tiny,
     "scaling": scaling,
     "memory": memory,
+    "load": load,
     "durability": durability,
     "startup": startup,
     "report": reporting,

@@ -25,8 +25,8 @@ def packed_bits(count: int, bits: int) -> int:
 
 def pack(values: NDArray[Any], bits: int) -> bytes:
     """`values`, each in [0, 2^bits), one after the other, highest bit first; the last byte is filled with zeros."""
-    width = -(-bits // 8)
-    flags = np.unpackbits(values.astype(WORDS[width]).view(np.uint8).reshape(len(values), -1), axis=1)
+    word = WORDS[-(-bits // 8)]
+    flags = np.unpackbits(values.astype(word).view(np.uint8).reshape(len(values), word.itemsize), axis=1)
     return np.packbits(flags[:, -bits:]).tobytes()
 
 
@@ -55,6 +55,8 @@ def is_padded_with_zeros(data: bytes | memoryview, bits: int, count: int) -> boo
 
 def quantise(values: NDArray[np.float64], high: float, bits: int) -> NDArray[np.int64]:
     """The nearest of 2^bits evenly spaced levels from 0 to `high`, for each value."""
+    if high == 0:
+        return np.zeros(len(values), dtype=np.int64)
     top = (1 << bits) - 1
     return np.clip(np.rint(values / high * top), 0, top).astype(np.int64)
 

@@ -149,7 +149,8 @@ def hold_vote(
     used = majority if rules.vote == "majority" else weighted
     if rules.vote == "trimmed":
         used = Tally(*size)
-        used.sums[:], used.totals = trimmed(votes, weighted.sums, rules.trim), weighted.totals
+        used.sums[:] = trimmed(votes, weighted.sums, rules.trim)
+        used.totals = weighted.totals * used.sums.any(axis=1, keepdims=True)  # where all was trimmed, nobody voted
     outcome, total = used.winners(rates, previous), sum(weight.values())
     return Outcome(
         outcome,

@@ -285,9 +285,10 @@ def read_expertise(data: bytes, form: Form) -> Floats | None:
     if form.expertise is ExpertiseCode.NONE:
         return None
     if form.expertise is ExpertiseCode.FLOATS:
-        values = np.frombuffer(part, dtype=FLOAT).astype(np.float64)
-        if not np.isfinite(values).all():
+        single = np.frombuffer(part, dtype=FLOAT)
+        if not np.isfinite(single).all():  # some of what is no number cannot even be converted without a warning
             raise RefusedError(Reason.EXPERTISE_NONFINITE)
+        values = single.astype(np.float64)
         if values.min(initial=0.0) < -ROUNDING or values.max(initial=0.0) > form.high + ROUNDING:
             raise RefusedError(Reason.EXPERTISE_RANGE)
         return values.clip(0.0, form.high)
@@ -305,7 +306,7 @@ def check_content(data: bytes, form: Form) -> bool:
     if expertise is None:
         return False
     by_class = form.expertise is ExpertiseCode.HISTOGRAM
-    if form.share:
+    if form.share and (by_class or labels.ndim == 1):  # a row of bits is of no one class
         check_shares(expertise, np.arange(form.num_classes) if by_class else labels, form)
     if by_class and labels.ndim == 1:
         expertise = expertise[labels]

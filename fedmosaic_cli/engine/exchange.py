@@ -58,7 +58,7 @@ def gather(deliveries: Sequence[Delivery], form: Form, world: World, number: int
 
     If that does not help, the round is `degraded`, and the server keeps the consensus that it has.
     """
-    inbox = Inbox(Expected(form, world.run, world.public, number, roster))
+    inbox = Inbox(Expected(form, world.run, world.public, number, frozenset(roster)))
     late = [delivery for delivery in deliveries if delivery.late]
     for delivery in deliveries:
         if not delivery.late:
@@ -70,7 +70,7 @@ def gather(deliveries: Sequence[Delivery], form: Form, world: World, number: int
     degraded = inbox.valid < needed
     messages = {client: inbox.fate(client) for client in roster}
     if not retried:
-        messages |= {delivery.sender: LATE for delivery in late if messages[delivery.sender] == MISSING}
+        messages |= {delivery.sender: LATE for delivery in late if messages.get(delivery.sender) == MISSING}
     told = {
         "received": inbox.received,
         "accepted": inbox.count(ACCEPTED),

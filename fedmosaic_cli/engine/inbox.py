@@ -30,6 +30,7 @@ class Inbox:
     def receive(self, sender: int, data: bytes) -> None:
         """Take what came from `sender`, as the transport knows it."""
         self.received += 1
+        settled = sender in self._opinions
         try:
             client = wire.open_envelope(data, self.expected, sender).client
             if client in self._opinions:
@@ -41,8 +42,8 @@ class Inbox:
             abstains = wire.check_content(data, self.expected.form)
         except wire.RefusedError as refused:
             self.rejected[refused.reason.value] += 1
-            # What was not meant for this round, or came damaged, may still be followed by what was.
-            if self._fates.get(sender) not in (ACCEPTED, ABSTAINED) or refused.reason is wire.Reason.DUPLICATE:
+            # What was not meant for this round, or came damaged, may follow what was, or come before it.
+            if not settled or refused.reason is wire.Reason.DUPLICATE:
                 self._fates[sender] = refused.reason.value
             return
         self._fates[client] = ABSTAINED if abstains else ACCEPTED

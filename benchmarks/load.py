@@ -1,0 +1,203 @@
+"""What a round of very many clients costs the server: opinions received, checked and counted, on one core.
+
+`python benchmarks/load.py CASE ASKED` is a process that does it once: it prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from memory import MEGABYTE, own_memory
+from results import Line, Result, at_most
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from workload import Plan
+
+CLASSES, LEVELS, FLOOR, TIE = 10, 255, 1e-6, 1e-9
+DISTINCT = 200
+MUTATED = 5_000
+ROUND, RUN, PUBLIC = 1, bytes(16), bytes(range(16))
+
+
+def load(plan: Plan) -> Result:
+    """10 000 clients with 10 000 public examples, beside a plain loop over the same content."""
+    clients, size = (100, 501) if plan.quick else (10_000, 10_000)
+    result = Result(
+        "Load: one round of very many clients",
+        [
+            f"{clients} clients, {size} public examples, {CLASSES} classes, labels of 4 bits and expertise of 8; one "
+            "process each, one core, without torch; CPU time. Ours: every message is received, its checksum, form, "
+            "labels and shares are checked, then all are counted, with what the log says of each client. The plain "
+            "loop unpacks the same payloads and sums them up. Making the messages is not measured."
+        ],
+    )
+    asked = {"clients": clients, "size": size}
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
+    for _ in range(plan.repetitions):
+        for case, samples in found.items():
+            samples.append(measured(case, asked))
+    ours, plain = found["ours"], found["plain"]
+    if {each["digest"] for each in ours} != {each["digest"] for each in plain}:
+        raise RuntimeError("the plain loop comes to another consensus")
+    result.lines += [
+        Line("receive and check", [each["receive"] for each in ours], "s, CPU"),
+        Line("count", [each["count"] for each in ours], "s, CPU"),
+        Line("count by the robust rules", [each["robust"] for each in ours], "s, CPU"),
+        Line("receive, check and count", [each["seconds"] for each in ours], "s, CPU", at_most(5)),
+        Line("plain NumPy loop", [each["seconds"] for each in plain], "s, CPU"),
+        Line(
+            "receive, check and count / plain NumPy loop",
+            [a["seconds"] / b["seconds"] for a, b in zip(ours, plain, strict=True)],
+            "ratio, CPU",
+        ),
+        Line("receive, check and count, peak", [each["peak"] for each in ours], "MB", at_most(300)),
+        Line("plain NumPy loop, peak", [each["peak"] for each in plain], "MB"),
+    ]
+    mutations = measured("mutated", {"clients": MUTATED // (20 if plan.quick else 1), "size": size})
+    result.lines.append(Line("a mutated message, median", [mutations["damaged"]], "ms", at_most(1)))
+    result.lines.append(Line("a forged message with a good checksum, median", [mutations["forged"]], "ms", at_most(1)))
+    return result
+
+
+def measured(case: str, asked: dict[str, int]) -> dict[str, float]:
+    """What a new process finds."""
+    command = [sys.executable, str(Path(__file__)), case, json.dumps(asked)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def contents(size: int) -> list[tuple[Any, Any]]:
+    """Labels and shares of a few hundred made-up clients."""
+    rng = np.random.default_rng(0)
+    mixes = rng.dirichlet(np.full(CLASSES, 0.5), DISTINCT)
+    said = [rng.integers(0, CLASSES, size) for _ in mixes]
+    return [(labels, mix[labels]) for labels, mix in zip(said, mixes, strict=True)]
+
+
+def payloads(size: int) -> list[bytes]:
+    from fedmosaic_cli.cotraining import wire
+
+    form = opinion_form(size)
+    return [wire.write_labels(labels, form) + wire.write_expertise(shares, form) for labels, shares in contents(size)]
+
+
+def opinion_form(size: int) -> Any:
+    from fedmosaic_cli.cotraining.wire import ExpertiseCode, Form
+
+    return Form(size, CLASSES, expertise=ExpertiseCode.LEVELS, share=True)
+
+
+def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Each client's number and message, made when it is asked for."""
+    from fedmosaic_cli.cotraining import wire
+
+    form, known = opinion_form(size), payloads(size)
+    for client in range(clients):
+        envelope = wire.Envelope(RUN, PUBLIC, ROUND, client)
+        yield client, wire.seal(envelope, form, known[client % DISTINCT])
+
+
+def ours(clients: int, size: int) -> dict[str, float]:
+    """The time to receive and to count, and the peak of memory, in which all messages are."""
+    from fedmosaic_cli.cotraining.consensus import hold_vote
+    from fedmosaic_cli.cotraining.defences import Rules
+    from fedmosaic_cli.cotraining.wire import Expected
+    from fedmosaic_cli.engine.inbox import Inbox
+
+    inbox = Inbox(Expected(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+    received = 0.0
+    for client, data in messages(clients, size):
+        started = time.process_time()
+        inbox.receive(client, data)
+        received += time.process_time() - started
+    started = time.process_time()
+    ballots = inbox.ballots()
+    outcome = hold_vote(ballots)
+    counted = time.process_time() - started
+    most = peak()
+    started = time.process_time()
+    hold_vote(ballots, Rules(normalise=True, cap_share=0.2), reputation={})
+    robust = time.process_time() - started
+    if len(ballots) != clients or "torch" in sys.modules:
+        raise RuntimeError(f"{len(ballots)} of {clients} messages were accepted")
+    return {
+        "receive": received,
+        "count": counted,
+        "robust": robust,
+        "seconds": received + counted,
+        "peak": most,
+        "digest": fingerprint(outcome.labels),
+    }
+
+
+def plain(clients: int, size: int) -> dict[str, float]:
+    """What nobody could do with less: two nibbles a byte, one sum an example and class."""
+    known, rows = payloads(size), np.arange(size)
+    started = time.process_time()
+    sums = np.zeros((size, CLASSES))
+    for client in range(clients):
+        raw = np.frombuffer(known[client % DISTINCT], dtype=np.uint8)
+        split = (size + 1) // 2
+        labels = np.empty(2 * split, dtype=np.uint8)
+        labels[::2], labels[1::2] = raw[:split] >> 4, raw[:split] & 15
+        sums[rows, labels[:size]] += raw[split:] / LEVELS + FLOOR
+    winners = (sums >= (1 - TIE) * sums.max(axis=1, keepdims=True)).argmax(axis=1)
+    return {"seconds": time.process_time() - started, "peak": peak(), "digest": fingerprint(winners)}
+
+
+def mutated(clients: int, size: int) -> dict[str, float]:
+    """The median time, in milliseconds, for a message that was damaged on its way, and for one that was forged."""
+    from fedmosaic_cli.cotraining.wire import CHECKSUM, HEADER, Expected, checksum
+    from fedmosaic_cli.engine.inbox import Inbox
+
+    rng = np.random.default_rng(1)
+
+    def flipped(data: bytes, lowest: int, end: int) -> bytes:
+        spoilt, place = bytearray(data), int(rng.integers(lowest, end))
+        spoilt[place] ^= 1 << int(rng.integers(8))
+        return bytes(spoilt)
+
+    def forged(data: bytes) -> bytes:
+        content = flipped(data, HEADER.size, len(data) - CHECKSUM)[:-CHECKSUM]
+        return content + checksum(content)
+
+    damages: list[Callable[[bytes], bytes]] = [
+        lambda data: flipped(data, 0, len(data)),
+        lambda data: data[: rng.integers(len(data))],
+        lambda data: data + bytes(3),
+        lambda data: rng.bytes(len(data)),
+    ]
+    times: dict[str, list[float]] = {"damaged": [], "forged": []}
+    for client, data in messages(clients, size):
+        for name, spoil in ("damaged", damages[client % len(damages)]), ("forged", forged):
+            spoilt = spoil(data)
+            inbox = Inbox(Expected(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+            started = time.perf_counter()
+            inbox.receive(client, spoilt)
+            times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: median(taken) for name, taken in times.items()}
+
+
+def peak() -> float:
+    """The most memory that this process had, in MB. `getrusage` would tell of the process that started it as well."""
+    return own_memory()["peak"] / MEGABYTE
+
+
+def fingerprint(labels: Any) -> float:
+    """So that it can be seen that both came to the same."""
+    return float(np.dot(labels.astype(np.int64), np.arange(1, len(labels) + 1)))
+
+
+CASES = {"ours": ours, "plain": plain, "mutated": mutated}
+
+if __name__ == "__main__":
+    print(json.dumps(CASES[sys.argv[1]](**json.loads(sys.argv[2]))))

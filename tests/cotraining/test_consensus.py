@@ -1,0 +1,265 @@
+"""The vote on what the public examples are, against sums in plain Python and what must hold for all inputs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmosaic_cli.cotraining import mechanisms
+from fedmosaic_cli.cotraining.consensus import PAPER, Ballot, Rates, Tally, hold_vote, weighed
+from fedmosaic_cli.cotraining.defences import Rules
+from fedmosaic_cli.cotraining.wire import ExpertiseCode
+from tests.cotraining.ballots import ballots, levels
+
+FLOOR = Fraction(1, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Labels and levels of expertise, [clients, examples]; no level is above `top`."""
+
+    labels: np.ndarray
+    levels: np.ndarray
+    classes: int
+    top: int
+
+    def ballots(self, factor: int = 1) -> list[Ballot]:
+        return ballots(self.labels, levels(factor * self.levels), self.classes)
+
+
+@st.composite
+def votes(draw, most: int = 7) -> Votes:
+    """Votes with few levels, where ties are frequent, or many."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = draw(st.integers(1, most)), draw(st.integers(1, 9))
+    classes, top = draw(st.integers(2, 6)), draw(st.sampled_from([0, 1, 2, 20, 255]))
+    return Votes(rng.integers(0, classes, shape), rng.integers(0, top, shape, endpoint=True), classes, top)
+
+
+def weight(level: int) -> Fraction:
+    return Fraction(int(level), 255) + FLOOR
+
+
+def by_hand(case: Votes, trim: float = 0.0, weigh=weight) -> list[int]:
+    """The consensus, one example after the other; -1 where nothing is left of any vote."""
+    found = []
+    for said, level in zip(case.labels.T.tolist(), case.levels.T.tolist(), strict=True):
+        piles: dict[int, list[Fraction]] = defaultdict(list)
+        for label, own in zip(said, level, strict=True):
+            piles[label].append(weigh(own))
+        dropped = math.floor(Fraction(str(trim)) * len(said))
+        scores = [sum(sorted(piles[label])[: max(0, len(piles[label]) - dropped)]) for label in range(case.classes)]
+        found.append(scores.index(max(scores)) if any(scores) else -1)
+    return found
+
+
+@settings(max_examples=1000)
+@given(votes())
+def test_the_consensus_is_what_counting_by_hand_gives(case):
+    outcome = hold_vote(case.ballots())
+    assert outcome.labels.tolist() == outcome.weighted.tolist() == by_hand(case)
+    assert outcome.majority.tolist() == by_hand(case, weigh=lambda level: Fraction(1))
+    shares = [sum(map(weight, row)) for row in case.levels.tolist()]
+    assert list(outcome.weight_share.values()) == pytest.approx([float(share / sum(shares)) for share in shares])
+    agreement = [float(np.mean(row == outcome.labels)) for row in case.labels]
+    assert list(outcome.agreement.values()) == pytest.approx(agreement)
+
+
+@settings(max_examples=1000)
+@given(votes(), st.randoms(use_true_random=False), st.sampled_from(["weighted", "majority", "trimmed"]), st.booleans())
+def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
+    rules = Rules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
+    sent = case.ballots()
+    outcome, other = (hold_vote(each, rules, {}) for each in (sent, random.sample(sent, len(sent))))
+    assert outcome.labels.tobytes() == other.labels.tobytes()
+    assert outcome.weight_share == other.weight_share
+    assert outcome.agreement_with_others == other.agreement_with_others
+
+
+@settings(max_examples=1000)
+@given(votes(), st.randoms(use_true_random=False))
+def test_which_numbers_clients_have_does_not_matter(case, random):
+    """Even the order of summing up does not decide about ties."""
+    order = random.sample(range(len(case.labels)), len(case.labels))
+    renumbered = Votes(case.labels[order], case.levels[order], case.classes, case.top)
+    assert hold_vote(renumbered.ballots()).labels.tolist() == hold_vote(case.ballots()).labels.tolist()
+
+
+@settings(max_examples=1000)
+@given(votes(), st.data())
+def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
+    factor = data.draw(st.integers(1, 255 // max(case.top, 1)))
+    assert hold_vote(case.ballots(factor)).labels.tolist() == hold_vote(case.ballots()).labels.tolist()
+
+
+@settings(max_examples=1000)
+@given(votes(most=1), st.sampled_from([PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed")]))
+def test_who_is_alone_is_told_what_it_said(case, rules):
+    outcome = hold_vote(case.ballots(), rules)
+    assert outcome.labels.tolist() == case.labels[0].tolist()
+    assert (outcome.weight_share, outcome.agreement) == ({0: 1.0}, {0: 1.0})
+
+
+@settings(max_examples=1000)
+@given(votes(most=12), st.sampled_from([0.0, 0.1, 0.2, 0.29, 0.34, 0.49]))
+def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
+    outcome = hold_vote(case.ballots(), Rules(vote="trimmed", trim=trim))
+    assert outcome.labels.tolist() == by_hand(case, trim)
+    assert outcome.weighted.tolist() == by_hand(case)
+
+
+@pytest.mark.parametrize(("share", "clients", "dropped"), [(0.1, 30, 3), (0.1, 29, 2), (0.29, 100, 29), (0.07, 100, 7)])
+def test_as_many_are_trimmed_as_the_share_says(share, clients, dropped):
+    """29 % of 100 are 29, though 0.29 * 100 is less in float64."""
+    labels = np.zeros((clients, 1), dtype=int)
+    labels[: dropped + 1] = 1
+    heavy = np.where(labels == 1, 1.0, 1 / 255)
+    kept = hold_vote(ballots(labels, heavy, 2), Rules(vote="trimmed", trim=share))
+    others = clients - 2 * dropped - 1
+    assert kept.labels.tolist() == [1 if others / 255 < 1.0 else 0]
+    labels[dropped] = 0
+    assert hold_vote(ballots(labels, heavy, 2), Rules(vote="trimmed", trim=share)).labels.tolist() == [0]
+
+
+def test_where_every_vote_is_trimmed_nothing_is_said():
+    """Ten clients, ten classes: the heaviest vote for each is its only one. To say class 0 would be a bias."""
+    everyone = ballots(np.arange(10)[:, None], np.ones((10, 1)), 10)
+    rules = Rules(vote="trimmed", trim=0.1)
+    assert hold_vote(everyone, rules).labels.tolist() == [-1]
+    assert hold_vote(everyone, rules, previous=np.array([7])).labels.tolist() == [7]
+
+
+def test_ties_go_to_the_lowest_class():
+    said = [[2, 1, 3], [1, 2, 3], [0, 0, 0], [3, 3, 0]]
+    assert hold_vote(ballots(said, np.full((4, 3), 0.5), 4)).labels.tolist() == [0, 0, 0]
+    assert hold_vote(ballots(said, None, 4)).labels.tolist() == [0, 0, 0]
+
+
+def test_rows_without_weight_keep_their_label_or_have_none():
+    said = ballots([[1, 1], [2, 2]], None, 3)
+    nobody = {0: 0.0, 1: 0.0}
+    assert hold_vote(said, reputation=nobody).labels.tolist() == [-1, -1]
+    assert hold_vote(said, reputation=nobody, previous=np.array([2, 0])).labels.tolist() == [2, 0]
+    assert hold_vote(said, reputation={0: 0.0}, previous=np.array([2, 0])).labels.tolist() == [2, 2]
+    assert hold_vote(said, reputation=nobody).weight_share == {0: 0.0, 1: 0.0}
+    assert hold_vote(said, reputation=nobody).agreement == {0: 0.0, 1: 0.0}
+
+
+def test_votes_without_expertise_are_kept_alive_but_outweighed_by_a_single_level():
+    said = [[0]] * 50 + [[1]]
+    assert hold_vote(ballots(said, levels([[0]] * 50 + [[1]]), 2)).labels.tolist() == [1]
+    assert hold_vote(ballots(said, levels([[0]] * 51), 2)).labels.tolist() == [0]
+
+
+def test_no_score_that_is_no_number_is_counted():
+    tally = Tally(1, 2)
+    tally.add(np.array([0]), np.array([np.nan]))
+    with pytest.raises(ArithmeticError, match="finite"):
+        tally.winners(Rates())
+
+
+# Labels behind noise.
+
+DRAWS, CLASSES, BUDGET = 10_000, 4, 1.0
+TRUE, WEIGHTS = (0, 2, 2, 3), (1.0, 0.4, 0.8, 0.2)
+KEEP, OTHER = mechanisms.keep_probability(BUDGET, CLASSES), mechanisms.other_probability(BUDGET, CLASSES)
+FLIP = mechanisms.flip_probability(BUDGET, mechanisms.BITS_OF_A_LABEL)
+NOISES = {
+    "krr": (mechanisms.randomised_labels, Rates(KEEP, OTHER)),
+    "xor": (mechanisms.flipped_bits, Rates(1 - FLIP, FLIP)),
+}
+
+
+def drawn(noise: str, true=TRUE, budget: float = BUDGET, classes: int = CLASSES, size: int = DRAWS) -> list[np.ndarray]:
+    """What clients say who mean one class in every row."""
+    rng = np.random.default_rng(0)
+    return [NOISES[noise][0](np.full(size, label), budget, classes, rng) for label in true]
+
+
+def scores_of(sent: list[Ballot], rates: Rates) -> np.ndarray:
+    tally = Tally(sent[0].form.public_size, sent[0].form.num_classes)
+    for _, labels, weights in weighed(sent, PAPER, {}):
+        tally.add(labels, weights)
+    return tally.scores(rates)
+
+
+def assert_mean_is(scores: np.ndarray, clean: np.ndarray) -> None:
+    error = scores.std(axis=0, ddof=1) / np.sqrt(len(scores))
+    assert (np.abs(scores.mean(axis=0) - clean) < 4 * error).all()
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_scores_of_noisy_labels_are_right_on_average(noise):
+    weights = np.repeat(np.array(WEIGHTS)[:, None], DRAWS, axis=1)
+    sent = ballots(drawn(noise), weights, CLASSES)
+    clean = np.array([1.0, 0.0, 1.2, 0.2])
+    assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
+    with pytest.raises(AssertionError):  # taken as they are, they are not
+        assert_mean_is(scores_of(sent, Rates()), clean)
+
+
+def test_scores_of_noisy_bits_with_a_weight_for_each_class_are_right_on_average():
+    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.2, 0.6, 0.0, 0.2]])
+    sent = ballots(drawn("xor"), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
+    assert_mean_is(scores_of(sent, NOISES["xor"][1]), np.array([0.4, 0.0, 0.8 + 0.2, 0.2]))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_with_noise_the_same_for_all_the_winner_is_that_of_the_plain_sum(noise):
+    weights = levels(np.random.default_rng(1).integers(0, 256, (4, DRAWS)))
+    sent = ballots(drawn(noise), weights, CLASSES)
+    assert np.array_equal(hold_vote(sent, rates=NOISES[noise][1]).labels, hold_vote(sent).labels)
+
+
+def test_bits_are_summed_up():
+    """Every bit is a vote, wherever it stands: [2, 2, 3] votes of equal weight for the first example's classes."""
+    said = np.array([[[1, 0, 1], [0, 0, 0]], [[1, 1, 1], [0, 1, 0]], [[0, 1, 1], [1, 1, 0]]], dtype=np.uint8)
+    outcome = hold_vote(ballots(said, None, 3))
+    assert outcome.labels.tolist() == outcome.majority.tolist() == [2, 1]
+    tally = Tally(2, 3)
+    for row in said:
+        tally.add(row, np.ones(2))
+    assert tally.sums.tolist() == [[2, 2, 3], [1, 2, 0]]
+    assert outcome.agreement == {0: 0.5, 1: 1.0, 2: 1.0}
+
+
+def first_one_wins(bits: list[np.ndarray], classes: int) -> np.ndarray:
+    """The wrong way: to read a noisy row as the class of its first 1, and then to count classes."""
+    labels = np.stack([row.argmax(axis=1) for row in bits])
+    return np.stack([np.bincount(column, minlength=classes).argmax() for column in labels.T])
+
+
+def is_even(labels: np.ndarray, classes: int) -> bool:
+    """Whether labels are spread over all classes as chance has it, but for a slight preference where ties are."""
+    counts = np.bincount(labels, minlength=classes)
+    return bool(counts.max() < 2 * len(labels) / classes and counts.min() > 0.5 * len(labels) / classes)
+
+
+def test_pure_noise_favours_no_class():
+    """Whoever takes the first 1 of a row turns noise into votes for low classes. Weights leave no ties to break."""
+    bits = drawn("xor", true=[0] * 15, budget=1e-9, classes=10, size=4000)
+    weights = np.random.default_rng(2).random((15, 4000))
+    sent = ballots(bits, weights, 10, code=ExpertiseCode.FLOATS)
+    flip = mechanisms.flip_probability(1e-9, 2)
+    assert is_even(hold_vote(sent, rates=Rates(1 - flip, flip)).labels, 10)
+    assert not is_even(first_one_wins(bits, 10), 10)
+
+
+def test_summed_bits_keep_what_the_first_one_of_a_row_loses():
+    """15 clients, 10 classes, 80 % correct, a budget of 4 a label: nearly all right, against four of five."""
+    rng = np.random.default_rng(3)
+    true = rng.integers(0, 10, 3000)
+    said = np.where(rng.random((15, 3000)) < 0.8, true, rng.integers(0, 10, (15, 3000)))
+    bits = [mechanisms.flipped_bits(row, 4.0, 10, rng) for row in said]
+    flip = mechanisms.flip_probability(4.0, 2)
+    right = np.mean(hold_vote(ballots(bits, None, 10), rates=Rates(1 - flip, flip)).labels == true)
+    wrong = np.mean(first_one_wins(bits, 10) == true)
+    assert right > 0.995
+    assert wrong < 0.85
