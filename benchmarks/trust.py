@@ -40,6 +40,9 @@ DEFENCES = {
     "robust": {"normalise": "true", "cap_share": "0.2", "reputation": "true"},
 }
 KINDS = (
+    *("random", "constant", "flip", "collude_flip", "least_likely", "class_prior"),
+    *("inflate", "free_rider", "poison_data"),
+)
     "random",
     "constant",
     "flip",
