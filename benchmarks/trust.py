@@ -43,16 +43,6 @@ KINDS = (
     *("random", "constant", "flip", "collude_flip", "least_likely", "class_prior"),
     *("inflate", "free_rider", "poison_data"),
 )
-    "random",
-    "constant",
-    "flip",
-    "collude_flip",
-    "least_likely",
-    "class_prior",
-    "inflate",
-    "free_rider",
-    "poison_data",
-)
 
 
 @dataclass(frozen=True)

@@ -326,6 +326,9 @@ def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Reques
     out().print(table)
     for line in spent_lines(summary for _, summary in finished):
         say(line)
+    for run, summary in finished:
+        if "honest_accuracy" in summary:
+            say(f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over clients that do not attack")
     if request.verbose:
         for run, summary in finished:
             marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])

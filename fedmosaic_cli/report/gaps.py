@@ -57,8 +57,13 @@ def lacking(column: Column, columns: Sequence[Column], row: Row, cell: Cell) -> 
 
 
 def can_be_played(setting: Setting, row: Row) -> bool:
-    """Whether a method has the messages that are attacked or defended in a setting, or none at all."""
+    """Whether a method has the messages that are attacked or defended in a setting, or none at all.
+
+    Where the others have noise in theirs, one without any cannot be had by the same options.
+    """
     method = METHODS[row.key[0]]
+    if method.shares_labels and setting.runs.noise.astype(bool).any():
+        return False
     return method.shares_labels or method.family == "baseline" or not {"attack", "defence"} & setting.terms.keys()
 
 
