@@ -70,3 +70,26 @@ def test_a_client_with_flipped_labels_opts_out_and_the_others_do_not():
         assert all(row["lambda"] > 0.5 for row in rows[1:])
         # FedCT has no such choice.
         assert last_rows("quickstart", "fedct", seed, MISLEADING)[0]["accuracy"] < rows[0]["accuracy"] - 0.2
+
+
+def test_a_budget_that_means_something_leaves_fedmosaic_local_and_takes_fedct_below():
+    local = accuracy("quickstart-dp", "local")
+    assert abs(accuracy("quickstart-dp", "fedmosaic") - local) < 1
+    assert accuracy("quickstart-dp", "fedct") < local - 3
+    rows = [row for seed in range(3) for row in last_rows("quickstart-dp", "fedmosaic", seed)]
+    assert fmean(row["pseudo_label_accuracy"] for row in rows) < 0.2
+
+
+def honest(preset: str) -> float:
+    """The same over the clients that do not attack."""
+    rows = [row for seed in range(3) for row in last_rows(preset, "fedmosaic", seed)]
+    return 100 * fmean(row["accuracy"] for row in rows if row["client"] > 2)
+
+
+def test_three_liars_of_ten_do_harm_and_the_defences_undo_it():
+    assert honest("quickstart-robust") > honest("quickstart-attack") + 1
+    assert honest("quickstart-robust") > honest("quickstart") - 1
+    assert honest("quickstart-attack") < honest("quickstart") - 1
+    for seed in range(3):
+        rows = last_rows("quickstart-robust", "fedmosaic", seed)
+        assert max(row["reputation"] for row in rows[:3]) < min(row["reputation"] for row in rows[3:])
