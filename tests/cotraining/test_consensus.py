@@ -115,6 +115,22 @@ def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
     assert outcome.weighted.tolist() == by_hand(case)
 
 
+@settings(max_examples=1000)
+@given(votes(), st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 1.0]), min_size=7, max_size=7), st.booleans())
+def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standings, in_bits):
+    """0.1 and 0.2 tie with 0.3, though not in float64."""
+    said = np.eye(case.classes, dtype=np.uint8)[case.labels] if in_bits else case.labels
+    outcome = hold_vote(ballots(said, None, case.classes), reputation=dict(enumerate(standings)))
+    for client, own in enumerate(case.labels.tolist()):
+        agreed = 0
+        for example, label in enumerate(own):
+            scores = [Fraction(0)] * case.classes
+            for other, row in enumerate(case.labels):
+                scores[row[example]] += Fraction(str(standings[other])) if other != client else 0
+            agreed += any(scores) and scores.index(max(scores)) == label
+        assert outcome.agreement_with_others[client] == pytest.approx(agreed / len(own))
+
+
 @pytest.mark.parametrize(("share", "clients", "dropped"), [(0.1, 30, 3), (0.1, 29, 2), (0.29, 100, 29), (0.07, 100, 7)])
 def test_as_many_are_trimmed_as_the_share_says(share, clients, dropped):
     """29 % of 100 are 29, though 0.29 * 100 is less in float64."""
