@@ -253,9 +253,9 @@ def first_one_wins(bits: list[np.ndarray], classes: int) -> np.ndarray:
 
 
 def is_even(labels: np.ndarray, classes: int) -> bool:
-    """Whether labels are spread over all classes as chance has it, but for a slight preference where ties are."""
-    counts = np.bincount(labels, minlength=classes)
-    return bool(counts.max() < 2 * len(labels) / classes and counts.min() > 0.5 * len(labels) / classes)
+    """Whether labels are spread over all classes as chance has it, within four standard errors."""
+    counts, usual = np.bincount(labels, minlength=classes), len(labels) / classes
+    return bool((np.abs(counts - usual) < 4 * np.sqrt(usual * (1 - 1 / classes))).all())
 
 
 def test_pure_noise_favours_no_class():
