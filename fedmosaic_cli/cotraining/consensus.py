@@ -51,15 +51,13 @@ class Ballot:
         """A class an example; or, as some noise leaves them, a bit for each example and class."""
         return wire.read_labels(self.data, self.form)
 
-    def weights(self, labels: Labels) -> Floats:
-        """What the vote on each example weighs: the client's expertise and a little more. [examples], or, for bits
-        with a value a class, [1, classes]."""
+    def weights(self) -> Floats:
+        """What the vote on each example weighs: the client's expertise and a little more. [examples] or, where there is
+        a value a class, [1, classes]."""
         expertise = wire.read_expertise(self.data, self.form)
         if expertise is None:
             return np.ones(self.form.public_size)
-        if self.form.expertise is wire.ExpertiseCode.HISTOGRAM:
-            expertise = expertise[labels] if labels.ndim == 1 else expertise[None, :]
-        return expertise + FLOOR
+        return (expertise[None, :] if self.form.expertise is wire.ExpertiseCode.HISTOGRAM else expertise) + FLOOR
 
 
 class Tally:
@@ -73,7 +71,7 @@ class Tally:
 
     def add(self, labels: Labels, weights: Floats) -> None:
         if labels.ndim == 1:
-            self._flat[self._rows + labels] += weights
+            self._flat[self._rows + labels] += cast(labels, weights)
         else:
             self.sums += labels * column(weights)
         self.totals = self.totals + column(weights)
@@ -176,8 +174,7 @@ def weighed(
 
 def read(ballot: Ballot, rules: Rules) -> tuple[Labels, Floats]:
     """A ballot's labels and weights, as far as they depend on nobody else."""
-    labels = ballot.labels()
-    weights = ballot.weights(labels)
+    labels, weights = ballot.labels(), ballot.weights()
     return labels, normalised(labels, weights) if rules.normalise else weights
 
 

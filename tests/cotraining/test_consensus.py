@@ -221,10 +221,26 @@ def test_scores_of_noisy_labels_are_right_on_average(noise):
         assert_mean_is(scores_of(sent, Rates()), clean)
 
 
-def test_scores_of_noisy_bits_with_a_weight_for_each_class_are_right_on_average():
-    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.2, 0.6, 0.0, 0.2]])
-    sent = ballots(drawn("xor"), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
-    assert_mean_is(scores_of(sent, NOISES["xor"][1]), np.array([0.4, 0.0, 0.8 + 0.2, 0.2]))
+@pytest.mark.parametrize("noise", NOISES)
+def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
+    """What noise adds to a class on average is in proportion to what the class weighs."""
+    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.8, 0.0, 0.0, 0.2]])
+    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
+    clean = np.array([0.4, 0.0, 0.8 + 0.2, 0.2])
+    assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
+    told = [np.take(own, row) for own, row in zip(shares, drawn("krr"), strict=True)]
+    with pytest.raises(AssertionError):  # an offset that is the same for all classes leaves the heavy ones too high
+        assert_mean_is(scores_of(ballots(drawn("krr"), told, CLASSES), NOISES["krr"][1]), clean)
+
+
+@pytest.mark.parametrize("rules", [PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed", trim=0.3)])
+def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_does(rules):
+    rng = np.random.default_rng(4)
+    labels, shares = rng.integers(0, CLASSES, (6, 50)), levels(rng.integers(0, 60, (6, CLASSES)))
+    by_class = hold_vote(ballots(labels, shares, CLASSES, code=ExpertiseCode.HISTOGRAM), rules, {})
+    by_example = hold_vote(ballots(labels, np.take_along_axis(shares, labels, axis=1), CLASSES), rules, {})
+    assert by_class.labels.tolist() == by_example.labels.tolist()
+    assert by_class.weight_share == pytest.approx(by_example.weight_share)
 
 
 @pytest.mark.parametrize("noise", NOISES)
