@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -97,6 +97,14 @@ def test_which_numbers_clients_have_does_not_matter(case, random):
 def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
     factor = data.draw(st.integers(1, 255 // max(case.top, 1)))
     assert hold_vote(case.ballots(factor)).labels.tolist() == hold_vote(case.ballots()).labels.tolist()
+
+
+@settings(max_examples=1000)
+@given(votes(), st.sampled_from([PAPER, Rules(normalise=True), Rules(vote="majority")]))
+def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
+    sent = case.ballots()
+    silenced = hold_vote([*sent, replace(sent[0], client=len(sent))], rules, {len(sent): 0.0})
+    assert silenced.labels.tolist() == hold_vote(sent, rules).labels.tolist()
 
 
 @settings(max_examples=1000)
