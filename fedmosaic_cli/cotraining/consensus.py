@@ -51,15 +51,13 @@ class Ballot:
         """A class an example; or, as some noise leaves them, a bit for each example and class."""
         return wire.read_labels(self.data, self.form)
 
-    def weights(self, labels: Labels) -> Floats:
-        """What the vote on each example weighs: the client's expertise and a little more. [examples], or, for bits
-        with a value a class, [1, classes]."""
+    def weights(self) -> Floats:
+        """What the vote on each example weighs: the client's expertise and a little more. [examples] or, where there is
+        a value a class, [1, classes]."""
         expertise = wire.read_expertise(self.data, self.form)
         if expertise is None:
             return np.ones(self.form.public_size)
-        if self.form.expertise is wire.ExpertiseCode.HISTOGRAM:
-            expertise = expertise[labels] if labels.ndim == 1 else expertise[None, :]
-        return expertise + FLOOR
+        return (expertise[None, :] if self.form.expertise is wire.ExpertiseCode.HISTOGRAM else expertise) + FLOOR
 
 
 class Tally:
@@ -73,7 +71,7 @@ class Tally:
 
     def add(self, labels: Labels, weights: Floats) -> None:
         if labels.ndim == 1:
-            self._flat[self._rows + labels] += weights
+            self._flat[self._rows + labels] += cast(labels, weights)
         else:
             self.sums += labels * column(weights)
         self.totals = self.totals + column(weights)
@@ -120,7 +118,7 @@ class Outcome:
     @property
     def votes_differ(self) -> float:
         """The share of examples on which the weighted vote and the plain majority differ."""
-        return float(np.mean(self.weighted != self.majority)) if len(self.weighted) else 0.0
+        return mean(self.weighted != self.majority)
 
 
 def hold_vote(
@@ -176,8 +174,7 @@ def weighed(
 
 def read(ballot: Ballot, rules: Rules) -> tuple[Labels, Floats]:
     """A ballot's labels and weights, as far as they depend on nobody else."""
-    labels = ballot.labels()
-    weights = ballot.weights(labels)
+    labels, weights = ballot.labels(), ballot.weights()
     return labels, normalised(labels, weights) if rules.normalise else weights
 
 
@@ -187,11 +184,14 @@ def standing_of(ballot: Ballot, reputation: Mapping[int, float]) -> float:
 
 def agreement(labels: Labels, outcome: Labels) -> float:
     """The share of examples on which a client says what the outcome says."""
-    if not len(outcome):
-        return 0.0
     if labels.ndim == 1:
-        return float(np.mean(labels == outcome))
-    return float(np.mean(labels[np.arange(len(outcome)), np.maximum(outcome, 0)] * (outcome >= 0)))
+        return mean(labels == outcome)
+    return mean(labels[np.arange(len(outcome)), np.maximum(outcome, 0)] * (outcome >= 0))
+
+
+def mean(values: NDArray[Any]) -> float:
+    """0 of nothing."""
+    return float(np.mean(values)) if len(values) else 0.0
 
 
 def with_others(ballots: Sequence[Ballot], majority: Tally, reputation: Mapping[int, float]) -> dict[int, float]:
@@ -199,12 +199,36 @@ def with_others(ballots: Sequence[Ballot], majority: Tally, reputation: Mapping[
 
     Expertise has no part in this: clients declare it themselves, and whoever lies about labels lies about it, too.
     """
+    lower, higher = rivals(majority.sums)
     found = {}
     for ballot in ballots:
-        labels = ballot.labels()
-        own = Tally(*majority.sums.shape)
-        own.add(labels, np.full(len(labels), standing_of(ballot, reputation)))
-        left = majority.sums - own.sums
-        left[left < TIE * majority.sums] = 0.0  # what is left of a sum whose only part was taken away is rounding
-        found[ballot.client] = agreement(labels, np.where(left.any(axis=1), highest(left), NO_LABEL))
+        labels, standing = ballot.labels(), standing_of(ballot, reputation)
+        if labels.ndim == 1:
+            cells = np.arange(len(labels)), labels
+            left = without(majority.sums[cells], standing)
+            found[ballot.client] = mean(wins(left, lower[cells], higher[cells]))
+        else:
+            left = without(majority.sums, labels * standing)
+            found[ballot.client] = agreement(labels, np.where(left.any(axis=1), highest(left), NO_LABEL))
     return found
+
+
+def without(sums: Floats, own: Floats | float) -> Floats:
+    """Sums less one's own part of them. What is left of a sum that had no other part is rounding."""
+    left: Floats = sums - own
+    return np.where(left < TIE * sums, 0.0, left)
+
+
+def rivals(sums: Floats) -> tuple[Floats, Floats]:
+    """For each example and class the highest sum of a lower class, and that of a higher one."""
+    lower, higher = np.zeros_like(sums), np.zeros_like(sums)
+    lower[:, 1:] = np.maximum.accumulate(sums[:, :-1], axis=1)
+    higher[:, :-1] = np.maximum.accumulate(sums[:, :0:-1], axis=1)[:, ::-1]
+    return lower, higher
+
+
+def wins(score: Floats, lower: Floats, higher: Floats) -> NDArray[np.bool_]:
+    """Whether `highest` would choose a class with this score over lower and over higher ones."""
+    best = np.maximum(np.maximum(lower, higher), score)
+    enough = best - TIE * best
+    return (score > 0) & (score >= enough) & (lower < enough)

@@ -46,9 +46,16 @@ def column(weights: Floats) -> Floats:
 def cast(labels: Labels, weights: Floats) -> Floats:
     """What a client's votes on each example weigh together: one vote where labels are classes, several for bits."""
     if labels.ndim == 1:
-        return weights
+        return weights if weights.ndim == 1 else of_classes(labels, weights)
     together: Floats = (labels * column(weights)).sum(axis=1)
     return together
+
+
+def of_classes(labels: Labels, weights: Floats) -> Floats:
+    """From weights [1 or examples, classes] those of each example's class."""
+    rows = np.arange(len(labels)) if len(weights) > 1 else 0
+    found: Floats = weights[rows, labels]
+    return found
 
 
 def normalised(labels: Labels, weights: Floats) -> Floats:
@@ -74,7 +81,7 @@ def trimmed(votes: Sequence[tuple[Labels, Floats]], sums: Floats, trim: float) -
     for labels, weights in votes:
         single = np.zeros_like(sums)
         if labels.ndim == 1:
-            single[rows, labels] = weights
+            single[rows, labels] = cast(labels, weights)
         else:
             single += labels * column(weights)
         for place in heaviest:  # the lightest of both stays behind, and goes on to the next place

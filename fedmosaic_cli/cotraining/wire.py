@@ -267,6 +267,8 @@ def read_labels(data: bytes, form: Form) -> NDArray[Any]:
         raise RefusedError(Reason.LABEL_RANGE)
     if form.labels is LabelCode.MASKED:
         there = padded(part[split:], 1, form.public_size)
+        if labels[there == 0].any():  # one way to say nothing is enough
+            raise RefusedError(Reason.LABEL_RANGE)
         return np.where(there, labels.astype(np.int64), -1)
     return labels
 

@@ -167,8 +167,7 @@ class Attack:
         tally = Tally(self.form.public_size, self.form.num_classes)
         for client in sorted(clients & scene.opinions.keys()):
             ballot = Ballot(client, scene.opinions[client], self.form)
-            labels = ballot.labels()
-            tally.add(labels, ballot.weights(labels))
+            tally.add(ballot.labels(), ballot.weights())
         return tally.sums
 
     def least_similar(self, labels: Labels) -> Labels:

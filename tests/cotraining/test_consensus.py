@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -100,6 +100,14 @@ def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
 
 
 @settings(max_examples=1000)
+@given(votes(), st.sampled_from([PAPER, Rules(normalise=True), Rules(vote="majority")]))
+def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
+    sent = case.ballots()
+    silenced = hold_vote([*sent, replace(sent[0], client=len(sent))], rules, {len(sent): 0.0})
+    assert silenced.labels.tolist() == hold_vote(sent, rules).labels.tolist()
+
+
+@settings(max_examples=1000)
 @given(votes(most=1), st.sampled_from([PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed")]))
 def test_who_is_alone_is_told_what_it_said(case, rules):
     outcome = hold_vote(case.ballots(), rules)
@@ -113,6 +121,22 @@ def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
     outcome = hold_vote(case.ballots(), Rules(vote="trimmed", trim=trim))
     assert outcome.labels.tolist() == by_hand(case, trim)
     assert outcome.weighted.tolist() == by_hand(case)
+
+
+@settings(max_examples=1000)
+@given(votes(), st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 1.0]), min_size=7, max_size=7), st.booleans())
+def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standings, in_bits):
+    """0.1 and 0.2 tie with 0.3, though not in float64."""
+    said = np.eye(case.classes, dtype=np.uint8)[case.labels] if in_bits else case.labels
+    outcome = hold_vote(ballots(said, None, case.classes), reputation=dict(enumerate(standings)))
+    for client, own in enumerate(case.labels.tolist()):
+        agreed = 0
+        for example, label in enumerate(own):
+            scores = [Fraction(0)] * case.classes
+            for other, row in enumerate(case.labels):
+                scores[row[example]] += Fraction(str(standings[other])) if other != client else 0
+            agreed += any(scores) and scores.index(max(scores)) == label
+        assert outcome.agreement_with_others[client] == pytest.approx(agreed / len(own))
 
 
 @pytest.mark.parametrize(("share", "clients", "dropped"), [(0.1, 30, 3), (0.1, 29, 2), (0.29, 100, 29), (0.07, 100, 7)])
@@ -205,10 +229,26 @@ def test_scores_of_noisy_labels_are_right_on_average(noise):
         assert_mean_is(scores_of(sent, Rates()), clean)
 
 
-def test_scores_of_noisy_bits_with_a_weight_for_each_class_are_right_on_average():
-    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.2, 0.6, 0.0, 0.2]])
-    sent = ballots(drawn("xor"), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
-    assert_mean_is(scores_of(sent, NOISES["xor"][1]), np.array([0.4, 0.0, 0.8 + 0.2, 0.2]))
+@pytest.mark.parametrize("noise", NOISES)
+def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
+    """What noise adds to a class on average is in proportion to what the class weighs."""
+    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.8, 0.0, 0.0, 0.2]])
+    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
+    clean = np.array([0.4, 0.0, 0.8 + 0.2, 0.2])
+    assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
+    told = [np.take(own, row) for own, row in zip(shares, drawn("krr"), strict=True)]
+    with pytest.raises(AssertionError):  # an offset that is the same for all classes leaves the heavy ones too high
+        assert_mean_is(scores_of(ballots(drawn("krr"), told, CLASSES), NOISES["krr"][1]), clean)
+
+
+@pytest.mark.parametrize("rules", [PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed", trim=0.3)])
+def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_does(rules):
+    rng = np.random.default_rng(4)
+    labels, shares = rng.integers(0, CLASSES, (6, 50)), levels(rng.integers(0, 60, (6, CLASSES)))
+    by_class = hold_vote(ballots(labels, shares, CLASSES, code=ExpertiseCode.HISTOGRAM), rules, {})
+    by_example = hold_vote(ballots(labels, np.take_along_axis(shares, labels, axis=1), CLASSES), rules, {})
+    assert by_class.labels.tolist() == by_example.labels.tolist()
+    assert by_class.weight_share == pytest.approx(by_example.weight_share)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -237,9 +277,9 @@ def first_one_wins(bits: list[np.ndarray], classes: int) -> np.ndarray:
 
 
 def is_even(labels: np.ndarray, classes: int) -> bool:
-    """Whether labels are spread over all classes as chance has it, but for a slight preference where ties are."""
-    counts = np.bincount(labels, minlength=classes)
-    return bool(counts.max() < 2 * len(labels) / classes and counts.min() > 0.5 * len(labels) / classes)
+    """Whether labels are spread over all classes as chance has it, within four standard errors."""
+    counts, usual = np.bincount(labels, minlength=classes), len(labels) / classes
+    return bool((np.abs(counts - usual) < 4 * np.sqrt(usual * (1 - 1 / classes))).all())
 
 
 def test_pure_noise_favours_no_class():

@@ -367,6 +367,7 @@ def test_rows_without_a_label_are_told_as_such():
     labels = np.array([-1, 2, 0, -1, 1])
     told = wire.write_consensus(envelope(SERVER), MASKED, labels)
     assert wire.read_consensus(told, expected(MASKED, {SERVER})).tolist() == labels.tolist()
+    assert heard(with_payload(told, b"\x40\0\x78"), MASKED) is Reason.LABEL_RANGE, "a class where there is none"
     assert heard(with_payload(told, b"\0\0\xff"), MASKED) is Reason.LABEL_RANGE, "bits behind the mask"
     assert heard(with_payload(told, b"\0\x01\xf8"), MASKED) is Reason.LABEL_RANGE, "bits behind the labels"
     assert heard(with_payload(told, b"\xc0\0\xf8"), MASKED) is Reason.LABEL_RANGE, "a class that does not exist"
@@ -456,3 +457,13 @@ def test_nothing_but_a_refusal_comes_of_a_hundred_thousand_mutated_messages():
     assert set(outcomes) == {None, *Reason} - {Reason.DUPLICATE}, "every check is reached"
     assert outcomes[Reason.CHECKSUM] > 5_000
     assert outcomes[None] < 30_000, "bits, and numbers in range, are as good as others"
+
+
+def test_nothing_but_a_refusal_comes_of_a_mutated_consensus():
+    rng = np.random.default_rng(1)
+    outcomes: Counter[Reason | None] = Counter()
+    for form in CONSENSUS, MASKED:
+        data = wire.write_consensus(envelope(SERVER), form, LABELS)
+        outcomes.update(heard(mutated(data, rng), form) for _ in range(10_000))
+    assert Reason.LABEL_RANGE in outcomes
+    assert outcomes[None] < 5_000

@@ -18,6 +18,7 @@ from fedmosaic_cli.engine.inbox import ABSTAINED, ACCEPTED, MISSING, Inbox
 from fedmosaic_cli.engine.method import World
 from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings
 from tests.cotraining.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
+from tests.cotraining.test_wire import mutated
 
 CLIENTS, SIZE, CLASSES = 5, 9, 3
 FORM = Form(SIZE, CLASSES, expertise=ExpertiseCode.LEVELS)
@@ -157,6 +158,14 @@ def test_everything_is_counted():
         *(ACCEPTED, "truncated", "unknown_client", ABSTAINED, MISSING)
     ]
     assert [ballot.client for ballot in inbox.ballots()] == [0], "to abstain is not to vote"
+
+
+def test_nothing_that_arrives_can_stop_the_server():
+    rng = np.random.default_rng(0)
+    for number in range(3000):
+        inbox = inbox_with((0, mutated(OPINIONS[0], rng)), (0, mutated(OPINIONS[0], rng)), *OPINIONS.items())
+        assert [ballot.client for ballot in inbox.ballots()][-4:] == [1, 2, 3, 4], number
+        assert inbox.received == 7
 
 
 # A whole round.
