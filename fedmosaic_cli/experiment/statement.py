@@ -57,5 +57,7 @@ def statement(
     said = released(labels.numpy(), method.expertise_in(log_probs, labels, witness), witness, world, form)
     sent = wire.write_opinion(wire.Envelope(world.run, world.public, witness.round, witness.id), form, *said)
     ballot = Ballot(witness.id, sent, form)
-    heard = ballot.labels()
-    return heard, None if form.expertise is wire.ExpertiseCode.NONE else ballot.weights(heard)
+    heard, weights = ballot.labels(), ballot.weights()
+    if weights.ndim > 1 and heard.ndim == 1:  # a weight a class, and a class an example
+        weights = weights[0, heard]
+    return heard, None if form.expertise is wire.ExpertiseCode.NONE else weights
