@@ -172,6 +172,12 @@ def resolve_run(
             f"train.clients_per_round is {train.clients_per_round} ({layers.origin('train.clients_per_round')}): "
             f"it must be at most {data.clients}, the number of clients"
         )
+    in_a_round = train.clients_per_round or data.clients or 1
+    if config.defence.min_clients is not None and config.defence.min_clients > in_a_round:
+        raise RequestError(
+            f"defence.min_clients is {config.defence.min_clients} ({layers.origin('defence.min_clients')}): "
+            f"it must be at most {in_a_round}, the number of clients in a round"
+        )
     if train.batch_size == 1 and any(m.has_batch_norm for m in (model, *models.values())):
         raise RequestError(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
