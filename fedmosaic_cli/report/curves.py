@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float64]
 
+WORDS = {"message", "rejected"}
+"""What a log tells that is no number: what became of messages."""
+
 
 def curves_of(path: Path) -> dict[str, Matrix]:
     """The values of a run's log, each as [rounds, clients]; NaN where a method has none.
 
     Keys are those of rounds.jsonl: lambda, loss_private, loss_public, accuracy, test_loss, bits_up, bits_down, and a
-    method's own. Refused is a log that was changed since, or in which not every client has a line in every round.
+    method's own that are numbers. Refused is a log that was changed since, or in which not every client has a line in every round.
     """
     files = RunFiles(path)
     files.check(ROUNDS)
@@ -34,7 +37,7 @@ def curves_of(path: Path) -> dict[str, Matrix]:
         places = np.ravel_multi_index((numbers, clients), shape)
         if len(rows) != prod(shape) or len(np.unique(places)) < len(places):
             raise ValueError("lines are missing, or there twice")
-        names = sorted(set().union(*rows) - {"round", "client"})
+        names = sorted(set().union(*rows) - {"round", "client"} - WORDS)
         values = {}
         for name in names:
             values[name] = np.empty(shape)

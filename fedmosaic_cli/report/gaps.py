@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.config.conditions import default_runs_dir
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.commands import Where, commands_for, where_of
+from fedmosaic_cli.report.noise import adds_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,14 +58,13 @@ def lacking(column: Column, columns: Sequence[Column], row: Row, cell: Cell) -> 
 
 
 def can_be_played(setting: Setting, row: Row) -> bool:
-    """Whether a method has the messages that are attacked or defended in a setting, or none at all.
-
-    Where the others have noise in theirs, one without any cannot be had by the same options.
-    """
+    """Whether a row without noise can be had under a setting's preset: by methods with the messages that are attacked or
+    defended there, or with none at all; where the preset has noise in them, by the latter alone."""
     method = METHODS[row.key[0]]
-    if method.shares_labels and setting.runs.noise.astype(bool).any():
-        return False
-    return method.shares_labels or method.family == "baseline" or not {"attack", "defence"} & setting.terms.keys()
+    if method.family == "baseline":
+        return True
+    attacked = bool({"attack", "defence"} & setting.terms.keys())
+    return not adds_noise(setting.name) and (method.shares_labels or not attacked)
 
 
 def has_noise(columns: Sequence[Column], row: Row) -> bool:

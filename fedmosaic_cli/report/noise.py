@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.records.privacy import PrivacyBlock, privacy_lines, rounded_up
 
 if TYPE_CHECKING:
@@ -15,6 +18,16 @@ if TYPE_CHECKING:
 MOST_WITH_A_MEANING = 10.0
 # A limit decides whether there is a run, not what it is.
 NO_DIFFERENCE = {"max_epsilon"}
+
+
+@cache
+def adds_noise(setting: str) -> bool:
+    """Whether messages have noise under a preset if nobody says otherwise."""
+    if setting not in preset_names():
+        return False
+    layers = Layers()
+    layers.add_all(load_preset(setting).layers)
+    return layers.values.get("privacy", {}).get("labels", "off") != "off"
 
 
 def noise_key(summary: Mapping[str, Any]) -> str:

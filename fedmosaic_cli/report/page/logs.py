@@ -28,6 +28,9 @@ VALUES = {
     "test_loss": "Test loss",
     "agreement": "Agreement with the consensus",
     "pseudo_label_accuracy": "Pseudo-label accuracy (oracle view)",
+    "majority_accuracy": "Accuracy of the plain majority (oracle view)",
+    "weight_share": "Share of the weight of all votes",
+    "reputation": "Reputation",
 }
 MOST_BYTES = 20_000_000
 """Of JSON, for the curves of all runs."""
