@@ -25,7 +25,8 @@ def curves_of(path: Path) -> dict[str, Matrix]:
     """The values of a run's log, each as [rounds, clients]; NaN where a method has none.
 
     Keys are those of rounds.jsonl: lambda, loss_private, loss_public, accuracy, test_loss, bits_up, bits_down, and a
-    method's own that are numbers. Refused is a log that was changed since, or in which not every client has a line in every round.
+    method's own that are numbers. Refused is a log that was changed since, or in which not every client has a line in
+    every round.
     """
     files = RunFiles(path)
     files.check(ROUNDS)

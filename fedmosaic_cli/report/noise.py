@@ -27,7 +27,7 @@ def adds_noise(setting: str) -> bool:
         return False
     layers = Layers()
     layers.add_all(load_preset(setting).layers)
-    return layers.values.get("privacy", {}).get("labels", "off") != "off"
+    return bool(layers.values.get("privacy", {}).get("labels", "off") != "off")
 
 
 def noise_key(summary: Mapping[str, Any]) -> str:
