@@ -151,7 +151,7 @@ INSTANT = [
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
     ["evaluate", "no-such-run", "--lira"],
-    ["evaluate", "no-such-run", "--privacy", "--lira", "1"],
+    ["evaluate", "no-such-run", "--privacy", "--lira", "--references", "1"],
     ["evaluate", "no-such-run", "--privacy", "--split", "test"],
 ]
 

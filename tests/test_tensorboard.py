@@ -45,7 +45,7 @@ def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
     for line in (run / "rounds.jsonl").read_text().splitlines():
         row = json.loads(line)
         for name in row.keys() - {"round", "client"}:
-            if row[name] is not None:
+            if isinstance(row[name], int | float):
                 found.setdefault(f"{name}/client-{row['client']:03d}", []).append((row["round"], row[name]))
                 by_round.setdefault((name, row["round"]), []).append(row[name])
     for (name, number), values in by_round.items():

@@ -46,7 +46,7 @@ COMMANDS = {
     "train": Entry("train", "train", "Train FedMosaic."),
     "baseline": Entry("train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."),
     "watch": Entry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
-    "evaluate": Entry("evaluate", "app", "Examine the saved personal models of finished runs, without training."),
+    "evaluate": Entry("evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."),
     "report": Entry(
         "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
     ),

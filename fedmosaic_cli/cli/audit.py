@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand
-
 from fedmosaic_cli.cli.audit_view import show
 from fedmosaic_cli.cli.console import remark, say_json
 from fedmosaic_cli.cli.local_run import Recorded
@@ -19,29 +17,23 @@ REFERENCES = 16
 FEWEST_REFERENCES, MOST_REFERENCES = 4, 10_000
 
 
-class OptionalNumber(TyperCommand):
-    """A command in which --lira may stand without its number. Typer itself has no such options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
-        bare = [
-            arg == "--lira" and not after.lstrip("-").isdecimal() for arg, after in zip(args, following, strict=True)
-        ]
-        return super().parse_args(ctx, [f"{a}={REFERENCES}" if b else a for a, b in zip(args, bare, strict=True)])
-
-
-def check_request(privacy: bool, last_round: bool, lira: int | None, split: object, local: Path | None) -> None:
+def check_request(
+    privacy: bool, last_round: bool, lira: bool, references: int | None, split: object, local: Path | None
+) -> None:
     """Refuse options that do not go together."""
-    of_audits = {"--last-round": last_round, "--lira": lira is not None}
+    of_audits = {"--last-round": last_round, "--lira": lira, "--references": references is not None}
     of_examinations = {"--split": split is not None, "--local": local is not None}
     for option, given in (of_examinations if privacy else of_audits).items():
         if given and privacy:
             raise RequestError(f"an audit has no {option} (--privacy): leave out one of the two")
         if given:
             raise RequestError(f"this belongs to an audit ({option}): add --privacy, or leave it out")
-    if lira is not None and not FEWEST_REFERENCES <= lira <= MOST_REFERENCES:
+    if references is not None and not lira:
+        raise RequestError("this belongs to an attack by reference models (--references): add --lira, or leave it out")
+    if references is not None and not FEWEST_REFERENCES <= references <= MOST_REFERENCES:
         raise RequestError(
-            f"{lira} reference models (--lira): ask for {FEWEST_REFERENCES} to {MOST_REFERENCES}, such as {REFERENCES}"
+            f"{references} reference models (--references): ask for {FEWEST_REFERENCES} to {MOST_REFERENCES}, such as "
+            f"{REFERENCES}"
         )
 
 

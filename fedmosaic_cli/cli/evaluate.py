@@ -13,7 +13,6 @@ import typer
 from fedmosaic_cli.cli.audit import (
     FEWEST_REFERENCES,
     REFERENCES,
-    OptionalNumber,
     audit_all,
     check_request,
     keep_audits,
@@ -45,10 +44,6 @@ class SplitName(StrEnum):
     val = "val"
 
 
-app = typer.Typer(rich_markup_mode="rich", add_completion=False)
-
-
-@app.command("evaluate", cls=OptionalNumber)
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")],
     split: Annotated[
@@ -69,11 +64,13 @@ def evaluate(
         typer.Option("--last-round", help="With --privacy: messages of the last round alone; no run is played again."),
     ] = False,
     lira: Annotated[
+        bool,
+        typer.Option("--lira", help="With --privacy: also by reference models of every client, which are trained now."),
+    ] = False,
+    references: Annotated[
         int | None,
         typer.Option(
-            metavar="[K]",
-            help="With --privacy: also against K reference models a client, which are trained now; "
-            f"{REFERENCES} unless said, at least {FEWEST_REFERENCES}.",
+            help=f"With --lira: how many models a client, at least {FEWEST_REFERENCES}.", show_default=str(REFERENCES)
         ),
     ] = None,
     data_dir: DataDirOption = None,
@@ -99,13 +96,13 @@ def evaluate(
     fedmosaic evaluate runs/quickstart/fedmosaic-entropy/seed-0 --verbose
     fedmosaic evaluate mine --local runs/quickstart/local/seed-0 --json
     fedmosaic evaluate runs/quickstart/*/seed-0 --split train
-    fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira 16
+    fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira --references 16
     """
-    check_request(privacy, last_round, lira, split, local)
+    check_request(privacy, last_round, lira, references, split, local)
     asked = [recorded(run) for run in once_each(runs, quiet)]
     if privacy:
         with data_place(data_dir, quiet or as_json) as place:
-            audits = audit_all(asked, last_round, lira or 0, device.value, place)
+            audits = audit_all(asked, last_round, (references or REFERENCES) if lira else 0, device.value, place)
         keep_audits(asked, audits, as_json, quiet, verbose)
         return
     split = split or SplitName.test

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.run import flat
@@ -58,6 +58,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
     elif new.train.rounds != old.train.rounds and new.method.plans_ahead:
         text = f"{rounds}, on which every round of {new.method.title} depends"
         found.append(Difference(text, acceptable=True))
+    if old.noise is not None or new.noise is not None:
+        # Noise is drawn by the number of a round: over other labels it would tell what they differ in.
+        found = [replace(difference, acceptable=False) for difference in found]
     return sorted(found, key=lambda difference: difference.acceptable)
 
 

@@ -161,28 +161,57 @@ def resolve_run(
         attack=layers.section("attack", AttackSettings),
         defence=layers.section("defence", DefenceSettings),
     )
-    strangers = [client for client in config.attack.clients if not 0 <= client < (data.clients or 1)]
-    if strangers:
-        raise RequestError(
-            f"no client {strangers[0]} (attack.clients, {layers.origin('attack.clients')}): "
-            f"they are numbered from 0 to {(data.clients or 1) - 1}"
-        )
     if train.clients_per_round is not None and train.clients_per_round > (data.clients or 1):
         raise RequestError(
             f"train.clients_per_round is {train.clients_per_round} ({layers.origin('train.clients_per_round')}): "
             f"it must be at most {data.clients}, the number of clients"
         )
-    in_a_round = train.clients_per_round or data.clients or 1
-    if config.defence.min_clients is not None and config.defence.min_clients > in_a_round:
-        raise RequestError(
-            f"defence.min_clients is {config.defence.min_clients} ({layers.origin('defence.min_clients')}): "
-            f"it must be at most {in_a_round}, the number of clients in a round"
-        )
     if train.batch_size == 1 and any(m.has_batch_norm for m in (model, *models.values())):
         raise RequestError(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
+    check_messages(config, layers)
     return config
+
+
+def check_messages(config: RunConfig, layers: Layers) -> None:
+    """Refuse attacks and defences that cannot be, or that do not go with the noise in messages."""
+    attack, defence, clients = config.attack, config.defence, config.data.clients or 1
+    strangers = [client for client in attack.clients if not 0 <= client < clients]
+    if strangers:
+        raise RequestError(
+            f"no client {strangers[0]} (attack.clients, {layers.origin('attack.clients')}): "
+            f"they are numbered from 0 to {clients - 1}"
+        )
+    if attack.from_round > config.train.rounds:
+        raise RequestError(
+            f"attack.from_round is {attack.from_round} ({layers.origin('attack.from_round')}): "
+            f"it must be at most {config.train.rounds}, the number of rounds"
+        )
+    in_a_round = config.train.clients_per_round or clients
+    if defence.min_clients is not None and defence.min_clients > in_a_round:
+        raise RequestError(
+            f"defence.min_clients is {defence.min_clients} ({layers.origin('defence.min_clients')}): "
+            f"it must be at most {in_a_round}, the number of clients in a round"
+        )
+    if not config.privacy.on:
+        return
+    if defence.vote == "trimmed" or (config.privacy.labels == "xor" and defence.looks_at_labels):
+        raise RequestError(
+            f"votes behind {config.privacy.labels} noise cannot be weighed like that (defence): a noisy vote counts by "
+            "what it says on average; use krr without trimmed votes, or leave out the defence"
+        )
+    if config.train.on_nan == "skip":
+        raise RequestError(
+            f"train.on_nan is skip ({layers.origin('train.on_nan')}): behind noise it must be stop, as a client's "
+            "silence would tell of its data"
+        )
+    bits = getattr(config.method, "expertise_bits", 8)
+    if bits == "float32" or bits > 8:
+        raise RequestError(
+            f"methods.fedmosaic.expertise_bits is {bits} ({layers.origin('methods.fedmosaic.expertise_bits')}): behind "
+            "noise it must be at most 8, as the last bits of a number could tell what it was"
+        )
 
 
 def check_name(setting: str) -> None:

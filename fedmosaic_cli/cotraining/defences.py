@@ -67,7 +67,7 @@ def normalised(labels: Labels, weights: Floats) -> Floats:
 def capped(labels: Labels, weights: Floats, totals: Floats, share: float) -> Floats:
     """Weights cut so that the client has at most `share` of the total in a row. What is cut goes to nobody."""
     own = cast(labels, weights)
-    factor = np.minimum(1.0, share * totals / np.maximum(own, np.finfo(np.float64).tiny))
+    factor = np.minimum(1.0, np.divide(share * totals, own, out=np.ones_like(own), where=own > 0))
     return weights * (factor if weights.ndim == 1 else factor[:, None])
 
 

@@ -16,7 +16,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
@@ -38,6 +38,7 @@ class Shard:
     """What one client holds, as sorted indices into the data set.
 
     `flipped`: its labels are y -> C-1-y. `noisy_labels` are its training labels where noise was added to them.
+    `poisoned`: it turns the labels that it trains on around, to mislead others.
     """
 
     client: int
@@ -47,6 +48,7 @@ class Shard:
     domain: str | None = None
     flipped: bool = False
     noisy_labels: Index | None = None
+    poisoned: bool = False
 
     def parts(self) -> dict[str, Index]:
         """All its parts that hold anything, by the names they have in files."""
@@ -55,10 +57,12 @@ class Shard:
 
     def labels(self, part: str, dataset: Dataset) -> Index:
         """The labels of a part as this client has them."""
+        labels = dataset.labels[self.parts()[part]]
         if part == "train" and self.noisy_labels is not None:
-            return self.noisy_labels
-        truth = dataset.labels[self.parts()[part]]
-        return turned(truth, dataset.num_classes) if self.flipped else truth
+            labels = self.noisy_labels
+        elif self.flipped:
+            labels = turned(labels, dataset.num_classes)
+        return turned(labels, dataset.num_classes) if part == "train" and self.poisoned else labels
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class Partition:
     seed: int
     shards: tuple[Shard, ...]
     public: Index
+
+
+def poisoned(dealt: Partition, clients: Collection[int]) -> Partition:
+    """The same, but that these clients turn the labels around that they train on."""
+    shards = tuple(replace(shard, poisoned=shard.client in clients) for shard in dealt.shards)
+    return replace(dealt, shards=shards)
 
 
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:

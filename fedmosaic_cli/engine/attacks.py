@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmosaic_cli.cotraining import wire
 from fedmosaic_cli.cotraining.codecs import label_bits
-from fedmosaic_cli.cotraining.consensus import Ballot, Tally
+from fedmosaic_cli.cotraining.consensus import Ballot, Rates, Tally
 from fedmosaic_cli.cotraining.wire import ExpertiseCode, LabelCode
 from fedmosaic_cli.seeds import generator
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedmosaic_cli.cotraining.wire import Form
+    from fedmosaic_cli.engine.method import World
     from fedmosaic_cli.engine.settings import AttackSettings
 
     Labels = NDArray[Any]
@@ -59,6 +60,7 @@ class Attack:
     settings: AttackSettings
     form: Form
     seed: int
+    rates: Rates = Rates()  # noqa: RUF009 - frozen
     unlike: Labels | None = None
 
     def is_on(self, number: int) -> bool:
@@ -68,6 +70,11 @@ class Attack:
     def remembering(self) -> set[int]:
         """Who needs to know in a round what it had to say in the one before."""
         return set(self.settings.clients) if self.settings.kind == "replay" else set()
+
+    def seen_by(self, client: int, number: int, world: World) -> World:
+        """The world as a client sees it that may be going to lie in a round."""
+        lying = self.settings.lies and client in self.settings.clients and number >= self.settings.from_round
+        return replace(world, lying=True) if lying else world
 
     def deliveries(self, scene: Scene) -> list[Delivery]:
         """What reaches the server in a round."""
@@ -140,7 +147,8 @@ class Attack:
             form = replace(self.form, labels=LabelCode.INDEX, expertise=ExpertiseCode.FLOATS)
             labels = self.honest_labels(client, scene)
             return wire.write_opinion(envelope, form, labels, np.full(form.public_size, spoilt))
-        if spoilt == "label" and self.form.num_classes < 1 << label_bits(self.form.num_classes):
+        room = self.form.labels is LabelCode.INDEX and self.form.num_classes < 1 << label_bits(self.form.num_classes)
+        if spoilt == "label" and room:
             return wire.seal(envelope, self.form, b"\xff" * self.form.payload_bytes)
         if spoilt == "longer":
             return data + bytes(stream.integers(1, 9))
@@ -168,7 +176,7 @@ class Attack:
         for client in sorted(clients & scene.opinions.keys()):
             ballot = Ballot(client, scene.opinions[client], self.form)
             tally.add(ballot.labels(), ballot.weights())
-        return tally.sums
+        return tally.scores(self.rates)
 
     def least_similar(self, labels: Labels) -> Labels:
         if self.unlike is None:

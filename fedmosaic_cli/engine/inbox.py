@@ -43,7 +43,7 @@ class Inbox:
         except wire.RefusedError as refused:
             self.rejected[refused.reason.value] += 1
             # What was not meant for this round, or came damaged, may follow what was, or come before it.
-            if not settled or refused.reason is wire.Reason.DUPLICATE:
+            if sender in self.expected.roster and (not settled or refused.reason is wire.Reason.DUPLICATE):
                 self._fates[sender] = refused.reason.value
             return
         self._fates[client] = ABSTAINED if abstains else ACCEPTED

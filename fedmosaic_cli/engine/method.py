@@ -76,6 +76,8 @@ class World:
     """How votes are counted."""
     noise: Noise | None = None
     """What clients hide their opinions behind, if anything."""
+    lying: bool = False
+    """Whether this is the world of a client that is going to send something else than it finds."""
 
     @property
     def min_clients(self) -> int | None:

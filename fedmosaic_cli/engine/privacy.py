@@ -17,7 +17,7 @@ from fedmosaic_cli.cotraining.mechanisms import (
     keep_probability,
     other_probability,
 )
-from fedmosaic_cli.errors import FedMosaicError, RequestError
+from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -223,7 +223,7 @@ def check_budget(ledger: Sequence[Release], following: Iterable[Release], noise:
         return
     total = total_epsilon([*ledger, *following], noise.delta)
     if total > noise.max_epsilon:
-        raise FedMosaicError(
+        raise RequestError(
             f"the next message would bring a client's total epsilon to {total:.6g}, above the limit of "
             f"{noise.max_epsilon:g} (privacy.max_epsilon): nothing was sent; raise the limit or stop here"
         )

@@ -5,6 +5,8 @@ And what the server makes of that: in which form it comes, and how the votes are
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmosaic_cli.cotraining import mechanisms
@@ -65,22 +67,28 @@ def rates_of(world: World) -> Rates:
     return Rates(noise.keep(world.num_classes), noise.other(world.num_classes))
 
 
-def rules_of(world: World) -> Rules:
-    """How votes are counted among all of the clients that there are."""
+def rules_of(world: World, voters: int) -> Rules:
+    """How the votes of so many are counted."""
     defence, share = world.defence, world.defence.cap_share
     if share == "auto":
-        share = CAP_SHARE if len(world.sizes) >= ENOUGH_TO_CAP else None
+        share = CAP_SHARE if voters >= ENOUGH_TO_CAP else None
     return Rules(defence.normalise, share, defence.vote, defence.trim)
 
 
 def released(
     labels: NDArray[np.int64], expertise: Floats | None, client: Speaker, world: World, form: Form
 ) -> tuple[NDArray[Any], Floats | None]:
-    """Labels and expertise as they leave the client. What noise they are given is entered in its ledger."""
+    """Labels and expertise as they leave the client. What noise they are given is entered in its ledger.
+
+    Who lies about all of it has nothing to hide.
+    """
     noise = world.noise
     if noise is None:
         return labels, expertise
-    enter(client, world, form, noise)
+    if world.lying:
+        noise = replace(noise, label_epsilon=math.inf, noise_multiplier=0.0)
+    else:
+        enter(client, world, form, noise)
     hide = mechanisms.flipped_bits if noise.labels == "xor" else mechanisms.randomised_labels
     said: NDArray[Any] = hide(labels, noise.label_epsilon, world.num_classes, client.noise("dp-labels"))
     if noise.expertise == "histogram":
@@ -96,7 +104,8 @@ def enter(client: Speaker, world: World, form: Form, noise: Noise) -> None:
     ledger = client.state.setdefault(LEDGER, [])
     size = world.sizes[client.id]
     releases = noise.releases(client.round, size, world.public_size, form.high, first=not ledger)
-    check_budget([Release.from_dict(entry) for entry in ledger], releases, noise)
+    if noise.max_epsilon is not None:
+        check_budget([Release.from_dict(entry) for entry in ledger], releases, noise)
     ledger.extend(release.to_dict() for release in releases)
 
 
@@ -104,6 +113,8 @@ def histogram_of(client: Speaker, world: World, noise: Noise) -> Floats:
     """The client's classes as it told of them when it was first asked: noise is drawn once, and never again."""
     import torch
 
+    if world.lying:
+        return mechanisms.noisy_histogram(client.class_counts.numpy(), 0.0, client.noise("dp-histogram"))
     if HISTOGRAM not in client.state:
         sigma = noise.sigma_histogram(world.sizes[client.id])
         counts = client.class_counts.numpy()

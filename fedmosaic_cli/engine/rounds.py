@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from fedmosaic_cli.engine import channel, params
 from fedmosaic_cli.engine.attacks import Delivery
 from fedmosaic_cli.engine.evaluation import Score, score
 from fedmosaic_cli.engine.exchange import gather, under_attack
+from fedmosaic_cli.engine.inbox import MISSING
 from fedmosaic_cli.engine.messages import Way
 from fedmosaic_cli.engine.method import Told, Traffic
 from fedmosaic_cli.engine.workers import Job
@@ -108,14 +109,15 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
 
 def play_round(federation: Federation) -> dict[int, Traffic]:
     """Let the clients of a round take part, and the server hear them. What it cost each; uploads are let go of."""
-    method, world, standing = federation.method, federation.world, federation.standing
+    method, world, standing, attack = federation.method, federation.world, federation.standing, federation.attack
 
     def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
+        seen = world if attack is None else attack.seen_by(client.id, client.round, world)
         answer = method.broadcast(standing.server, client.id, world)
         received, bits_down = channel.send(answer, way(client.private.device, world, client.round, SERVER))
         before = copy.deepcopy(client.state) if federation.skips else {}
         try:
-            message = method.local_round(client, received, world)
+            message = method.local_round(client, received, seen)
             client.check(client.state)
             upload, bits_up = channel.send(message, way(federation.device, world, client.round, client.id))
             client.check(upload)
@@ -142,7 +144,12 @@ def play_round(federation: Federation) -> dict[int, Traffic]:
     if uploads:
         standing.server = method.aggregate(standing.server, uploads, world)
         tell(federation, standing.server.pop("told", Told()))
-    return {client: traffic for client, (_, traffic) in turns.items()}
+    return {client.id: sent_by(client, turns[client.id][1]) for client in clients}
+
+
+def sent_by(client: SimulatedClient, traffic: Traffic) -> Traffic:
+    """What a client's part in a round cost: attackers may have kept to themselves what they were to send."""
+    return replace(traffic, up=0) if client.notes.get("message") == MISSING else traffic
 
 
 def way(device: torch.device, world: World, number: int, sender: int) -> Way:

@@ -71,7 +71,7 @@ class PrivacySettings(Section):
     epsilon: Budget | None = None
     label_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     label_epsilon: Budget | None = None
-    noise_multiplier: Annotated[float, Field(ge=0, le=1e30)] | None = None
+    noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-6, le=1e30)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(gt=0, le=1e30)] | None = None
 
@@ -161,7 +161,14 @@ class AttackSettings(Section):
             raise ValueError(f"clients {list(self.clients)} are not all different: name each once")
         if self.kind == "poison_data" and self.from_round > 1:
             raise ValueError(f"from_round {self.from_round} has no effect on poison_data: leave it out")
+        if self.kind != "inflate" and not self.flipped:
+            raise ValueError(f"flipped has no effect on {self.kind}: leave it out")
         return self
+
+    @property
+    def lies(self) -> bool:
+        """Whether attackers make up what they send, instead of sending what they found or nothing of use."""
+        return self.kind not in ("none", "poison_data", "malformed", "replay", "late", "missing")
 
 
 class DefenceSettings(Section):
@@ -181,3 +188,16 @@ class DefenceSettings(Section):
     reputation: bool = False
     reputation_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     min_clients: Positive | None = None
+
+    @property
+    def looks_at_labels(self) -> bool:
+        """Whether what a client's votes weigh depends on what they are."""
+        return self.normalise or self.cap_share is not None or self.reputation
+
+    @model_validator(mode="after")
+    def nothing_in_vain(self) -> DefenceSettings:
+        if self.trim != type(self).model_fields["trim"].default and self.vote != "trimmed":
+            raise ValueError(f"trim has no effect on a {self.vote} vote: leave it out, or use vote trimmed")
+        if self.reputation_floor and not self.reputation:
+            raise ValueError("reputation_floor has no effect without reputation: leave it out, or keep reputations")
+        return self

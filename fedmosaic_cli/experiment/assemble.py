@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedmosaic_cli.data.corruption import turned
+from fedmosaic_cli.data.partition import poisoned
 from fedmosaic_cli.engine.attacks import Attack, unlike_classes
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.estimators import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.execution import WORKSPACES, choose, worker_count
 from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.release import rates_of
 from fedmosaic_cli.engine.rounds import Exam, Federation, begin
 from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.engine.workspace import Workspace
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition, Shard
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.settings import AttackSettings, TrainSettings
+    from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
 
 # So many images at a time go through a hash function.
@@ -151,7 +152,7 @@ def assemble(
     def table_of(client: int) -> Table:
         return tables[client % len(tables)]
 
-    shards = [poisoned(shard, config.attack, dataset) for shard in partition.shards]
+    shards = as_trained_on(partition, config).shards
     holdings = [pool(tables[0], shards)] if pooled else [table_of(s.client).examples(s, "train") for s in shards]
     clients = []
     for number, private in enumerate(holdings):
@@ -206,6 +207,11 @@ def assemble(
     )
 
 
+def as_trained_on(partition: Partition, config: RunConfig) -> Partition:
+    """Who holds what, with the labels that attackers give the examples that they train on."""
+    return poisoned(partition, config.attack.clients if config.attack.kind == "poison_data" else ())
+
+
 def run_id(config: RunConfig, dataset: Dataset, partition: Partition) -> bytes:
     """What stands for a run in its messages: one that goes on for more rounds is the same run."""
     names = (config.setting, config.method.variant, config.seed, dataset.fingerprint, config.partition_seed)
@@ -234,14 +240,7 @@ def attack_of(config: RunConfig, world: World, dataset: Dataset, partition: Part
                 "use shards that were not exported"
             )
         unlike = unlike_classes(dataset.images[partition.public], labels, dataset.num_classes)
-    return Attack(config.attack, form, config.seed, unlike)
-
-
-def poisoned(shard: Shard, attack: AttackSettings, dataset: Dataset) -> Shard:
-    """A client's examples as it trains on them: an attacker's labels may be turned around, unlike those of its test."""
-    if attack.kind != "poison_data" or shard.client not in attack.clients:
-        return shard
-    return replace(shard, noisy_labels=turned(shard.labels("train", dataset), dataset.num_classes))
+    return Attack(config.attack, form, config.seed, rates_of(world), unlike)
 
 
 def public_truth(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:

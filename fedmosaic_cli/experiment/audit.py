@@ -15,7 +15,7 @@ import torch
 
 from fedmosaic_cli.engine.membership import confidence, likelihood_scores
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.assemble import find_devices
+from fedmosaic_cli.experiment.assemble import as_trained_on, find_devices
 from fedmosaic_cli.experiment.candidates import LEAST, all_candidates
 from fedmosaic_cli.experiment.evaluate import ABOUT_THE_RUN, answers, data_of, on_their_data, open_run, saved_models
 from fedmosaic_cli.experiment.findings import Seen, Views, findings
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.partition import Partition
     from fedmosaic_cli.data.place import Place
-    from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.experiment.assemble import Table
     from fedmosaic_cli.experiment.candidates import Candidates
     from fedmosaic_cli.experiment.evaluate import Finished
@@ -84,7 +84,8 @@ def audit(runs: Sequence[RunFiles], terms: Terms, device_name: str, place: Place
 
 def subjects_of(run: Finished, place: Place) -> Subjects:
     """Refused where no client has enough candidates."""
-    found = all_candidates(*data_of(run, place), run.config.seed)
+    dataset, dealt = data_of(run, place)
+    found = all_candidates(dataset, as_trained_on(dealt, run.config), run.config.seed)
     enough = [candidates for candidates in found if len(candidates) >= LEAST]
     if not enough:
         raise RequestError(
@@ -101,7 +102,7 @@ def subjects_of(run: Finished, place: Place) -> Subjects:
 
 def audit_run(run: Finished, table: Table, dealt: Partition, subjects: Subjects, terms: Terms, place: Place) -> Audited:
     """All views of all clients, and what they come to."""
-    method, notes = run.config.method, remarks(run.config.method, subjects, terms)
+    method, notes = run.config.method, remarks(run.config, subjects, terms)
     views = views_of_saved(run, table, dealt, subjects, place)
     identical = None
     if not terms.last_round and any("messages-last" in each for each in views.values()):
@@ -129,9 +130,12 @@ def audit_run(run: Finished, table: Table, dealt: Partition, subjects: Subjects,
     return Audited(run.files, result)
 
 
-def remarks(method: Method, subjects: Subjects, terms: Terms) -> list[str]:
-    """What a reader has to know about views that are missing."""
-    found = []
+def remarks(config: RunConfig, subjects: Subjects, terms: Terms) -> list[str]:
+    """What a reader has to know about views that are missing, or not what they seem."""
+    method, found = config.method, []
+    if config.attack.lies and method.shares_labels:
+        who = ", ".join(map(str, config.attack.clients))
+        found.append(f"attackers are asked as if they told what they found: client {who}")
     if not isinstance(method, FedCT):
         found.append(f"{method.title} sends no labels: only models are looked at (what travels: {method.travels})")
     elif not subjects.spoke:

@@ -11,7 +11,7 @@ from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.engine.evaluation import METRICS, averages, examine
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import FailedRunError, RequestError
-from fedmosaic_cli.experiment.assemble import Classroom, Table, find_devices, poisoned, pool
+from fedmosaic_cli.experiment.assemble import Classroom, Table, as_trained_on, find_devices, pool
 from fedmosaic_cli.experiment.plan import check_finished, deal, open_shards
 from fedmosaic_cli.experiment.state import to_tensors
 from fedmosaic_cli.machine import keep_freed_memory
@@ -102,7 +102,7 @@ def on_their_data(
             there = None  # before the next one comes: two would not always fit
             dataset, dealt = data_of(run, place)
             there = run.data, Table(dataset, dealt, device, torch.float32, run.config.train.images), dealt
-        yield from look(fit_for(run, device), there[1], there[2])
+        yield from look(fit_for(run, device), there[1], as_trained_on(there[2], run.config))
 
 
 def open_run(files: RunFiles, place: Place) -> Finished:
@@ -150,10 +150,9 @@ def examine_run(run: Finished, table: Table, dealt: Partition, split: Split) -> 
 def saved_models(run: Finished, table: Table, dealt: Partition) -> Iterator[tuple[Shard, Learner, Parameters]]:
     """Each client's shard, its personal model, and what knows how to ask it."""
     classroom, shapes = Classroom(run.config), {}
-    trained_on = [poisoned(shard, run.config.attack, table.dataset) for shard in dealt.shards]
-    pooled = classroom.learner(0, pool(table, trained_on), table) if run.config.method.pooled else None
-    for shard, own in zip(dealt.shards, trained_on, strict=True):
-        learner = pooled or classroom.learner(shard.client, table.examples(own, "train"), table)
+    pooled = classroom.learner(0, pool(table, dealt.shards), table) if run.config.method.pooled else None
+    for shard in dealt.shards:
+        learner = pooled or classroom.learner(shard.client, table.examples(shard, "train"), table)
         if learner not in shapes:  # clients with the same network share a learner
             shapes[learner] = shapes_of(learner.initial_parameters(0))
         yield shard, learner, load_model(run, shard.client, shapes[learner], table.device)

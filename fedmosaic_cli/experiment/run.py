@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.changes import FREE_TO_CHANGE
 from fedmosaic_cli.config.run import recorded_run
 from fedmosaic_cli.engine.evaluation import averages
+from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.rounds import play, servers_by_device
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import DivergenceError, FailedRunError, RunStateError
@@ -324,7 +325,7 @@ def honest_accuracy(marks: list[float], sizes: list[int], attackers: Collection[
 
 def ledgers_of(federation: Federation) -> dict[int, Any]:
     """What clients wrote down that let anything go."""
-    return {client.id: client.state["ledger"] for client in federation.standing.clients if "ledger" in client.state}
+    return {client.id: client.state[LEDGER] for client in federation.standing.clients if LEDGER in client.state}
 
 
 def left_out(rows: list[dict[str, Any]]) -> dict[str, int]:

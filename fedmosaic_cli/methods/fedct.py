@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.consensus import hold_vote
+from fedmosaic_cli.cotraining.consensus import NO_LABEL, hold_vote
 from fedmosaic_cli.cotraining.defences import remembered, reputations
 from fedmosaic_cli.cotraining.trust import LEAST_TRUST
 from fedmosaic_cli.engine.messages import Consensus, Opinion
@@ -58,6 +58,8 @@ class FedCT(Method):
 
     def local_round(self, client: Client, received: Received, world: World) -> Message:
         consensus = received.get("labels")
+        if consensus is not None and (consensus == NO_LABEL).all():
+            consensus = None
         trust = self.trust_in(consensus, client)
         client.note(trust=trust)
         # With no trust to speak of the public set is left alone: then this is local training, bit for bit.
@@ -92,7 +94,7 @@ class FedCT(Method):
         reputation = standings if world.defence.reputation else None
         previous = server["labels"].numpy() if "labels" in server else None
         ballots = [upload["opinion"] for upload in uploads.values()]
-        outcome = hold_vote(ballots, rules_of(world), reputation, rates_of(world), previous)
+        outcome = hold_vote(ballots, rules_of(world, len(ballots)), reputation, rates_of(world), previous)
         after = remembered(before, outcome.agreement_with_others)
         state: State = {"labels": as_tensor(outcome.labels), "told": told_of(outcome, reputation)}
         return {**state, "agreement": agreement_tensor(after, max(world.sizes) + 1)} if after else state

@@ -69,8 +69,6 @@ class FedMosaic(FedCT):
         if log_probs is None:  # It joins a federation that has a consensus already.
             log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
         log_probs, consensus = labelled(log_probs, consensus)
-        if not len(consensus):
-            return 0.0
         public_loss = mean_cross_entropy(log_probs, consensus)
         agreement = (log_probs.argmax(dim=1) == consensus).double().mean().item()
         client.note(loss_public=public_loss, agreement=agreement)

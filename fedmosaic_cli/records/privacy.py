@@ -64,7 +64,8 @@ def privacy_lines(content: dict[str, Any]) -> list[str]:
         f"per-round epsilon: labels {plain(block.round_epsilon.labels)}{expertise_of(block)}",
         f"TOTAL epsilon over {counted}: {rounded_up(block.total)}   -> {verdict_of(block)}",
         *condition_of(block),
-        "noise is drawn from the seed of the run: it hides nothing from somebody who knows the seed",
+        "against: the server, or whoever reads all messages of one client; not somebody who knows the seed, "
+        "from which the noise is drawn",
     ]
 
 
@@ -94,6 +95,8 @@ def expertise_of(block: PrivacyBlock) -> str:
 
 def verdict_of(block: PrivacyBlock) -> str:
     word = block.verdict
+    if not block.rounds:
+        return "nothing is sent"
     return f"{word.upper() if word not in ('strong', 'good', 'weak') else word} ({LIMITS[word]})"
 
 

@@ -60,8 +60,8 @@ def lacking(column: Column, columns: Sequence[Column], row: Row, cell: Cell) -> 
 def can_be_played(setting: Setting, row: Row) -> bool:
     """Whether a row without noise can be had under a setting's preset.
 
-    By methods that have the messages which are attacked or defended there, or none at all; where the preset has noise in
-    them, by the latter alone.
+    By methods that have the messages which are attacked or defended there, or none at all; where the preset has noise
+    in them, by the latter alone.
     """
     method = METHODS[row.key[0]]
     if method.family == "baseline":

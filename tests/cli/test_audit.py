@@ -75,7 +75,7 @@ def test_in_full_there_is_a_line_a_client(audit):
     ]
 
 
-@pytest.mark.parametrize(("words", "models"), [(["--lira", "4"], 4), (["--lira"], 16), (["--lira", "--quiet"], 16)])
+@pytest.mark.parametrize(("words", "models"), [(["--lira", "--references", "4"], 4), (["--lira"], 16)])
 def test_reference_models(audit, words, models):
     result = audit(LOCAL, *words)
     assert result.exit_code == 0, result.stderr
@@ -86,7 +86,7 @@ def test_reference_models(audit, words, models):
 
 def test_how_far_it_is_is_told(audit, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.cli.place.SECONDS_BETWEEN_LINES", 0)
-    lines = audit(RUN, "--lira", "4").stderr.splitlines()
+    lines = audit(RUN, "--lira", "--references", "4").stderr.splitlines()
     assert [line for line in lines if line.startswith("playing")] == [
         f"playing the run again  {share}%" for share in (0, 25, 50, 75, 100)
     ]
@@ -99,8 +99,21 @@ def test_how_far_it_is_is_told(audit, monkeypatch):
     [
         (["--lira"], False, "error: this belongs to an audit (--lira): add --privacy, or leave it out"),
         (["--last-round"], False, "error: this belongs to an audit (--last-round): add --privacy, or leave it out"),
-        (["--lira", "1"], True, "error: 1 reference models (--lira): ask for 4 to 10000, such as 16"),
-        (["--lira", "-3"], True, "error: -3 reference models (--lira): ask for 4 to 10000, such as 16"),
+        (
+            ["--lira", "--references", "1"],
+            True,
+            "error: 1 reference models (--references): ask for 4 to 10000, such as 16",
+        ),
+        (
+            ["--lira", "--references", "-3"],
+            True,
+            "error: -3 reference models (--references): ask for 4 to 10000, such as 16",
+        ),
+        (
+            ["--references", "8"],
+            True,
+            "error: this belongs to an attack by reference models (--references): add --lira, or leave it out",
+        ),
         (["--split", "test"], True, "error: an audit has no --split (--privacy): leave out one of the two"),
         (["--local", LOCAL], True, "error: an audit has no --local (--privacy): leave out one of the two"),
     ],

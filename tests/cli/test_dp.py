@@ -27,16 +27,6 @@ def invoke(tmp_path, monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture
-def ledgers(monkeypatch):
-    """Clients write down what the configuration plans."""
-
-    def planned(federation):
-        return {client.id: [] for client in federation.standing.clients}
-
-    monkeypatch.setattr(experiment, "ledgers_of", planned)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -55,6 +45,36 @@ def ledgers(monkeypatch):
             "privacy.delta is 1.0 (flag): it must be less than 1",
         ),
         (("--dp-epsilon", "3"), "epsilon has no effect while labels are off (privacy): leave it out"),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--on-nan", "skip"),
+            "train.on_nan is skip (flag): behind noise it must be stop",
+        ),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--set", "methods.fedmosaic.expertise_bits=16"),
+            "methods.fedmosaic.expertise_bits is 16 (--set): behind noise it must be at most 8",
+        ),
+        (
+            ("--dp", "xor", "--dp-epsilon", "3", "--set", "defence.normalise=true"),
+            "votes behind xor noise cannot be weighed like that (defence)",
+        ),
+        (
+            ("--dp", "krr", "--dp-epsilon", "3", "--set", "defence.vote=trimmed"),
+            "votes behind krr noise cannot be weighed like that (defence)",
+        ),
+        (
+            ("--dp", "krr", "--set", "privacy.label_epsilon=1", "--set", "privacy.noise_multiplier=1e-20"),
+            "privacy.noise_multiplier is 1e-20 (--set): it must be 0 or at least 1e-06",
+        ),
+        (("--set", "defence.trim=0.3"), "trim has no effect on a weighted vote (defence)"),
+        (("--set", "defence.reputation_floor=0.3"), "reputation_floor has no effect without reputation (defence)"),
+        (
+            ("--set", "attack.kind=flip", "--set", "attack.clients=[0]", "--set", "attack.from_round=99"),
+            "attack.from_round is 99 (--set): it must be at most",
+        ),
+        (
+            ("--set", "attack.kind=flip", "--set", "attack.clients=[0]", "--set", "attack.flipped=false"),
+            "flipped has no effect on flip (attack)",
+        ),
         (("--dp", "off", "--dp-epsilon", "3"), "epsilon has no effect while labels are off (privacy): leave it out"),
         (
             ("--dp", "krr", "--dp-epsilon", "3", "--dp-unit", "record-assumed"),
@@ -137,7 +157,7 @@ def test_noise_can_be_switched_off_whatever_a_preset_says(invoke, tmp_path):
     assert (changed["labels"]["mechanism"], changed["total_epsilon"]) == ("xor", pytest.approx(5))
 
 
-def test_a_run_tells_before_and_after(invoke, tmp_path, ledgers):
+def test_a_run_tells_before_and_after(invoke, tmp_path):
     options = ("--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--seeds", "0,1", "--quiet")
     result = invoke("train", *SHORT, *options)
     assert result.exit_code == 0, result.stderr
@@ -146,6 +166,8 @@ def test_a_run_tells_before_and_after(invoke, tmp_path, ledgers):
     assert result.stdout.count("fedmosaic-entropy, spent:") == 1
     summary = json.loads((tmp_path / "runs/quickstart/fedmosaic-entropy/seed-0/summary.json").read_text())
     assert summary["privacy"]["stage"] == "spent"
+    assert summary["privacy"]["total_epsilon"] == pytest.approx(8, rel=1e-6)
+    assert [entry["mechanism"] for entry in summary["privacy"]["ledger"]] == ["krr", "gaussian"]
     assert summary["privacy_settings"]["epsilon"] == 8
 
 
@@ -156,12 +178,24 @@ def test_what_was_given_away_must_be_written_down(invoke, monkeypatch):
     assert "no client wrote down what it let go (privacy)" in result.stderr
 
 
-def test_a_budget_for_so_many_rounds_is_none_for_more(invoke, ledgers):
+def test_a_budget_for_so_many_rounds_is_none_for_more(invoke):
     run = ("baseline", "fedct", *SHORT, "--dp", "krr", "--quiet")
     assert invoke(*run, "--dp-epsilon", "8", "--rounds", "2").exit_code == 0
     more = invoke(*run, "--dp-epsilon", "8", "--rounds", "3", "--resume", "--allow-nonidentical")
     assert more.exit_code == 2
     assert "for which the noise of every round was chosen (privacy.epsilon)" in more.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [("--set", "methods.fedct.warmup_rounds=2"), ("--set", "train.lr=0.001"), ("--dp-delta", "1e-6")]
+)
+def test_a_run_with_noise_goes_on_as_it_was_or_not_at_all(invoke, change):
+    """Another number of exchanges would have other noise, and the same noise over other labels would tell of both."""
+    run = ("baseline", "fedct", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--quiet")
+    assert invoke(*run, "--rounds", "2").exit_code == 0
+    changed = invoke(*run, "--rounds", "2", *change, "--resume", "--allow-nonidentical")
+    assert changed.exit_code == 2
+    assert len(changed.stderr.splitlines()) == 1
 
 
 def test_local_training_is_the_same_run_with_and_without_noise_for_others(invoke, tmp_path):
@@ -174,7 +208,7 @@ def test_local_training_is_the_same_run_with_and_without_noise_for_others(invoke
     assert "privacy" not in (tmp_path / "runs/quickstart/local/seed-0/config.yaml").read_text()
 
 
-def test_what_to_do_next_keeps_the_noise(invoke, ledgers):
+def test_what_to_do_next_keeps_the_noise(invoke):
     noise = ("--dp", "krr", "--dp-epsilon", "8", "--dp-delta", "1e-06", "--dp-unit", "client", "--dp-max-eps", "9")
     result = invoke("train", *SHORT, "--rounds", "2", *noise)
     assert result.exit_code == 0, result.stderr

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.wire import Envelope, ExpertiseCode, Form, Reason
+from fedmosaic_cli.cotraining.wire import Envelope, ExpertiseCode, Form, LabelCode, Reason
+from fedmosaic_cli.data.partition import poisoned
 from fedmosaic_cli.engine.attacks import SPOILT, Attack, Scene, unlike_classes
 from fedmosaic_cli.engine.inbox import Inbox
 from fedmosaic_cli.engine.objective import PseudoLabels
+from fedmosaic_cli.engine.release import rules_of
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.settings import AttackSettings
 from fedmosaic_cli.experiment.state import capture, restore
@@ -39,7 +41,7 @@ def scene_of(form=SHARES, number=1, clients=5, consensus=None):
 
 
 def attack(kind, form=SHARES, clients=(0, 1), unlike=None, **settings):
-    return Attack(AttackSettings(kind=kind, clients=clients, **settings), form, 0, unlike)
+    return Attack(AttackSettings(kind=kind, clients=clients, **settings), form, 0, unlike=unlike)
 
 
 def sent(attacks, scene):
@@ -120,11 +122,12 @@ def test_whoever_claims_to_know_every_class_best_is_found_out_and_whoever_adapts
 
 def test_no_spoilt_message_is_ever_accepted():
     reasons = set()
-    for form in (SHARES, SURENESS, Form(EXAMPLES, 3, expertise=ExpertiseCode.FLOATS), Form(EXAMPLES, 3)):
+    bits = Form(EXAMPLES, 4, labels=LabelCode.BITS)
+    for form in (SHARES, SURENESS, Form(EXAMPLES, 3, expertise=ExpertiseCode.FLOATS), Form(EXAMPLES, 3), bits):
         for number in range(1, 60):
-            scene = Scene(
-                number, {0: opinion(0, np.arange(EXAMPLES) % 3, np.full(EXAMPLES, 0.2), form, number)}, {}, None
-            )
+            labels = np.arange(EXAMPLES) % 3
+            said = np.eye(4, dtype=np.uint8)[labels] if form is bits else labels
+            scene = Scene(number, {0: opinion(0, said, np.full(EXAMPLES, 0.2), form, number)}, {}, None)
             inbox = Inbox(wire.Expected(form, bytes(16), bytes(16), number, [0]))
             for delivery in attack("malformed", form, clients=(0,)).deliveries(scene):
                 inbox.receive(delivery.sender, delivery.data)
@@ -165,9 +168,33 @@ def test_messages_that_are_not_used_are_as_if_never_sent(method, kind):
         assert sum(last[0]["rejected"].values()) == 2
 
 
+@pytest.mark.parametrize("labels", ["krr", "xor"])
+def test_liars_have_nothing_to_hide(labels, monkeypatch):
+    """Behind noise, too, they know what they found, and lie about just that; nothing of it is in a ledger."""
+    heard = {}
+    monkeypatch.setattr(Attack, "deliveries", lambda self, scene: heard.update(scene.opinions) or [])
+    noise = {"labels": labels, "label_epsilon": 0.5, "expertise": "none"}
+    toy = CROWD.changed(attack={"kind": "flip", "clients": (1,), "from_round": 1}, privacy=noise)
+    federation = toy.federation(ENTROPY)
+    form = ENTROPY.opinion_form(federation.world)
+    with federation.workers:
+        next(play(federation, 1))
+    for client, exact in ((1, True), (2, False)):
+        player = federation.standing.clients[client]
+        found = player.predict_public(player.state["model"]).argmax(dim=1).numpy()
+        said = wire.read_labels(heard[client], form)
+        assert np.array_equal(said if said.ndim == 1 else said.argmax(axis=1), found) == exact
+        assert ("ledger" in player.state) != exact
+
+
+def test_a_share_is_capped_by_how_many_vote_not_by_how_many_there_are():
+    world = CROWD.changed(defence={"cap_share": "auto"}).federation(ENTROPY).world
+    assert [rules_of(world, voters).cap_share for voters in (4, 9, 10)] == [None, None, 0.2]
+
+
 def test_nothing_to_repeat_is_nothing_sent():
     first = consensus_by_round(FREQUENCY, CROWD.changed(attack={"kind": "replay", "clients": (0,)}), rounds=1)[0][1]
-    assert (first[0]["message"], first[0]["received"]) == ("missing", 4)
+    assert (first[0]["message"], first[0]["received"], first[0]["bits_up"]) == ("missing", 4, 0)
 
 
 @pytest.mark.parametrize("kind", ["random", "replay", "malformed"])
@@ -218,6 +245,19 @@ def test_poison_turns_the_labels_that_are_trained_on_and_no_others():
         left, right = (f.standing.clients[client].private.labels for f in (plain, turned))
         assert torch.equal(right, 2 - left if client == 1 else left)
         assert torch.equal(plain.exams[client].test.labels, turned.exams[client].test.labels)
+
+
+def test_who_poisons_its_data_is_asked_about_the_labels_that_it_trained_on():
+    toy = CROWD.changed(attack={"kind": "poison_data", "clients": (1,)})
+    once = poisoned(toy.partition, (1,))
+    for dealt_again in (once, poisoned(once, (1,))):
+        for client, shard in enumerate(dealt_again.shards):
+            straight = toy.partition.shards[client]
+            turned = [
+                np.array_equal(shard.labels(p, toy.dataset), 2 - straight.labels(p, toy.dataset))
+                for p in ("train", "test")
+            ]
+            assert turned == [client == 1, False]
 
 
 def test_a_plain_majority_is_fedct():
