@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedmosaic_cli.config.checks import check_keys, checked
 from fedmosaic_cli.config.clients import ClientSettings, Misfit, misfit, spread
 from fedmosaic_cli.config.layers import SECTIONS, Layers, check_method, field_names
+from fedmosaic_cli.config.messages import check_messages
 from fedmosaic_cli.config.yaml_files import read
 from fedmosaic_cli.data.resolve import resolve
 from fedmosaic_cli.data.settings import DataSettings
@@ -172,46 +173,6 @@ def resolve_run(
         )
     check_messages(config, layers)
     return config
-
-
-def check_messages(config: RunConfig, layers: Layers) -> None:
-    """Refuse attacks and defences that cannot be, or that do not go with the noise in messages."""
-    attack, defence, clients = config.attack, config.defence, config.data.clients or 1
-    strangers = [client for client in attack.clients if not 0 <= client < clients]
-    if strangers:
-        raise RequestError(
-            f"no client {strangers[0]} (attack.clients, {layers.origin('attack.clients')}): "
-            f"they are numbered from 0 to {clients - 1}"
-        )
-    if attack.from_round > config.train.rounds:
-        raise RequestError(
-            f"attack.from_round is {attack.from_round} ({layers.origin('attack.from_round')}): "
-            f"it must be at most {config.train.rounds}, the number of rounds"
-        )
-    in_a_round = config.train.clients_per_round or clients
-    if defence.min_clients is not None and defence.min_clients > in_a_round:
-        raise RequestError(
-            f"defence.min_clients is {defence.min_clients} ({layers.origin('defence.min_clients')}): "
-            f"it must be at most {in_a_round}, the number of clients in a round"
-        )
-    if not config.privacy.on:
-        return
-    if defence.vote == "trimmed" or (config.privacy.labels == "xor" and defence.looks_at_labels):
-        raise RequestError(
-            f"votes behind {config.privacy.labels} noise cannot be weighed like that (defence): a noisy vote counts by "
-            "what it says on average; use krr without trimmed votes, or leave out the defence"
-        )
-    if config.train.on_nan == "skip":
-        raise RequestError(
-            f"train.on_nan is skip ({layers.origin('train.on_nan')}): behind noise it must be stop, as a client's "
-            "silence would tell of its data"
-        )
-    bits = getattr(config.method, "expertise_bits", 8)
-    if bits == "float32" or bits > 8:
-        raise RequestError(
-            f"methods.fedmosaic.expertise_bits is {bits} ({layers.origin('methods.fedmosaic.expertise_bits')}): behind "
-            "noise it must be at most 8, as the last bits of a number could tell what it was"
-        )
 
 
 def check_name(setting: str) -> None:

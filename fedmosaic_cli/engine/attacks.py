@@ -125,15 +125,14 @@ class Attack:
         """The expertise that goes with these labels: as much as can be said, or as much as passes the checks."""
         if self.form.expertise is ExpertiseCode.NONE:
             return None
-        by_class = self.form.expertise is ExpertiseCode.HISTOGRAM
+        by_class, honest = self.form.expertise is ExpertiseCode.HISTOGRAM, self.expertise_of(client, scene)
+        if self.settings.kind == "flip":
+            return honest
         if self.settings.adaptive and self.form.share:
             told = np.unique(labels)
             shares = np.zeros(self.form.num_classes)
             shares[told] = 1 / len(told)
             return shares if by_class else shares[labels]
-        honest = wire.read_expertise(scene.opinions[client], self.form)
-        if self.settings.kind == "flip" and honest is not None:
-            return honest
         if self.settings.kind == "inflate" and honest is not None and not self.settings.adaptive:
             return honest * INFLATION
         return np.full(self.form.num_classes if by_class else self.form.public_size, self.form.high)
@@ -162,6 +161,9 @@ class Attack:
     def honest_labels(self, client: int, scene: Scene) -> Labels:
         labels = wire.read_labels(scene.opinions[client], self.form)
         return labels if labels.ndim == 1 else labels.argmax(axis=1)
+
+    def expertise_of(self, client: int, scene: Scene) -> Floats | None:
+        return wire.read_expertise(scene.opinions[client], self.form)
 
     def inflated_labels(self, client: int, scene: Scene) -> Labels:
         labels = self.honest_labels(client, scene)

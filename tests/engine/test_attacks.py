@@ -253,11 +253,9 @@ def test_who_poisons_its_data_is_asked_about_the_labels_that_it_trained_on():
     for dealt_again in (once, poisoned(once, (1,))):
         for client, shard in enumerate(dealt_again.shards):
             straight = toy.partition.shards[client]
-            turned = [
-                np.array_equal(shard.labels(p, toy.dataset), 2 - straight.labels(p, toy.dataset))
-                for p in ("train", "test")
-            ]
-            assert turned == [client == 1, False]
+            for part, turned in (("train", client == 1), ("test", False)):
+                before, after = straight.labels(part, toy.dataset), shard.labels(part, toy.dataset)
+                assert np.array_equal(after, 2 - before if turned else before)
 
 
 def test_a_plain_majority_is_fedct():
