@@ -180,7 +180,13 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["gap"].startswith("Client 0 plain, round 3: ")
     assert found["beforeTheFirst"] == found["gap"]
     assert found["oracle"] == [1, "All clients, round 1: 33.33%", "Pseudo-label accuracy (oracle view)"]
-    assert found["off"] == ["Public loss: none", "Agreement with the consensus: none"]
+    assert found["off"] == [
+        "Public loss: none",
+        "Agreement with the consensus: none",
+        "Accuracy of the plain majority (oracle view): none",
+        "Share of the weight of all votes: none",
+        "Reputation: none",
+    ]
 
 
 def test_methods_can_be_compared_over_seeds(text, tmp_path):
