@@ -18,7 +18,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 SEEDS = "0,1,2"
 DIGITS = ["--preset", "quickstart"]
@@ -47,7 +47,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Found:
-    """Means over seeds, in percent; the spread is that over seeds."""
+    """Means over seeds, in percent; the spread is the sample standard deviation over seeds."""
 
     consensus: float
     majority: float
@@ -70,7 +70,7 @@ def runs(name: str, command: list[str], options: list[str]) -> Found:
         majority.append(100 * last.get("majority_accuracy", float("nan")))
         accuracy.append(100 * summary.get("honest_accuracy", summary["accuracy"])["client_mean"])
         total = str(summary.get("privacy", {}).get("total_epsilon", total))
-    return Found(fmean(consensus), fmean(majority), fmean(accuracy), pstdev(accuracy), total)
+    return Found(fmean(consensus), fmean(majority), fmean(accuracy), stdev(accuracy), total)
 
 
 def epsilon(data: str) -> None:

@@ -327,6 +327,11 @@ def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Reques
     for line in spent_lines(summary for _, summary in finished):
         say(line)
     for run, summary in finished:
+        if summary.get("degraded"):
+            remark(
+                f"warning: {run.label}: too few valid messages in {len(summary['degraded'])} of {summary['rounds']} "
+                "rounds, in which the consensus stayed as it was (defence.min_clients, or more than half)"
+            )
         if "honest_accuracy" in summary:
             say(f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over clients that do not attack")
     if request.verbose:

@@ -88,7 +88,7 @@ class RunConfig:
 
     def no_such_messages(self) -> Misfit | None:
         """Why noise, attacks and defences make no sense here. The baselines send nothing, and stay to compare with."""
-        about = [MESSAGES[name] for name in self.message_sections()]
+        about = [MESSAGES[name] for name, _ in self.about_messages()]
         if self.method.shares_labels or self.method.family == "baseline" or not about:
             return None
         return Misfit("shares no labels of the public set", about[0], "use fedmosaic, fedct, local or centralized")
@@ -112,10 +112,10 @@ class RunConfig:
         if self.noise is not None:
             check_planned(self.noise, self.noise.planned_total(self.exchanges, self.data.public_size or 0))
 
-    def message_sections(self) -> dict[str, Section]:
-        """What is said about messages, where it is not what goes without saying."""
-        sections = {"privacy": self.privacy, "attack": self.attack, "defence": self.defence}
-        return {name: section for name, section in sections.items() if section != type(section)()}
+    def about_messages(self) -> list[tuple[str, Section]]:
+        """The sections about messages that say anything; most runs say nothing of them."""
+        sections = (("privacy", self.privacy), ("attack", self.attack), ("defence", self.defence))
+        return [(name, section) for name, section in sections if section != type(section)()]
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
@@ -127,7 +127,7 @@ class RunConfig:
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
-            **{name: section.model_dump(mode="json") for name, section in self.message_sections().items()},
+            **{name: section.model_dump(mode="json", exclude_defaults=True) for name, section in self.about_messages()},
             "clients": {t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.clients.items()},
             "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
         }

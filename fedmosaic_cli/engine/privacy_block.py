@@ -95,7 +95,8 @@ def block(
 
 def label_facts(noise: Noise, num_classes: int) -> dict[str, Any]:
     """How labels are told."""
-    told = {"mechanism": noise.labels, "epsilon": noise.label_epsilon}
+    guess = 0.5 if noise.labels == "xor" else 1 / num_classes
+    told = {"mechanism": noise.labels, "epsilon": noise.label_epsilon, "guess": guess}
     if noise.labels == "xor":
         return {**told, "flip": noise.flip()}
     return {**told, "keep": noise.keep(num_classes), "other": noise.other(num_classes)}
@@ -142,6 +143,6 @@ def too_likely(delta: float, sizes: Sequence[int]) -> str:
     if not smallest or delta < 1 / smallest:
         return ""
     return (
-        f"delta {delta:g} is not below 1/{smallest}, the smallest client's share of a record: at such a delta one "
+        f"delta {delta:g} is not below 1/{smallest}, one over the examples of the smallest client: at such a delta one "
         "whole record may be given away (privacy.delta)"
     )

@@ -200,4 +200,7 @@ class DefenceSettings(Section):
             raise ValueError(f"trim has no effect on a {self.vote} vote: leave it out, or use vote trimmed")
         if self.reputation_floor and not self.reputation:
             raise ValueError("reputation_floor has no effect without reputation: leave it out, or keep reputations")
+        weighs = [name for name in ("normalise", "cap_share") if getattr(self, name)]
+        if self.vote == "majority" and weighs:
+            raise ValueError(f"{weighs[0]} has no effect on a majority vote: leave it out, or use another vote")
         return self

@@ -152,6 +152,7 @@ def world_of(config: RunConfig, data: DataFacts) -> World:
         bn_buffers=config.train.bn_buffers,
         buffers=buffer_names(module) if module else frozenset(),
         batch_norm=batch_norm_names(module) if module else frozenset(),
+        noise=config.noise,
     )
 
 

@@ -129,6 +129,7 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
             "left_out": left_out(rows),
+            "degraded": sorted({row["round"] for row in rows if "degraded" in row}),
             "models": digests,
         }
         files.finish(summary)

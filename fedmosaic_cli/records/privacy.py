@@ -21,6 +21,8 @@ class LabelNoise(Part):
     epsilon: Number
     keep: Annotated[float, Field(ge=0, le=1)] | None = None
     flip: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    guess: Annotated[float, Field(gt=0, le=1)] | None = None
+    """How often a label is kept, or a bit flipped, that says nothing at all."""
 
 
 class ExpertiseNoise(Part):
@@ -77,6 +79,7 @@ def mechanisms_of(block: PrivacyBlock) -> str:
     """How labels and expertise are told."""
     labels, expertise = block.labels, block.expertise
     chance = f"flips {labels.flip:.6g} of all bits" if labels.flip is not None else f"keeps {labels.keep or 0:.6g}"
+    chance += "" if labels.guess is None else f", where a guess has {labels.guess:.3g}"
     told = "none sent" if expertise.mechanism == "none" else expertise.mechanism
     noise = "" if expertise.sigma is None else f" (standard deviation {plain(expertise.sigma)})"
     return f"labels: {labels.mechanism} (epsilon {plain(labels.epsilon)} each, {chance}) | expertise: {told}{noise}"

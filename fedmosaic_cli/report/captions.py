@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.collect import CAVEATS
@@ -12,7 +12,7 @@ from fedmosaic_cli.report.noise import noise_block
 from fedmosaic_cli.report.settings import differences, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedmosaic_cli.report.settings import Setting
 
@@ -65,15 +65,33 @@ def protocol_of(setting: Setting) -> str:
         f"seed{'s' * (len(setting.seeds) > 1)} {', '.join(map(str, setting.seeds))}",
         f"shards {' '.join(marks)}" if marks else "shards unknown",
         f"on {' and '.join(devices)}" if devices else "",
+        attackers_in(setting),
+        f"defence {told(setting.terms['defence'])}" if setting.terms.get("defence") else "",
         f"with {' and '.join(changed)}" if (changed := changes_in(setting)) else "",
     ]
     return f"{setting.label}: {', '.join(filter(None, parts))}."
 
 
+def attackers_in(setting: Setting) -> str:
+    """Who attacks, if anybody does, and that they are in the mean."""
+    attack = setting.terms.get("attack")
+    if not attack:
+        return ""
+    who, others = attack.get("clients", ()), {k: v for k, v in attack.items() if k not in ("kind", "clients")}
+    details = f", {told(others)}" if others else ""
+    return f"{counted(len(who), 'attacker')} ({attack.get('kind')}{details}), counted in the mean"
+
+
+def told(settings: Mapping[str, Any]) -> str:
+    """Settings in a few words: what is switched on, and what has a value."""
+    return " and ".join(name if value is True else f"{name} {value}" for name, value in settings.items())
+
+
 def changes_in(setting: Setting) -> list[str]:
-    """What is other than in the preset, or than usual where there is none."""
+    """What is other than in the preset, or than usual where there is none; attacks and defences are told apart."""
     words = conditions_in(setting)
-    return [following for word, following in pairwise(words) if word == "--set"]
+    changed = [following for word, following in pairwise(words) if word == "--set"]
+    return [change for change in changed if not change.startswith(("attack.", "defence."))]
 
 
 def counted(number: int, what: str) -> str:

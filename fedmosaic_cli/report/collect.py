@@ -30,7 +30,9 @@ IDENTITY = COLUMNS[:7]
 CAVEATS = {
     "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
     "‡": "with a run in which clients that diverged were left out of rounds (--on-nan skip)",
+    "§": "with a run in which rounds had too few valid messages and kept the consensus of before (defence.min_clients)",
 }
+CAVEAT_KEYS = {"†": "nonidentical", "‡": "left_out", "§": "degraded"}
 # Below a run directory these hold nothing that is a run, and very many files.
 NO_RUNS_INSIDE = {MODELS, "checkpoints", "tensorboard"}
 
@@ -128,7 +130,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "seed": summary["seed"],
         "accuracy": float(summary["accuracy"]["client_mean"]),
         "per_client": None if per_client is None else tuple(map(float, per_client)),
-        "caveats": "†" * bool(summary.get("nonidentical")) + "‡" * bool(summary.get("left_out")),
+        "caveats": "".join(mark for mark, key in CAVEAT_KEYS.items() if summary.get(key)),
         "bits": None if None in both else sum(both),
         "digest": summary["shards"].get("digest", ""),
         "device": summary.get("device", ""),

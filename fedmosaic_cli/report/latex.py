@@ -190,7 +190,14 @@ def comment(text: str) -> str:
 def escape_latex(text: str) -> str:
     """Text that means nothing to LaTeX. Letters that pdflatex does not know by itself are written as their numbers."""
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    special |= {"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "[": "{[}", "]": "{]}", "<": "\\textless{}"}
+    special |= {
+        "†": "\\textdagger{}",
+        "‡": "\\textdaggerdbl{}",
+        "§": "\\textsection{}",
+        "[": "{[}",
+        "]": "{]}",
+        "<": "\\textless{}",
+    }
     special |= {">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     words = unicodedata.normalize("NFC", " ".join(text.split()))

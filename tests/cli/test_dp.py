@@ -66,6 +66,10 @@ def invoke(tmp_path, monkeypatch):
             "privacy.noise_multiplier is 1e-20 (--set): it must be 0 or at least 1e-06",
         ),
         (("--set", "defence.trim=0.3"), "trim has no effect on a weighted vote (defence)"),
+        (
+            ("--set", "defence.vote=majority", "--set", "defence.normalise=true"),
+            "normalise has no effect on a majority vote (defence)",
+        ),
         (("--set", "defence.reputation_floor=0.3"), "reputation_floor has no effect without reputation (defence)"),
         (
             ("--set", "attack.kind=flip", "--set", "attack.clients=[0]", "--set", "attack.from_round=99"),
@@ -214,3 +218,21 @@ def test_what_to_do_next_keeps_the_noise(invoke):
     assert result.exit_code == 0, result.stderr
     [line] = [line for line in result.stdout.splitlines() if line.startswith("next: ")]
     assert "--dp krr --dp-epsilon 8 --dp-delta 1e-06 --dp-unit client --dp-max-eps 9.0" in line
+
+
+def test_traffic_is_foretold_as_noise_makes_it(invoke):
+    options = ("--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run", "--json")
+    [run] = json.loads(invoke("train", "--preset", "quickstart", *options).stdout)["runs"]
+    assert run["bits_up"] == 300 * 4 + 10 * 8
+
+
+def test_rounds_without_a_quorum_are_told_and_marked(invoke):
+    attack = ("--set", "attack.kind=missing", "--set", "attack.clients=[1]", "--set", "defence.min_clients=10")
+    done = invoke("train", "--preset", "quickstart", "--rounds", "6", "--quiet", *attack)
+    assert done.exit_code == 0, done.stderr
+    assert "too few valid messages in 2 of 6 rounds" in done.stderr
+    assert "% over clients that do not attack" in done.stdout
+    report = invoke("report", "--markdown").stdout
+    assert "§ with a run in which rounds had too few valid messages" in report
+    assert "1 attacker (missing), counted in the mean, defence min_clients 10." in report
+    assert "\\textsection{}" in invoke("report", "--latex").stdout
