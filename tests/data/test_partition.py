@@ -89,12 +89,17 @@ def dealt_or_refused(dataset, asked, seed):
         reject()
 
 
+def all_parts(dealt):
+    return [dealt.public, *(part for shard in dealt.shards for part in shard.parts().values())]
+
+
 @given(cases(), st.integers(0, 1000))
-@settings(max_examples=150)
+@settings(max_examples=1000)
 def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
-    parts = [result.public, *(part for shard in result.shards for part in shard.parts().values())]
+    parts = all_parts(result)
+    assert [part.tobytes() for part in parts] == [part.tobytes() for part in all_parts(dealt_or_refused(*case, seed))]
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together)
     assert all(np.array_equal(part, np.unique(part)) for part in parts)
