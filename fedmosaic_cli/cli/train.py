@@ -29,6 +29,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
     fedmosaic train --preset quickstart --tensorboard && tensorboard --logdir runs
     fedmosaic train --preset quickstart --expertise frequency --dp krr,histogram --dp-epsilon 8 --dry-run
+    fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]" --runs-dir attacked
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     """
     launch(["fedmosaic"], request)
