@@ -73,7 +73,7 @@ class Attack:
 
     def seen_by(self, client: int, number: int, world: World) -> World:
         """The world as a client sees it that may be going to lie in a round."""
-        lying = self.settings.lies and client in self.settings.clients and number >= self.settings.from_round
+        lying = self.settings.lies and client in self.settings.clients and self.is_on(number)
         return replace(world, lying=True) if lying else world
 
     def deliveries(self, scene: Scene) -> list[Delivery]:

@@ -63,7 +63,7 @@ def gather(deliveries: Sequence[Delivery], form: Form, world: World, number: int
     for delivery in deliveries:
         if not delivery.late:
             inbox.receive(delivery.sender, delivery.data)
-    needed = world.min_clients or len(roster) // 2 + 1
+    needed = world.defence.min_clients or len(roster) // 2 + 1
     retried = inbox.valid < needed
     for delivery in late if retried else ():
         inbox.receive(delivery.sender, delivery.data)

@@ -79,11 +79,6 @@ class World:
     lying: bool = False
     """Whether this is the world of a client that is going to send something else than it finds."""
 
-    @property
-    def min_clients(self) -> int | None:
-        """How many valid messages a round needs; None: more than half of those who take part."""
-        return self.defence.min_clients
-
     def weights(self, clients: Iterable[int]) -> list[float]:
         """What these clients count in a mean."""
         return [self.sizes[client] if self.aggregation == "samples" else 1 for client in clients]

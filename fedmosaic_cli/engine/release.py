@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmosaic_cli.cotraining import mechanisms
-from fedmosaic_cli.cotraining.accounting import Release
 from fedmosaic_cli.cotraining.consensus import Rates
 from fedmosaic_cli.cotraining.defences import Rules
 from fedmosaic_cli.cotraining.wire import ExpertiseCode, Form, LabelCode
 from fedmosaic_cli.engine.privacy import check_budget
+from fedmosaic_cli.engine.privacy_block import read_ledger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def enter(client: Speaker, world: World, form: Form, noise: Noise) -> None:
     size = world.sizes[client.id]
     releases = noise.releases(client.round, size, world.public_size, form.high, first=not ledger)
     if noise.max_epsilon is not None:
-        check_budget([Release.from_dict(entry) for entry in ledger], releases, noise)
+        check_budget(read_ledger(ledger), releases, noise)
     ledger.extend(release.to_dict() for release in releases)
 
 

@@ -22,7 +22,6 @@ from fedmosaic_cli.experiment.findings import Seen, Views, findings
 from fedmosaic_cli.experiment.references import reference_confidences
 from fedmosaic_cli.experiment.replay import asked_about, replay, told
 from fedmosaic_cli.experiment.statement import Witness, statement
-from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.records.runs import ROUNDS
 from fedmosaic_cli.records.summary import SCHEMA
 
@@ -136,7 +135,7 @@ def remarks(config: RunConfig, subjects: Subjects, terms: Terms) -> list[str]:
     if config.attack.lies and method.shares_labels:
         who = ", ".join(map(str, config.attack.clients))
         found.append(f"attackers are asked as if they told what they found: client {who}")
-    if not isinstance(method, FedCT):
+    if not method.shares_labels:
         found.append(f"{method.title} sends no labels: only models are looked at (what travels: {method.travels})")
     elif not subjects.spoke:
         found.append("no labels were sent in any round: only models are looked at")
@@ -160,7 +159,7 @@ def views_of_saved(run: Finished, table: Table, dealt: Partition, subjects: Subj
             continue
         candidates, own = chosen[shard.client], views.setdefault(shard.client, {})
         logits = answers(run, shard.client, learner, model, asked_about(table.public, candidates))
-        if isinstance(run.config.method, FedCT) and shard.client in subjects.spoke:
+        if run.config.method.shares_labels and shard.client in subjects.spoke:
             counts = torch.bincount(
                 torch.tensor(shard.labels("train", table.dataset)), minlength=table.dataset.num_classes
             )
