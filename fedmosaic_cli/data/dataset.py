@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmosaic_cli.seeds import generator
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Index = NDArray[np.int64]
+
+
+SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,27 @@ class Dataset:
             return self
         number = np.full(len(self.domain_names), -1)
         number[[self.domain_names.index(name) for name in domains]] = np.arange(len(domains))
-        kept = np.flatnonzero(number[self.domains] >= 0)
+        chosen = self._at(np.flatnonzero(number[self.domains] >= 0))
+        return replace(chosen, domains=number[chosen.domains], domain_names=domains)
+
+    def sample(self, share: float) -> Dataset:
+        """So many of the examples, and alike of each class, domain and part: the same ones for everybody."""
+        others = (self.domains, self.test, self.holders)
+        kinds = np.stack([self.labels, *(array for array in others if array is not None)])
+        _, kind = np.unique(kinds, axis=1, return_inverse=True)
+        shuffled = generator(SAMPLE_SEED, "sample").permutation(len(self))
+        lined_up = shuffled[np.argsort(kind.ravel()[shuffled], kind="stable")]
+        places = (np.arange(round(share * len(self))) / share).astype(np.int64)
+        return self._at(np.sort(lined_up[places[places < len(self)]]))
+
+    def _at(self, index: Index) -> Dataset:
+        """The examples at these places."""
+        own = {"domains": self.domains, "test": self.test, "holders": self.holders}
         return replace(
             self,
-            images=self.images[kept],
-            labels=self.labels[kept],
-            domains=number[self.domains[kept]],
-            domain_names=domains,
-            test=None if self.test is None else self.test[kept],
-            holders=None if self.holders is None else self.holders[kept],
+            images=self.images[index],
+            labels=self.labels[index],
+            **{name: None if array is None else array[index] for name, array in own.items()},
         )
 
     @cached_property

@@ -25,7 +25,10 @@ OWN_PARAMETERS = {
 
 
 class DataSettings(Section):
-    """Everything that decides which example lies where, but for the seed. None: it depends on the other settings."""
+    """Everything that decides which example lies where, but for the seed. None: it depends on the other settings.
+
+    With a `share` below 1 only a part of the data set is used, the same for every seed.
+    """
 
     dataset: str = "digits"
     scheme: Scheme = "dirichlet"
@@ -36,6 +39,7 @@ class DataSettings(Section):
     balanced: bool = True
     clients_per_domain: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     domains: Texts = ()
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     public_size: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     public_alpha: Annotated[float, Field(gt=0)] | None = None
@@ -55,4 +59,5 @@ class DataSettings(Section):
         everywhere = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
         sizes = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")
         kind = ("label_noise_kind",) if self.label_noise else ()
-        return (*OWN_PARAMETERS[self.scheme], *everywhere, *sizes, *kind)
+        part = ("share",) if self.share < 1 else ()
+        return (*OWN_PARAMETERS[self.scheme], *everywhere, *sizes, *kind, *part)

@@ -61,7 +61,7 @@ def locate(name: str, place: Place) -> Path:
 
 def load_dataset(settings: DataSettings, place: Place) -> Dataset:
     """The data set of resolved `settings`. A small one that is published is fetched where it is missing."""
-    key = (settings.dataset, place.data_dir.absolute(), settings.domains, settings.image_size)
+    key = (settings.dataset, place.data_dir.absolute(), settings.domains, settings.image_size, settings.share)
     if key not in place.loaded:
         place.loaded.clear()  # before the next one comes: two would not always fit
         place.loaded[key] = load_or_fetch(settings, place)
@@ -85,4 +85,5 @@ def load_found(settings: DataSettings, wanted: Wanted) -> Dataset:
     for name in settings.domains:
         if name not in dataset.domain_names:
             raise unknown("domain", name, dataset.domain_names, "data.domains")
-    return dataset.only(settings.domains) if settings.domains else dataset
+    dataset = dataset.only(settings.domains) if settings.domains else dataset
+    return dataset.sample(settings.share) if settings.share < 1 else dataset
