@@ -69,10 +69,10 @@ class Misfit:
 
 def misfit(method: Method, models: Mapping[int, ModelSettings], own: Collection[int]) -> Misfit | None:
     """Why a method cannot be played by clients with these models, some of them their `own`; None where it can."""
-    if method.learners == "anything":
+    if method.plays_with == "anything":
         return None
     way_out = "use fedmosaic, fedct or local"
-    one = method.learners == "one network"
+    one = method.plays_with == "one network"
     needs = "needs the same network for all clients" if one else "needs networks"
     strangers = [client for client, model in models.items() if not model.is_network]
     if strangers:

@@ -96,7 +96,7 @@ class RunConfig:
     @property
     def exchanges(self) -> int:
         """In how many rounds clients tell labels."""
-        return exchanges(self.train.rounds, getattr(self.method, "warmup_rounds", 0))
+        return exchanges(self.train.rounds, self.method.alone(self.train.rounds))
 
     @cached_property
     def noise(self) -> Noise | None:

@@ -160,6 +160,16 @@ def hold_vote(
     )
 
 
+def votes_without(ballots: Sequence[Ballot], *rules: Any) -> dict[int, Labels]:
+    """For each client what the others would come to without it; see `hold_vote`. No label where it is alone."""
+    nobody = np.full(ballots[0].form.public_size, NO_LABEL)
+    found = {}
+    for ballot in ballots:
+        others = [other for other in ballots if other is not ballot]
+        found[ballot.client] = hold_vote(others, *rules).labels if others else nobody
+    return found
+
+
 def weighed(
     ballots: Sequence[Ballot], rules: Rules, reputation: Mapping[int, float]
 ) -> Iterator[tuple[Ballot, Labels, Floats]]:

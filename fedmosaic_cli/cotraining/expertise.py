@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -29,11 +31,46 @@ def entropy_expertise(log_probs: Tensor) -> Tensor:
     return (math.log(log_probs.shape[1]) - entropy).clamp(min=0.0)
 
 
+def count_expertise(labels: Tensor, class_counts: Tensor) -> Tensor:
+    """E[j] = n(y_j): how many examples the client has of the class it predicts for example j.
+
+    Unlike a frequency it tells a client that has seen much of a class from one that has seen nothing else.
+    """
+    return class_counts.double()[labels]
+
+
+def count_confidence_expertise(log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """E[j] = n(y_j) (log C - H(p_j)): much experience with the class, and sure of the example."""
+    return count_expertise(labels, class_counts) * entropy_expertise(log_probs)
+
+
 def uniform_expertise(labels: Tensor) -> Tensor:
     """E[j] = 1: every vote counts the same, as in FedCT."""
     return labels.double().fill_(1.0)
 
 
-def highest_expertise(kind: str, num_classes: int) -> float:
-    """The upper end of what expertise of this kind can be, known to both ends of the wire; the lower one is 0."""
-    return {"uniform": 1.0, "frequency": 1.0, "entropy": math.log(num_classes)}[kind]
+def expertise_of(kind: str, log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """Expertise of a kind, by name."""
+    rules: dict[str, Callable[[], Tensor]] = {
+        "frequency": lambda: frequency_expertise(labels, class_counts),
+        "entropy": lambda: entropy_expertise(log_probs),
+        "count": lambda: count_expertise(labels, class_counts),
+        "count-confidence": lambda: count_confidence_expertise(log_probs, labels, class_counts),
+        "uniform": lambda: uniform_expertise(labels),
+    }
+    return rules[kind]()
+
+
+def highest_expertise(kind: str, num_classes: int, largest: int = 1) -> float:
+    """The upper end of what expertise of this kind can be, known to both ends of the wire; the lower one is 0.
+
+    `largest` is the size that the largest client declared.
+    """
+    surest = math.log(num_classes)
+    return {
+        "uniform": 1.0,
+        "frequency": 1.0,
+        "entropy": surest,
+        "count": largest,
+        "count-confidence": largest * surest,
+    }[kind]

@@ -1,9 +1,13 @@
-"""When to trust the consensus: the paper's lambda."""
+"""When to trust the consensus: the paper's lambda, and one from how far a client agrees with the crowd."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_EXPONENT = -50.0
 LEAST_TRUST = math.exp(LEAST_EXPONENT)
@@ -43,3 +47,23 @@ TRUST_RULES = {
     # harder than the client's own labels.
     "stabilised": TrustRule(epsilon=0.3, cap=1.0),
 }
+
+
+def weighted_agreement(labels: Tensor, consensus: Tensor, weights: Tensor) -> float:
+    """a = sum_j v_j [y_j = L_j] / sum_j v_j: how far a client says what the crowd says, where it knows best.
+
+    All are [examples]. 0 where the client claims to know nothing.
+    """
+    total = weights.sum().item()
+    return (weights * (labels == consensus)).sum().item() / total if total > 0 else 0.0
+
+
+def agreement_trust(agreement: float, num_classes: int, power: float, least: float) -> float:
+    """lambda = max(0, (a - 1/C) / (1 - 1/C))^power: 0 for a client that agrees no more than by chance, 1 for one that
+    agrees in everything. What is below `least` is 0.
+
+    It looks at no training loss, so it neither dies with one nor grows where a model has memorised the public set.
+    """
+    chance = 1 / num_classes
+    trust = max(0.0, (agreement - chance) / (1 - chance)) ** power if num_classes > 1 else 0.0
+    return trust if trust >= least else 0.0

@@ -86,12 +86,13 @@ class Dataset:
 
     def _at(self, index: Index) -> Dataset:
         """The examples at these places."""
-        own = {"domains": self.domains, "test": self.test, "holders": self.holders}
         return replace(
             self,
             images=self.images[index],
             labels=self.labels[index],
-            **{name: None if array is None else array[index] for name, array in own.items()},
+            domains=None if self.domains is None else self.domains[index],
+            test=None if self.test is None else self.test[index],
+            holders=None if self.holders is None else self.holders[index],
         )
 
     @cached_property

@@ -94,14 +94,24 @@ class SimulatedClient:
         return self.learner.initial_parameters(derive(self._seed, *names))
 
     @property
+    def labels(self) -> Tensor:
+        return self.private.targets.cpu()
+
+    @property
     def class_counts(self) -> Tensor:
-        return torch.bincount(self.private.targets.cpu(), minlength=self._num_classes)
+        return torch.bincount(self.labels, minlength=self._num_classes)
 
     def train(
-        self, model: str, terms: Sequence[Term] = (), leash: Leash | None = None, private_weight: float = 1.0
+        self,
+        model: str,
+        terms: Sequence[Term] = (),
+        leash: Leash | None = None,
+        private_weight: float = 1.0,
+        only: Tensor | None = None,
     ) -> None:
-        draw = self._draw(any(term.uses_public for term in terms))
-        lesson = Lesson(self.private, self.public, draw, terms, leash, private_weight)
+        private = self.private if only is None else self.private.at(only)
+        draw = self._draw(private, any(term.uses_public for term in terms))
+        lesson = Lesson(private, self.public, draw, terms, leash, private_weight)
         losses = self.learner.fit(self.state[model], self._memory(model), lesson)
         known = [loss for loss in (losses.private, *losses.terms) if loss is not None]
         if not all(map(math.isfinite, known)):
@@ -112,7 +122,7 @@ class SimulatedClient:
             self.notes.setdefault(term.log_as, loss)
 
     def steps(self, *streams: str) -> Iterator[Step]:
-        draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
+        draws = {stream: self._batches(self.private, stream) for stream in ("private", *streams)}
         steps = training.OwnSteps(self._network, self.private, draws)
         yield from steps
         loss = steps.mean_loss()
@@ -124,7 +134,7 @@ class SimulatedClient:
         optimizers.descend(self._network.train, self.state[model], gradient, self._memory(model), lr)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        batch = batches.located(self.private, self._private_batches(stream)[:1])[0]
+        batch = batches.located(self.private, self._batches(self.private, stream)[:1])[0]
         if self._network.batch_norm and len(batch) == 1:
             # Batch statistics of a single example do not exist, so neither does a gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffers}
@@ -166,19 +176,19 @@ class SimulatedClient:
         memory: State = home.setdefault(f"{model}{OPTIMIZER}", {})
         return memory
 
-    def _draw(self, with_public: bool) -> Draw:
+    def _draw(self, examples: Examples, with_public: bool) -> Draw:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
-        private, public = self._private_batches("private"), []
+        private, public = self._batches(examples, "private"), []
         if with_public:
             public = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
         return Draw(private, public)
 
-    def _private_batches(self, stream: str) -> list[Tensor]:
+    def _batches(self, examples: Examples, stream: str) -> list[Tensor]:
         train, generator = self._train, self._stream(stream)
         if train.local_steps is None:
-            drawn = batches.epochs(len(self.private), train.batch_size, train.local_epochs, generator)
+            drawn = batches.epochs(len(examples), train.batch_size, train.local_epochs, generator)
             return drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
-        return batches.steps(len(self.private), train.batch_size, train.local_steps * self._stands_for, generator)
+        return batches.steps(len(examples), train.batch_size, train.local_steps * self._stands_for, generator)
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Examples:
         if self.labels is None:
             raise ValueError("the public set has no labels")
         return self.labels
+
+    def at(self, positions: Tensor) -> Examples:
+        """Some of these examples."""
+        labels = None if self.labels is None else self.labels[positions.to(self.labels.device)]
+        return replace(self, index=self.index[positions.to(self.index.device)], labels=labels)
 
     def inputs(self, positions: Tensor | slice) -> Tensor:
         """[batch, channels, height, width], scaled to [-1, 1] as in the paper."""

@@ -170,15 +170,25 @@ class Client(Protocol):
         """Where this client's own model starts; made anew at every call."""
 
     @property
+    def labels(self) -> Tensor:
+        """Its training labels, on the CPU."""
+
+    @property
     def class_counts(self) -> Tensor:
         """The histogram of its training labels, on the CPU."""
 
     def train(
-        self, model: str, terms: Sequence[Term] = (), leash: Leash | None = None, private_weight: float = 1.0
+        self,
+        model: str,
+        terms: Sequence[Term] = (),
+        leash: Leash | None = None,
+        private_weight: float = 1.0,
+        only: Tensor | None = None,
     ) -> None:
         """One round of local training of the parameters `state[model]`, in place; notes the mean losses.
 
-        The loss is `private_weight` times the private cross-entropy, plus the terms.
+        The loss is `private_weight` times the private cross-entropy, plus the terms. `only` are the positions of the
+        training examples that the model may see; None is all of them.
         """
 
     def steps(self, *streams: str) -> Iterator[Step]:
@@ -248,6 +258,11 @@ class Method(ABC):
     plans_ahead: ClassVar[bool] = False
     """Whether what happens in a round depends on how many there will be."""
 
+    @property
+    def plays_with(self) -> Learners:
+        """What its clients may learn with, as it is set up."""
+        return self.learners
+
     def enter(self, client: Client, world: World) -> None:
         """Prepare `client.state` before the first round."""
         client.state["model"] = client.init
@@ -287,6 +302,10 @@ class Method(ABC):
     def pseudo_labels(self, server: State) -> Tensor | None:
         """What the crowd says of the public set, a label an example; None where it says nothing."""
         return None
+
+    def alone(self, rounds: int) -> int:
+        """How many of so many rounds clients play before they first tell anything."""
+        return 0
 
     def traffic(self, world: World, public_size: int) -> Traffic:
         """What a round of exchange costs a client, foretold."""

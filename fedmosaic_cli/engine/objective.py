@@ -62,6 +62,34 @@ class PseudoLabels(Targets):
 
 
 @dataclass(frozen=True)
+class AdjustedPseudoLabels(Targets):
+    """The same for a client whose mix of classes is another: its logits are shifted before they are compared.
+
+    `targets` are [examples, 2, classes]: which class the consensus has, all zeros where it has none, and the shift,
+    which is the same for every example, but another for every client.
+    """
+
+    log_as = "loss_public"
+    uses_public = True
+
+    @staticmethod
+    def of(consensus: Tensor, shift: Tensor, weight: float) -> AdjustedPseudoLabels:
+        """From labels [examples] and a shift [classes]."""
+        import torch
+        from torch.nn.functional import one_hot
+
+        there = (consensus != NO_LABEL)[:, None]
+        labels = one_hot(consensus.clamp(min=0), len(shift)) * there
+        return AdjustedPseudoLabels(
+            torch.stack([labels.to(torch.float32), shift.float().expand(len(labels), -1)], 1), weight
+        )
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        labels, shift = targets.unbind(dim=1)
+        return -((logits + shift).log_softmax(dim=1) * labels).sum(dim=1)
+
+
+@dataclass(frozen=True)
 class TargetLogits(Targets):
     """The squared distance between a model's logits on a public batch and given ones, averaged over classes."""
 

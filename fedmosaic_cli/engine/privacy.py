@@ -144,6 +144,11 @@ def resolve_noise(settings: PrivacySettings, public_size: int, times: int, kind:
 
 def expertise_noise(settings: PrivacySettings, kind: str | None) -> Expertise:
     """How expertise is told; where a method has none to tell, not at all."""
+    if kind in ("count", "count-confidence") and settings.expertise in ("gaussian", "histogram"):
+        raise RequestError(
+            f"{kind} has no bound that holds for every client, so no noise could hide it (privacy.expertise): use "
+            "none, or the expertise frequency or entropy"
+        )
     if settings.expertise == "none" or kind not in ("frequency", "entropy"):
         return "none"
     if settings.expertise == "auto":

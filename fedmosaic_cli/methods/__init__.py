@@ -12,6 +12,7 @@ from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.fedprox import FedProx
+from fedmosaic_cli.methods.gated import Gated
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
@@ -34,5 +35,6 @@ IN_ORDER = (
     FedPHP,
     PerFedCKT,
     FedMosaic,
+    Gated,
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in IN_ORDER}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.cotraining.consensus import Outcome
     from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, Received, State, World
+    from fedmosaic_cli.engine.method import Client, Parameters, Received, State, Term, World
     from fedmosaic_cli.engine.release import Speaker
 
 
@@ -60,13 +60,32 @@ class FedCT(Method):
         consensus = received.get("labels")
         if consensus is not None and (consensus == NO_LABEL).all():
             consensus = None
+        self.learn(client, consensus, received, world)
+        if client.round < self.alone(world.rounds):
+            return {}
+        return self.opinion(client.predict_public(self.voter(client)).log_softmax(dim=1), client, world)
+
+    def alone(self, rounds: int) -> int:
+        """How many of so many rounds are played before the first exchange."""
+        return self.warmup_rounds
+
+    def learn(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
+        """A round of training."""
         trust = self.trust_in(consensus, client)
         client.note(trust=trust)
-        # With no trust to speak of the public set is left alone: then this is local training, bit for bit.
-        client.train("model", [PseudoLabels(consensus, trust)] if trust > LEAST_TRUST and consensus is not None else [])
-        if client.round < self.warmup_rounds:
-            return {}
-        return self.opinion(client.predict_public(client.state["model"]).log_softmax(dim=1), client, world)
+        client.train("model", [] if consensus is None else self.terms(consensus, trust, client.class_counts))
+
+    def terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[Term]:
+        """What a consensus adds to a client's loss.
+
+        With no trust to speak of the public set is left alone: then this is local training, bit for bit.
+        """
+        return [PseudoLabels(consensus, trust)] if trust > LEAST_TRUST else []
+
+    def voter(self, client: Client) -> Parameters:
+        """The model that speaks for the client."""
+        model: Parameters = client.state["model"]
+        return model
 
     def trust_in(self, consensus: Tensor | None, client: Client) -> float:
         """The weight of the public loss in this round; there is none before the first consensus."""
@@ -108,9 +127,10 @@ class FedCT(Method):
         return Traffic(up=8 * up.payload_bytes, down=8 * down.payload_bytes)
 
     def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
-        if self.warmup_rounds < rounds:
-            return ""
-        return f"{self.title} is Local here, its {self.warmup_rounds} warm-up rounds take all {rounds} rounds"
+        alone = self.alone(rounds)
+        return (
+            "" if alone < rounds else f"{self.title} is Local here, its {alone} warm-up rounds take all {rounds} rounds"
+        )
 
 
 def told_of(outcome: Outcome, reputation: Mapping[int, float] | None) -> Told:
