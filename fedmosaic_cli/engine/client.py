@@ -122,7 +122,7 @@ class SimulatedClient:
             self.notes.setdefault(term.log_as, loss)
 
     def steps(self, *streams: str) -> Iterator[Step]:
-        draws = {stream: self._batches(self.private, stream) for stream in ("private", *streams)}
+        draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
         steps = training.OwnSteps(self._network, self.private, draws)
         yield from steps
         loss = steps.mean_loss()
@@ -134,7 +134,7 @@ class SimulatedClient:
         optimizers.descend(self._network.train, self.state[model], gradient, self._memory(model), lr)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        batch = batches.located(self.private, self._batches(self.private, stream)[:1])[0]
+        batch = batches.located(self.private, self._private_batches(stream)[:1])[0]
         if self._network.batch_norm and len(batch) == 1:
             # Batch statistics of a single example do not exist, so neither does a gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffers}
@@ -178,17 +178,17 @@ class SimulatedClient:
 
     def _draw(self, examples: Examples, with_public: bool) -> Draw:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
-        private, public = self._batches(examples, "private"), []
+        private, public = self._private_batches("private", examples), []
         if with_public:
             public = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
         return Draw(private, public)
 
-    def _batches(self, examples: Examples, stream: str) -> list[Tensor]:
-        train, generator = self._train, self._stream(stream)
+    def _private_batches(self, stream: str, examples: Examples | None = None) -> list[Tensor]:
+        train, generator, count = self._train, self._stream(stream), len(examples or self.private)
         if train.local_steps is None:
-            drawn = batches.epochs(len(examples), train.batch_size, train.local_epochs, generator)
+            drawn = batches.epochs(count, train.batch_size, train.local_epochs, generator)
             return drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
-        return batches.steps(len(examples), train.batch_size, train.local_steps * self._stands_for, generator)
+        return batches.steps(count, train.batch_size, train.local_steps * self._stands_for, generator)
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))

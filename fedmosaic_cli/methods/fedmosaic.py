@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.consensus import votes_without
+from fedmosaic_cli.cotraining.consensus import NO_LABEL, votes_without
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
     expertise_of,
@@ -127,13 +127,14 @@ class FedMosaic(FedCT):
         """A round of a client that has yet to find out whether collaboration helps it; so far it is Local."""
         gate = self.gate
         if consensus is not None and not gate.has_candidate(client):
-            trust = self.agreed_trust(consensus, client)
-            if trust:
-                # Who missed the round after the first exchange had no part in the consensus that it gets now.
-                gate.begin(client, received.get("without", consensus))
+            # Who missed the round after the first exchange had no part in the consensus that it gets now.
+            without = received.get("without", consensus)
+            if self.agreed_trust(consensus, client) and (without != NO_LABEL).any():
+                gate.begin(client, without)
             else:
                 gate.close(client, keep=False)
-                client.note(gate_trust=0.0, gate_on=0)
+                client.note(gate_trust=client.state["trust"], gate_on=0)
+                client.state["trust"] = 0.0
         client.note(trust=0.0)
         client.train("model")
         if not gate.is_open(client):

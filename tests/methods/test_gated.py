@@ -1,0 +1,182 @@
+"""Trust that has to prove itself: what it must equal, and where a wrong version would not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedmosaic_cli.engine.execution import Execution
+from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.gated import Gated
+from fedmosaic_cli.methods.local import Local
+from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
+
+NEVER, ALWAYS = Gated(gate_z=1e30), Gated(gate_z=-1e30, trust_min=0.0)
+BIG = dealt([24, 18, 30], public=21).changed(local_steps=12)
+EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+
+
+def rows_of(method: FedMosaic, toy: Toy, rounds: int) -> list[list[dict[str, Any]]]:
+    federation = toy.changed(rounds=rounds).federation(method)
+    with federation.workers:
+        return [done.rows for done in play(federation, rounds)]
+
+
+@EVERY_TOY
+def test_a_client_that_is_gated_off_is_local_bit_for_bit(toy):
+    longer = toy.changed(rounds=8)
+    assert same(models(NEVER, longer, rounds=8), models(Local(), longer, rounds=8))
+
+
+def test_a_client_that_is_gated_off_still_votes():
+    for number, rows in enumerate(rows_of(NEVER, BIG, 8), start=1):
+        assert all((row["message"] == "accepted") == (number >= 2) for row in rows if "message" in row)
+        assert all(row["bits_up"] > 0 for row in rows) == (number >= 2)
+    federation = played(NEVER, BIG.changed(rounds=8), rounds=8)
+    assert "labels" in federation.standing.server
+
+
+def test_a_gate_that_lets_everybody_pass_is_trust_by_agreement_from_the_first_consensus_on():
+    """The model that passes has co-trained all the while, with its own optimizer; a version that begins when the gate
+    closes, or that forgets what the optimizer knows, has another one."""
+    toy = BIG.changed(rounds=9)
+    passing = replace(ALWAYS, votes_from="shadow")
+    free = replace(passing, trust="agreement")
+    assert not same(models(passing, toy, rounds=3), models(free, toy, rounds=3))  # Local, until it has decided
+    assert same(models(passing, toy, rounds=9), models(free, toy, rounds=9))
+    assert not same(models(passing, toy, rounds=9), models(Local(), toy, rounds=9))
+
+
+def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
+    rounds = rows_of(ALWAYS, BIG, 10)
+    closes = ALWAYS.gate_closes(10)
+    assert closes == 5
+    assert all(row["lambda"] == 0.0 for rows in rounds[:closes] for row in rows)
+    assert all(row["lambda"] > 0.0 for rows in rounds[closes:] for row in rows)
+    toy = BIG.changed(rounds=10)
+    assert same(models(ALWAYS, toy, rounds=closes - 1), models(Local(), toy, rounds=closes - 1))
+
+
+def test_decisions_are_in_the_log_once_with_what_they_rest_on():
+    rounds = rows_of(Gated(), BIG, 10)
+    decided = [row for rows in rounds for row in rows if "gate_on" in row]
+    assert sorted(row["client"] for row in decided) == [0, 1, 2]
+    for row in decided:
+        if row["gate_trust"]:
+            assert row["gate_on"] == int(row["gate_gain"] > row["gate_error"])
+    opened = [row for row in rounds[2] if "gate_agreement" in row]
+    assert len(opened) == 3  # the round after the first exchange, which ends round 2
+
+
+def test_the_gate_is_opened_by_what_the_others_say():
+    """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
+    federation = played(Gated(), BIG.changed(rounds=10), rounds=2)
+    server = federation.standing.server
+    assert set(server["without"]) == {"0", "1", "2"}
+    uploads = {}
+    for client in federation.standing.clients:
+        message = federation.method.broadcast(server, client.id, federation.world)
+        uploads[client.id] = message["without"].labels
+        assert torch.equal(message["labels"].labels, server["labels"])
+    assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
+    after = played(Gated(), BIG.changed(rounds=10), rounds=3)
+    assert "without" not in after.standing.server  # it travels once
+    assert "without" not in federation.method.broadcast(after.standing.server, 0, federation.world)
+
+
+def test_one_client_alone_has_nobody_to_learn_from():
+    toy = TOYS["alone"].changed(rounds=8)
+    assert same(models(ALWAYS, toy, rounds=8), models(Local(), toy, rounds=8))
+
+
+def test_too_little_data_for_a_test_means_no_collaboration():
+    toy = dealt([4, 30, 30], public=21).changed(rounds=8, local_steps=12)
+    ours, alone = models(ALWAYS, toy, rounds=8), models(Local(), toy, rounds=8)
+    assert same(ours[:1], alone[:1])
+    assert not same(ours[1:2], alone[1:2])
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+@pytest.mark.parametrize("method", [Gated(), ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
+def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
+    toy = BIG.changed(rounds=9)
+    stopped = played(method, toy, rounds=stop)
+    arrays, values = from_disk(capture(stopped.standing))
+    resumed = toy.federation(method)
+    restore(resumed, arrays, values, stop)
+    with resumed.workers:
+        for _ in play(resumed, 9):
+            pass
+    assert same(list(personal_models(resumed).values()), models(method, toy, rounds=9))
+
+
+@pytest.mark.parametrize("method", [Gated(), ALWAYS], ids=["own", "on"])
+def test_stacked_clients_come_to_the_same(method):
+    toy = BIG.changed(rounds=9)
+    kinds: tuple[Execution, ...] = ("threads", "stacked")
+    threads, stacked = (models(method, toy.changed(execution=kind), rounds=9) for kind in kinds)
+    assert close(threads, stacked)
+
+
+def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
+    """Each fold's models are trained on all other examples and on none of its own."""
+    from fedmosaic_cli.engine.client import SimulatedClient
+
+    seen: list[tuple[int, str, frozenset[int]]] = []
+    original = SimulatedClient.train
+
+    def watched(self, model, terms=(), leash=None, private_weight=1.0, only=None):
+        if only is not None:
+            seen.append((self.id, model, frozenset(only.tolist())))
+        original(self, model, terms, leash, private_weight, only)
+
+    monkeypatch.setattr(SimulatedClient, "train", watched)
+    played(Gated(), BIG.changed(rounds=8), rounds=4)
+    sizes = [24, 18, 30]
+    for client, size in enumerate(sizes):
+        shown = {model: parts for who, model, parts in seen if who == client}
+        assert set(shown) == {f"fold-{way}-{fold}" for way in ("alone", "together") for fold in range(3)}
+        held_out = [frozenset(range(size)) - shown[f"fold-alone-{fold}"] for fold in range(3)]
+        assert sorted(example for part in held_out for example in part) == list(range(size))
+        assert all(shown[f"fold-alone-{fold}"] == shown[f"fold-together-{fold}"] for fold in range(3))
+    assert len({entry for entry in seen if entry[0] == 0}) == 6  # the same parts in every round
+
+
+def test_prior_adjustment_of_no_strength_is_the_plain_loss():
+    toy = BIG.changed(rounds=5)
+    plain = FedMosaic(trust=0.5)
+    assert same(models(replace(plain, public_loss="prior-adjusted", prior_strength=0.0), toy), models(plain, toy))
+    assert not same(models(replace(plain, public_loss="prior-adjusted"), toy), models(plain, toy))
+
+
+def test_a_shadow_votes_as_if_there_were_no_consensus():
+    toy = BIG.changed(rounds=5)
+    method = FedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
+    shadows = [client.state["shadow"] for client in played(method, toy, rounds=5).standing.clients]
+    assert same(shadows, models(Local(), toy, rounds=5))
+    assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
+
+
+def test_trust_by_agreement_is_found_once_and_kept():
+    rounds = rows_of(FedMosaic(trust="agreement"), BIG, 6)
+    trusts = [[row["lambda"] for row in rows] for rows in rounds]
+    assert trusts[0] == [0.0] * 3
+    assert all(later == trusts[1] for later in trusts[2:])
+
+
+def test_the_warmup_is_a_share_of_all_rounds_or_a_number_of_them():
+    assert [Gated().alone(rounds) for rounds in (3, 10, 30)] == [1, 2, 6]
+    assert Gated(warmup_rounds=8).alone(30) == 8
+    assert Gated(warmup_share=0.0).alone(30) == 1
+
+
+def test_what_a_gate_needs_is_a_network():
+    assert Gated().plays_with == "any network"
+    assert FedMosaic(trust="gated").plays_with == "any network"
+    assert FedMosaic(public_loss="prior-adjusted").plays_with == "any network"
+    assert FedMosaic().plays_with == "anything"
