@@ -165,6 +165,9 @@ def written(shards: Shards | Deal) -> Shards:
 
 def warn(runs: list[Planned]) -> None:
     """Say what one should know, once all that would be refused is."""
+    for note in dict.fromkeys(run.config.method.cost(run.config.train.rounds) for run in runs):
+        if note:
+            remark(note)
     for warning in dict.fromkeys(filter(None, map(caution, runs))):
         remark(f"warning: {warning}")
 

@@ -263,6 +263,16 @@ class Method(ABC):
         """What its clients may learn with, as it is set up."""
         return self.learners
 
+    @property
+    def most_models(self) -> tuple[int, int]:
+        """How many models a client holds at most, as the method is set up, and how many optimizers remember of them."""
+        return self.models_held, self.models_trained
+
+    def passes(self, rounds: int) -> int:
+        """How many rounds of local steps a client takes in so many rounds; more than that where it trains more models
+        than its own and a copy of everybody's."""
+        return rounds
+
     def enter(self, client: Client, world: World) -> None:
         """Prepare `client.state` before the first round."""
         client.state["model"] = client.init
@@ -310,6 +320,10 @@ class Method(ABC):
     def traffic(self, world: World, public_size: int) -> Traffic:
         """What a round of exchange costs a client, foretold."""
         return Traffic()
+
+    def cost(self, rounds: int) -> str:
+        """A word where so many rounds take longer than one would think."""
+        return ""
 
     def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
         """A word where, with so many rounds, so many clients in each and such a network, it would be another method."""

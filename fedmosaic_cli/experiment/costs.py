@@ -45,7 +45,9 @@ def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str,
     ways = {clients[0]: execution_of(config, clients[0], data, device) for clients in config.kinds.values()}
     return {
         "rounds": config.train.rounds,
-        "steps": None if data.sizes is None else config.train.rounds * steps_a_round(config, data.sizes),
+        "steps": None
+        if data.sizes is None
+        else config.method.passes(config.train.rounds) * steps_a_round(config, data.sizes),
         "device": str(device),
         "workers": worker_count(config.train.workers, sum(map(len, config.kinds.values())), device),
         "execution": " and ".join(sorted(set(ways.values()))),
@@ -198,9 +200,8 @@ def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
 
 def copies(config: RunConfig, client: int) -> int:
     """How many tensors of a model's size a client keeps: its models, and what their optimizers remember."""
-    train, method = config.train_of(client), config.method
-    kept = 0 if train.optimizer_state == "reset" else method.models_trained * remembered(train)
-    return method.models_held + kept
+    train, (held, trained) = config.train_of(client), config.method.most_models
+    return held + (0 if train.optimizer_state == "reset" else trained * remembered(train))
 
 
 def remembered(train: TrainSettings) -> int:

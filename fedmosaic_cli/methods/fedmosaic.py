@@ -108,6 +108,28 @@ class FedMosaic(FedCT):
         """The round at the end of which clients decide."""
         return max(self.alone(rounds) + 1, round(self.gate_budget * rounds))
 
+    @property
+    def most_models(self) -> tuple[int, int]:
+        at_once = max(2 + 2 * self.gate_folds if self.trust == "gated" else 1, 1 + (self.votes_from == "shadow"))
+        return at_once, at_once
+
+    def passes(self, rounds: int) -> int:
+        beside = rounds - min(self.alone(rounds), rounds) if self.votes_from == "shadow" else 0
+        if self.trust != "gated":
+            return rounds + beside
+        alone, closed = (min(number, rounds) for number in (self.alone(rounds), self.gate_closes(rounds)))
+        at_the_gate = self.gate_folds * alone + (1 + 2 * self.gate_folds) * (closed - alone)
+        return rounds + at_the_gate + (rounds - closed if beside else 0)
+
+    def cost(self, rounds: int) -> str:
+        if self.trust != "gated":
+            return ""
+        last = min(self.gate_closes(rounds), rounds)
+        return (
+            f"{self.title}: clients first find out whether collaboration helps them, which takes "
+            f"{self.passes(rounds) / rounds:.1f} times the steps of Local at most, most of them until round {last}"
+        )
+
     def enter(self, client: Client, world: World) -> None:
         super().enter(client, world)
         if self.trust == "gated":

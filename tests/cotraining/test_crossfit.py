@@ -1,0 +1,144 @@
+"""Whether collaboration helps: the numbers that a decision rests on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmosaic_cli.cotraining.consensus import NO_LABEL
+from fedmosaic_cli.cotraining.crossfit import brier_scores, stratified_folds, verdict
+from fedmosaic_cli.cotraining.expertise import (
+    count_confidence_expertise,
+    count_expertise,
+    entropy_expertise,
+    expertise_of,
+    highest_expertise,
+)
+from fedmosaic_cli.cotraining.priors import prior_shift
+from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
+from fedmosaic_cli.engine.objective import AdjustedPseudoLabels, PseudoLabels
+
+LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
+
+
+@given(LABELS, st.integers(2, 5), st.integers(0, 1000))
+def test_every_fold_has_its_share_of_every_class(labels, folds, seed):
+    labels = torch.tensor(labels)
+    dealt = stratified_folds(labels, folds, np.random.default_rng(seed))
+    for kind in labels.unique():
+        sizes = dealt[labels == kind].bincount(minlength=folds)
+        assert sizes.max() - sizes.min() <= 1
+    sizes = dealt.bincount(minlength=folds)
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_folds_are_drawn_at_random():
+    labels = torch.zeros(30, dtype=torch.int64)
+    one, two = (stratified_folds(labels, 3, np.random.default_rng(seed)) for seed in (0, 1))
+    assert not torch.equal(one, two)
+    assert torch.equal(one, stratified_folds(labels, 3, np.random.default_rng(0)))
+
+
+def test_a_brier_score_is_zero_for_the_sure_and_right_and_two_for_the_sure_and_wrong():
+    logits = torch.tensor([[1000.0, 0.0], [1000.0, 0.0], [0.0, 0.0]])
+    assert brier_scores(logits, torch.tensor([0, 1, 0])).tolist() == pytest.approx([0.0, 2.0, 0.5])
+
+
+def test_a_verdict_by_hand():
+    """Gains .1, .2, .3: the squares around .2 are .02, and .25 more of them."""
+    found = verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.25)
+    assert found.gain == pytest.approx(0.2)
+    assert found.error == pytest.approx(math.sqrt(0.27 / 6))
+    assert not found.keep
+    assert verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.0).keep
+    assert not verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 4.0, 0.0).keep
+
+
+@pytest.mark.parametrize(("count", "needed"), [(10, 0.0527), (100, 0.00503)])
+def test_few_examples_need_a_larger_gain(count, needed):
+    """What the prior variance asks of gains that all agree."""
+    assert not verdict(torch.full((count,), 0.98 * needed, dtype=torch.float64), 1.0, 0.25).keep
+    assert verdict(torch.full((count,), 1.02 * needed, dtype=torch.float64), 1.0, 0.25).keep
+
+
+def test_one_example_is_no_evidence():
+    assert not verdict(torch.tensor([2.0]), 1.0, 0.25).keep
+
+
+def test_agreement_counts_where_the_client_knows_best():
+    labels, consensus = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 0, 1])
+    assert weighted_agreement(labels, consensus, torch.tensor([3.0, 1.0, 0.5, 0.5])) == pytest.approx(0.8)
+    assert weighted_agreement(labels, consensus, torch.zeros(4)) == 0.0
+
+
+def test_trust_by_agreement_by_hand():
+    assert agreement_trust(1.0, 10, 2.0, 0.01) == 1.0
+    assert agreement_trust(0.55, 10, 2.0, 0.01) == pytest.approx(0.25)
+    assert agreement_trust(0.55, 10, 1.0, 0.01) == pytest.approx(0.5)
+    assert agreement_trust(0.1, 10, 2.0, 0.01) == 0.0
+    assert agreement_trust(0.0, 10, 2.0, 0.0) == 0.0
+    assert agreement_trust(0.18, 10, 2.0, 0.01) == 0.0, "0.0079 is below the least"
+    assert agreement_trust(1.0, 1, 2.0, 0.01) == 0.0
+
+
+@given(st.floats(0, 1), st.integers(2, 100), st.floats(0.5, 4))
+def test_trust_by_agreement_lies_between_nothing_and_one(agreement, classes, power):
+    assert 0.0 <= agreement_trust(agreement, classes, power, 0.01) <= 1.0
+
+
+def test_counts_tell_experience_from_exclusiveness():
+    """The frequency of a class is 1 for a client that has seen nothing else, were it three examples."""
+    labels = torch.tensor([0, 1, 1])
+    few, many = torch.tensor([0, 3]), torch.tensor([50, 40])
+    assert count_expertise(labels, few).tolist() == [0.0, 3.0, 3.0]
+    assert count_expertise(labels, many).tolist() == [50.0, 40.0, 40.0]
+    assert (expertise_of("frequency", torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
+
+
+def test_count_and_confidence_are_multiplied():
+    log_probs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
+    labels, counts = torch.tensor([0, 0]), torch.tensor([20, 5])
+    expected = 20 * entropy_expertise(log_probs)
+    assert torch.equal(count_confidence_expertise(log_probs, labels, counts), expected)
+    assert expected[1].item() == pytest.approx(0.0, abs=1e-6)
+
+
+@given(st.lists(st.integers(0, 500), min_size=2, max_size=6).filter(any), st.data())
+@pytest.mark.parametrize("kind", ["frequency", "entropy", "count", "count-confidence", "uniform"])
+def test_no_expertise_exceeds_what_both_ends_know_as_its_highest(kind, counts, data):
+    classes = len(counts)
+    logits = data.draw(st.lists(st.floats(-50, 50), min_size=classes, max_size=classes))
+    log_probs = torch.tensor([logits], dtype=torch.float64).log_softmax(dim=1)
+    found = expertise_of(kind, log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
+    assert 0 <= found.item() <= highest_expertise(kind, classes, sum(counts)) + 1e-9
+
+
+def test_a_shift_by_hand():
+    counts, consensus = torch.tensor([3, 0]), torch.tensor([0, 1, 1, 1, NO_LABEL])
+    own, common = np.array([4 / 5, 1 / 5]), np.array([2 / 6, 4 / 6])
+    expected = np.log(common) - np.log(own)
+    assert prior_shift(counts, consensus, 1.0, 1.0).numpy() == pytest.approx(expected)
+    assert prior_shift(counts, consensus, 0.5, 1.0).numpy() == pytest.approx(expected / 2)
+
+
+def test_equal_mixes_need_no_shift():
+    assert prior_shift(torch.tensor([4, 8]), torch.tensor([0, 1, 1] * 4), 1.0, 1.0).abs().max() == 0
+
+
+def test_an_adjusted_loss_is_the_plain_one_of_shifted_logits_and_leaves_out_what_has_no_label():
+    torch.manual_seed(0)
+    logits, consensus = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, NO_LABEL, 1, 0])
+    shift = torch.tensor([0.5, -1.0, 0.25])
+    adjusted = AdjustedPseudoLabels.of(consensus, shift, 1.0)
+    plain = PseudoLabels(consensus, 1.0)
+    assert torch.allclose(
+        adjusted.values(logits, adjusted.targets), plain.values(logits + shift.double(), plain.targets), atol=1e-6
+    )
+    assert adjusted.values(logits, adjusted.targets)[3] == 0
+    unshifted = AdjustedPseudoLabels.of(consensus, torch.zeros(3), 1.0)
+    assert torch.allclose(unshifted.values(logits, unshifted.targets), plain.values(logits, plain.targets), atol=1e-12)
