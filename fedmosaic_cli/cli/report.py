@@ -231,7 +231,7 @@ def write_results(output: Path, settings: Sequence[Setting], paper: bool, figure
     from fedmosaic_cli.report.results import FIGURES, every_table, figure_files, result_files
 
     comparisons, ranking = compared(settings)
-    files = result_files(every_table(settings, paper), comparisons, ranking)
+    files = result_files(settings, every_table(settings, paper), comparisons, ranking)
     if figures:
         drawn, remarks = figure_files(settings, ranking, watch)
         files |= drawn

@@ -148,13 +148,14 @@ def trains_itself(course: Rows) -> bool:
 
 
 def decisions_in(rows: Rows) -> list[Decision]:
-    """The last decision of every client's gate, where clients have one."""
+    """The last decision of every client's gate, where clients have one. How far a client agrees may be known before."""
     last = {row["client"]: row for row in rows if number_in(row, "gate_on") is not None}
+    agreement = {row["client"]: row["gate_agreement"] for row in rows if number_in(row, "gate_agreement") is not None}
     return [
         Decision(
             client=client,
             round=row["round"],
-            agreement=number_in(row, "gate_agreement"),
+            agreement=agreement.get(client),
             trust=number_in(row, "gate_trust"),
             gain=number_in(row, "gate_gain"),
             error=number_in(row, "gate_error"),

@@ -119,7 +119,9 @@ def test_without_a_consensus_there_is_nothing_to_say():
     assert diagnose([], by_losses=True) is None
 
 
-@pytest.mark.parametrize("damage", [{"round": "two", "lambda": 0.0}, {"votes_differ": 7.0}, {"gate_on": 1, "gate_error": -1.0}])
+@pytest.mark.parametrize(
+    "damage", [{"round": "two", "lambda": 0.0}, {"votes_differ": 7.0}, {"gate_on": 1, "gate_error": -1.0}]
+)
 def test_what_cannot_be_is_refused(damage):
     rows = [row(2, client, 0.5) for client in range(2)]
     rows[-1] |= damage
