@@ -118,6 +118,7 @@ def test_what_gates_decided_stands_client_by_client(bench):
     assert (line["silent_clients"], line["silent_by_gate"], line["helped"]) == ("1", "1", "")
     page = page_of(bench.folder)
     assert not re.search(r'<section id="diagnosis"[^>]* hidden>', page)
+    assert '"title":"Gated co-training","family":"fedmosaic"' in page, "drawn as strong"
     for text in ("Gated co-training, seed 0, client 0", "\u22120.0125", "Decisions of the gate: quick"):
         assert text in page
 

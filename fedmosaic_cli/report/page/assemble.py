@@ -9,6 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.report.diagnoses import diagnosis_sheets
 from fedmosaic_cli.report.page.comparison import comparisons
 from fedmosaic_cli.report.page.logs import NO_ROOM, VALUES, Embedded, embed
@@ -17,7 +18,7 @@ from fedmosaic_cli.report.page.overview import overview
 from fedmosaic_cli.report.page.runs import Texts, run_list
 from fedmosaic_cli.report.page.shards import distributions
 from fedmosaic_cli.report.page.statistics import statistics_list
-from fedmosaic_cli.report.settings import title_of
+from fedmosaic_cli.report.settings import title_of, weighs_trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,8 @@ def outline(settings: Sequence[Setting], embedded: Embedded, shards: list[Distri
             "methods": [
                 {
                     "title": title_of(key),
-                    "family": key[0],
+                    # What is made of FedMosaic stands out as it does.
+                    "family": FedMosaic.name if weighs_trust(key) else key[0],
                     "runs": [
                         {"seed": int(seed), "curve": places.get(path), "digest": digest}
                         for seed, path, digest in zip(runs.seed, runs.path, runs.digest, strict=True)
