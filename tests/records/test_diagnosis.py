@@ -77,6 +77,16 @@ def test_a_lambda_that_a_gate_set_to_0_has_not_died():
     assert (found.gate[0].agreement, found.gate[0].trust, found.gate[0].gain) == (None, 0.4, -0.01)
 
 
+def test_what_a_gate_shut_does_not_add_to_what_died():
+    """Three of five are silent, but only one of them by its losses."""
+    rows = [row(2, client, 0.0 if client < 3 else 0.5) for client in range(5)]
+    for line in rows[:2]:
+        line["gate_on"] = 0
+    found = diagnose(rows, by_losses=True)
+    assert (found.silent_clients, found.silent_by_gate, found.silent_since) == (3, 2, 2)
+    assert found.warnings() == []
+
+
 @pytest.mark.parametrize(
     ("last", "public", "warned"),
     [
