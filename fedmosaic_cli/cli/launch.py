@@ -34,7 +34,6 @@ from fedmosaic_cli.records.runs import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from pathlib import Path
 
     from fedmosaic_cli.cli.interrupt import StopRequest
     from fedmosaic_cli.cli.progress import View

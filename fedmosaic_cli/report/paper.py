@@ -32,8 +32,8 @@ PAPER = {
 }
 
 QUICK_NOTE = (
-    "Quick presets use part of the data, a smaller network and fewer rounds than those of the same name without -quick, "
-    "which the paper's numbers belong to: differences in level between the two say nothing."
+    "Quick presets use part of the data, a smaller network and fewer rounds than those of the same name without "
+    "-quick, which the paper's numbers belong to: differences in level between the two say nothing."
 )
 
 FEDMOSAIC_W, FEDMOSAIC_U = ("fedmosaic", "frequency"), ("fedmosaic", "entropy")
@@ -89,10 +89,10 @@ FORMS = {
 }
 
 
-def overview(settings: Sequence[Setting], paper: bool) -> Table:
+def overview(settings: Sequence[Setting], paper: bool, baselines: tuple[Key, ...] = (CENTRALIZED, LOCAL)) -> Table:
     """All settings in one table: the methods that were run in any of them, and the baselines they are judged by."""
     columns = [Column(setting.label, setting, stands_for(setting.name)) for setting in settings]
-    return made(OVERVIEW, "", columns, (CENTRALIZED, LOCAL), paper)
+    return made(OVERVIEW, "", columns, baselines, paper)
 
 
 def paper_table(name: str, settings: Sequence[Setting], paper: bool, absent: bool = True) -> Table | None:
