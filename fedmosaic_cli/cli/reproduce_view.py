@@ -205,7 +205,7 @@ class Moving(Silent):
         lines, parts = [], 0.0
         for running in crew.running:
             looks = [(cell, self._look(cell)) for cell in running.job.cells]
-            parts += sum(share(progress) for _, progress in looks)
+            parts += sum(share(progress) for cell, progress in looks if cell.files.path not in self._finished)
             cell, progress = next(((c, p) for c, p in looks if p.round < (p.rounds or 1)), looks[-1])
             accuracy = "" if progress.accuracy is None else f"  acc {100 * progress.accuracy:.2f}%"
             lines.append(Text(f"{cell.title}  round {progress.round}/{cell.config.train.rounds}{accuracy}"))

@@ -29,12 +29,21 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     said: bytes = b""
+    finished: list[Cell] = field(default_factory=list)
+    """The runs that have been told of as finished."""
 
     def listen(self) -> None:
         """Take in what it said since the last time; only the end is kept."""
         pipe = self.process.stderr
         said = pipe.read() if pipe is not None and not pipe.closed else None
         self.said = (self.said + (said or b""))[-MOST_BYTES:]
+
+    def newly_finished(self) -> list[Cell]:
+        """The runs that were finished since the last time."""
+        others = [cell for cell in self.job.cells if cell not in self.finished]
+        new = [cell for cell in others if cell.state() is State.DONE]
+        self.finished += new
+        return new
 
     def error(self) -> str:
         """The line that it ended in."""
@@ -87,10 +96,12 @@ class Crew:
         finished = []
         for running in list(self.running):
             running.listen()
-            if running.process.poll() is not None:
+            ended = running.process.poll() is not None
+            finished += running.newly_finished()
+            if ended:
                 running.listen()
                 self.running.remove(running)
-                finished += self._ended(running, go_on)
+                self._ended(running, go_on)
         if go_on and not self.running and not self.waiting and self._put_off:
             self.waiting, self._put_off, self._last_call = deque(self._put_off), [], True
         while go_on and self.waiting and len(self.running) < self.at_once:
@@ -115,16 +126,15 @@ class Crew:
     def _leave(self, job: Job) -> None:
         (self.held if self._last_call else self._put_off).append(job)
 
-    def _ended(self, running: Running, go_on: bool) -> list[Cell]:
-        states = {cell.files.path: cell.state() for cell in running.job.cells}
-        done = [cell for cell in running.job.cells if states[cell.files.path] is State.DONE]
-        rest = tuple(cell for cell in running.job.cells if cell not in done)
-        if rest and go_on:
-            if running.process.returncode == LOCKED and State.HELD in states.values():
-                self._leave(replace(running.job, cells=rest))
-            else:
-                self.failures.append(Failure(replace(running.job, cells=rest), running.error()))
-        return done
+    def _ended(self, running: Running, go_on: bool) -> None:
+        """A job that leaves anything undone has failed, unless somebody else was faster, or it was asked to stop."""
+        rest = tuple(cell for cell in running.job.cells if cell not in running.finished)
+        if not rest or not go_on:
+            return
+        if running.process.returncode == LOCKED and any(cell.state() is State.HELD for cell in rest):
+            self._leave(replace(running.job, cells=rest))
+        else:
+            self.failures.append(Failure(replace(running.job, cells=rest), running.error()))
 
 
 def start(job: Job, workers: int, grace: float) -> Running:
