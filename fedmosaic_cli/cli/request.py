@@ -71,6 +71,19 @@ class Request:
     dp_max_eps: Annotated[
         float | None, typer.Option(metavar="EPSILON", help="Refuse what would spend more.", show_default=False)
     ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="What this setting is called, in directories and reports.", show_default="the preset's or shards' name"
+        ),
+    ] = None
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="A word behind the method's name in directories, for runs with other hyper-parameters.",
+            show_default=False,
+        ),
+    ] = None
     data_dir: DataDirOption = None
     runs_dir: RunsDirOption = Path("runs")
     run_dir: Annotated[

@@ -175,11 +175,11 @@ def resolve_run(
     return config
 
 
-def check_name(setting: str) -> None:
+def check_name(setting: str, where: str = "preset or shards") -> None:
     """Refuse to name directories after anything that a shell, a table or another system may stumble over."""
     if not NAME.fullmatch(setting):
         raise RequestError(
-            f"runs cannot be named after '{setting}' (preset or shards): rename it; letters, digits, '.', '_' and '-', "
+            f"runs cannot be named after '{setting}' ({where}): rename it; letters, digits, '.', '_' and '-', "
             "at most 64 of them, and no dot at the start"
         )
 

@@ -16,6 +16,8 @@ from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
 from fedmosaic_cli.report.noise import noise_key
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from fedmosaic_cli.data.place import Watch
@@ -52,15 +54,22 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
     client, None where a summary has none; `noise` is what was asked for in messages, as JSON, "" where nothing was, and
     `block` what it came to; `bits` is what all clients sent and received, None where raw data moved.
     """
-    import pandas as pd
-
     if not runs_dir.is_dir():
         what = "not a directory" if runs_dir.exists() else "no such directory"
         raise RequestError(
             f"{what} ({runs_dir}): name one with runs, or make some with 'fedmosaic train --preset quickstart'"
         )
-    lines = []
     folders, skipped = run_directories(runs_dir)
+    frame, others = collect_from(folders, watch)
+    return frame, [*skipped, *others]
+
+
+def collect_from(folders: Sequence[Path], watch: Watch = unseen) -> tuple[pd.DataFrame, list[Skipped]]:
+    """The same of these run directories."""
+    import pandas as pd
+
+    lines: list[dict[str, Any]] = []
+    skipped: list[Skipped] = []
     for number, files in enumerate(map(RunFiles, folders), start=1):
         watch("reading runs", number, len(folders))
         try:
