@@ -42,8 +42,8 @@ def resolve(settings: DataSettings, place: Place) -> DataSettings:
             check_domains(settings, look.domains)
         filled["clients"] = count_clients(settings, look)
     if settings.public_size is None:
-        share = min(LARGEST_DEFAULT_PUBLIC, look.examples // 10)
-        filled["public_size"] = share if source.public_size is None else source.public_size
+        usual = min(LARGEST_DEFAULT_PUBLIC, look.examples // 10) if source.public_size is None else source.public_size
+        filled["public_size"] = round(settings.share * usual)
     if settings.image_size is None:
         filled["image_size"] = source.image_size
     if settings.min_size is None and settings.protocol != "pfllib":  # which has a rule of its own

@@ -22,6 +22,8 @@ OWN_PARAMETERS = {
     "hybrid": ("clients_per_domain", "classes_per_client", "balanced"),
     "natural": ("clients",),
 }
+# Settings that came when there were shards already, whose digests and names shall stay.
+LATER = ("share",)
 
 
 class DataSettings(Section):
@@ -59,5 +61,12 @@ class DataSettings(Section):
         everywhere = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
         sizes = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")
         kind = ("label_noise_kind",) if self.label_noise else ()
-        part = ("share",) if self.share < 1 else ()
-        return (*OWN_PARAMETERS[self.scheme], *everywhere, *sizes, *kind, *part)
+        return (*OWN_PARAMETERS[self.scheme], *everywhere, *sizes, *kind, *(set(LATER) - self.unused()))
+
+    def recorded(self) -> dict[str, object]:
+        """All settings, for what stands for them: a later one only where it is used, so that older names remain."""
+        return self.model_dump(mode="json", exclude=self.unused())
+
+    def unused(self) -> set[str]:
+        """The later settings that are as if there were none."""
+        return {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}

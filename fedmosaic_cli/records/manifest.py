@@ -105,7 +105,7 @@ def describe(dataset: Dataset, partition: Partition, found_at: str = "") -> dict
         "protocol": settings.protocol,
         "tested_on": tested_on(dataset, settings),
         "parameters": parameters_of(dataset, settings),
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.recorded(),
         "seed": partition.seed,
         "class_names": list(dataset.class_names),
         "image_shape": list(dataset.images.shape[1:]),
