@@ -23,13 +23,14 @@ OWN_PARAMETERS = {
     "natural": ("clients",),
 }
 # Settings that came when there were shards already, whose digests and names shall stay.
-LATER = ("share",)
+LATER = ("share", "public_from")
 
 
 class DataSettings(Section):
     """Everything that decides which example lies where, but for the seed. None: it depends on the other settings.
 
-    With a `share` below 1 only a part of the data set is used, the same for every seed.
+    With a `share` below 1 only a part of the data set is used, the same for every seed. With `public_from` the public
+    set comes from a reserve of so many examples that no client gets, whatever its size and skew.
     """
 
     dataset: str = "digits"
@@ -45,6 +46,7 @@ class DataSettings(Section):
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     public_size: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     public_alpha: Annotated[float, Field(gt=0)] | None = None
+    public_from: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_size: Annotated[int, Field(ge=2, le=10_000_000)] | None = None

@@ -59,7 +59,7 @@ def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
     ],
 )
 def test_settings_that_came_later_change_nothing_where_they_are_not_used(tmp_path, asked, begins, name):
-    """Digests and names of directories as they were before there was `share`."""
+    """Digests and names of directories as they were before there was `share` or `public_from`."""
     settings = resolve(DataSettings(**asked), Place())
     assert fingerprint(settings) == name
     assert deal(settings, 7, tmp_path, Place()).shards.digest.startswith(begins)
