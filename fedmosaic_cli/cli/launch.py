@@ -260,7 +260,7 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
     if request.shards is not None:
         given = shard_records.load(request.shards)
         setting = request.shards.resolve().name
-        layers.add(f"shards {request.shards}", {"data": given.manifest["settings"]})
+        layers.add(f"shards {request.shards}", {"data": given.partition.settings.model_dump(mode="json")})
     if not setting:
         raise RequestError("nothing to train on (fedmosaic): add --preset quickstart or --shards DIR")
     if request.name is not None:

@@ -244,4 +244,4 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fingerprint(settings: DataSettings) -> str:
     """Eight characters that stand for how the data is dealt."""
-    return hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(settings.recorded(), sort_keys=True).encode()).hexdigest()[:8]
