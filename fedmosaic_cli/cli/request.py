@@ -36,7 +36,10 @@ class Request:
     preset: PresetOption = None
     shards: Annotated[Path | None, typer.Option(help="Shards of 'fedmosaic partition' to train on.")] = None
     expertise: Annotated[
-        str | None, typer.Option(help="fedmosaic: frequency, entropy, count, count-confidence or uniform votes.", show_default="the preset's")
+        str | None,
+        typer.Option(
+            help="fedmosaic: frequency, entropy, count, count-confidence or uniform votes.", show_default="the preset's"
+        ),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
