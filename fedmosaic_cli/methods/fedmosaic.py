@@ -77,8 +77,8 @@ class FedMosaic(FedCT):
     votes_from: Literal["self", "shadow"] = "self"
     trust_power: Annotated[float, Field(gt=0, le=100)] = 2.0
     trust_min: Annotated[float, Field(ge=0, le=1)] = 0.01
-    gate_folds: Annotated[int, Field(ge=2, le=20)] = 3
-    gate_budget: Annotated[float, Field(gt=0, le=1)] = 0.5
+    gate_folds: Annotated[int, Field(ge=2, le=20)] = 2
+    gate_budget: Annotated[float, Field(gt=0, le=1)] = 0.35
     gate_z: Annotated[float, Field(ge=-1e30, le=1e30)] = 1.0
     gate_prior_var: Annotated[float, Field(ge=0, le=1e30)] = 0.25
 

@@ -16,7 +16,8 @@ from fedmosaic_cli.methods.gated import Gated
 from fedmosaic_cli.methods.local import Local
 from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
 
-NEVER, ALWAYS = Gated(gate_z=1e30), Gated(gate_z=-1e30, trust_min=0.0)
+THREE = Gated(gate_folds=3, gate_budget=0.5)
+NEVER, ALWAYS = replace(THREE, gate_z=1e30), replace(THREE, gate_z=-1e30, trust_min=0.0)
 BIG = dealt([24, 18, 30], public=21).changed(local_steps=12)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -63,7 +64,7 @@ def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
 
 
 def test_decisions_are_in_the_log_once_with_what_they_rest_on():
-    rounds = rows_of(Gated(), BIG, 10)
+    rounds = rows_of(THREE, BIG, 10)
     decided = [row for rows in rounds for row in rows if "gate_on" in row]
     assert sorted(row["client"] for row in decided) == [0, 1, 2]
     for row in decided:
@@ -75,7 +76,7 @@ def test_decisions_are_in_the_log_once_with_what_they_rest_on():
 
 def test_the_gate_is_opened_by_what_the_others_say():
     """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
-    federation = played(Gated(), BIG.changed(rounds=10), rounds=2)
+    federation = played(THREE, BIG.changed(rounds=10), rounds=2)
     server = federation.standing.server
     assert set(server["without"]) == {"0", "1", "2"}
     uploads = {}
@@ -84,7 +85,7 @@ def test_the_gate_is_opened_by_what_the_others_say():
         uploads[client.id] = message["without"].labels
         assert torch.equal(message["labels"].labels, server["labels"])
     assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
-    after = played(Gated(), BIG.changed(rounds=10), rounds=3)
+    after = played(THREE, BIG.changed(rounds=10), rounds=3)
     assert "without" not in after.standing.server  # it travels once
     assert "without" not in federation.method.broadcast(after.standing.server, 0, federation.world)
 
@@ -102,7 +103,7 @@ def test_too_little_data_for_a_test_means_no_collaboration():
 
 
 @pytest.mark.parametrize("stop", range(1, 9))
-@pytest.mark.parametrize("method", [Gated(), ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
+@pytest.mark.parametrize("method", [THREE, ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
 def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     toy = BIG.changed(rounds=9)
     stopped = played(method, toy, rounds=stop)
@@ -115,7 +116,7 @@ def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     assert same(list(personal_models(resumed).values()), models(method, toy, rounds=9))
 
 
-@pytest.mark.parametrize("method", [Gated(), ALWAYS], ids=["own", "on"])
+@pytest.mark.parametrize("method", [THREE, ALWAYS], ids=["own", "on"])
 def test_stacked_clients_come_to_the_same(method):
     toy = BIG.changed(rounds=9)
     kinds: tuple[Execution, ...] = ("threads", "stacked")
@@ -136,7 +137,7 @@ def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
         original(self, model, terms, leash, private_weight, only)
 
     monkeypatch.setattr(SimulatedClient, "train", watched)
-    played(Gated(), BIG.changed(rounds=8), rounds=4)
+    played(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
         shown = {model: parts for who, model, parts in seen if who == client}
