@@ -18,8 +18,9 @@ from fedmosaic_cli.cli.audit import (
     keep_audits,
 )
 from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.diagnosis import warn_of_trust
 from fedmosaic_cli.cli.evaluation_view import show
-from fedmosaic_cli.cli.local_run import LocalRun, NoLocalRun, Recorded, find_local, recorded
+from fedmosaic_cli.cli.local_run import LocalRun, NoLocalRun, Recorded, compared, find_local, recorded, told
 from fedmosaic_cli.cli.options import (
     DataDirOption,
     DebugOption,
@@ -33,7 +34,6 @@ from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import write_together
-from fedmosaic_cli.report.collaboration import compare
 
 Results = dict[Path, dict[str, Any]]
 
@@ -122,6 +122,8 @@ def evaluate(
         elif not quiet:
             show(results, split.value, verbose)
     if not quiet:
+        for run in asked:
+            warn_of_trust(str(run.files.path), run.summary)
         for line in dict.fromkeys(str(local) for local in missing if local and local.way_out):
             remark(f"note: {line}")
 
@@ -178,15 +180,13 @@ def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) ->
         result["no_collaboration"] = local.reason
         set_gains(marks, [None] * len(marks))
         return local
-    try:
-        found = compare(accuracies_in(marks), known(local, results), [mark["examples"] for mark in marks])
-    except ValueError as error:
-        unfit = NoLocalRun(f"the Local run's accuracies are damaged, {error}", local.files.path, "make that run anew")
+    sizes = [mark["examples"] for mark in marks]
+    found = compared(local, accuracies_in(marks), known(local, results), sizes)
+    if isinstance(found, NoLocalRun):
         if local.named:
-            raise RequestError(str(unfit)) from None
-        return set_beside(run, unfit, results)
-    where = os.path.relpath(local.files.path, run.files.path)
-    result["collaboration"] = {"local": where, **found.to_dict(), "caveats": local.caveats}
+            raise RequestError(str(found))
+        return set_beside(run, found, results)
+    result["collaboration"] = told(run.files, local, found)
     set_gains(marks, found.gains)
     return None
 

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import notes, out, remark, say, say_json
+from fedmosaic_cli.cli.diagnosis import beside_local, document, show_beside_local, warn_of_trust
 from fedmosaic_cli.cli.dry_run import show_plan
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import Device, whole_numbers
@@ -35,7 +36,9 @@ from fedmosaic_cli.records.runs import RunFiles
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from fedmosaic_cli.cli.diagnosis import BesideLocal
     from fedmosaic_cli.cli.interrupt import StopRequest
+    from fedmosaic_cli.cli.local_run import NoLocalRun
     from fedmosaic_cli.cli.progress import View
     from fedmosaic_cli.cli.request import Request
     from fedmosaic_cli.data.place import Place
@@ -115,10 +118,13 @@ def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request
                 failures.append(error)
                 if len(runs) > 1:
                     remark(f"failed: {error}")
+    beside = besides(finished, shards, request, place)
+    for run, summary in finished if not request.quiet else ():
+        warn_of_trust(run.label, summary)
     if request.as_json:
-        say_json([summary for _, summary in finished])
+        say_json([document(summary, result) for (_, summary), result in zip(finished, beside, strict=True)])
     elif finished:
-        show_results(finished, request)
+        show_results(finished, beside, request)
     if failures and len(runs) == 1:
         raise failures[0]
     if failures:
@@ -126,6 +132,20 @@ def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request
     if asked_to_stop():  # too late to stop anything here, but not for what the shell would do next
         remark("asked to stop in the last round: everything is finished")
         raise typer.Exit(asked_to_stop.code)
+
+
+def besides(
+    finished: list[tuple[Planned, dict[str, Any]]], shards: dict[int, Shards | Deal], request: Request, place: Place
+) -> list[BesideLocal | NoLocalRun | None]:
+    """How each run fares beside its Local run, if anybody wants to know."""
+    if request.quiet and not request.as_json:
+        return [None] * len(finished)
+    dealt = {seed: found.shards if isinstance(found, Deal) else found for seed, found in shards.items()}
+    sizes = {seed: found.test_sizes() for seed, found in dealt.items()}
+    return [
+        beside_local(run.label, run.files, summary, sizes[run.config.partition_seed], place)
+        for run, summary in finished
+    ]
 
 
 def fitting(runs: list[Planned], optional: Collection[str]) -> list[Planned]:
@@ -305,7 +325,11 @@ def plan(
     ]
 
 
-def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Request) -> None:
+def show_results(
+    finished: list[tuple[Planned, dict[str, Any]]],
+    beside: list[BesideLocal | NoLocalRun | None],
+    request: Request,
+) -> None:
     """The numbers of the runs, and what one would do next."""
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
@@ -334,6 +358,7 @@ def show_results(finished: list[tuple[Planned, dict[str, Any]]], request: Reques
             say(f"{run.label}: {marks}")
     if not request.quiet:
         say("accuracy: mean over clients, each on its own test part, last round")
+        show_beside_local(beside)
         for line in next_steps([run for run, _ in finished], request):
             say(line)
 

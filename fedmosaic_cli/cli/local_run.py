@@ -13,12 +13,13 @@ from fedmosaic_cli.config.run import stored_run
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import SUMMARY, RunFiles
-from fedmosaic_cli.report.collaboration import caveats, misfit
+from fedmosaic_cli.report.collaboration import caveats, compare, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.report.collaboration import Collaboration
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,22 @@ def judged(run: Recorded, local: Recorded, split: str, place: Place) -> LocalRun
         what = f"the Local run was not examined on its {split} part, or the file is damaged"
         return NoLocalRun(what, path, f"name both runs in one command, or first: {examining}")
     return LocalRun(local.files, caveats(run.summary, local.summary), accuracies)
+
+
+def compared(
+    local: LocalRun, accuracies: Sequence[float], alone: Sequence[float], sizes: Sequence[int]
+) -> Collaboration | NoLocalRun:
+    """The accuracies of a run's clients beside those of its Local run, if these could be any."""
+    try:
+        return compare(accuracies, alone, sizes)
+    except ValueError as error:
+        return NoLocalRun(f"the Local run's accuracies are damaged, {error}", local.files.path, "make that run anew")
+
+
+def told(run: RunFiles, local: LocalRun, found: Collaboration) -> dict[str, Any]:
+    """The comparison with a Local run, as documents have it."""
+    where = os.path.relpath(local.files.path, run.path)
+    return {"local": where, **found.to_dict(), "caveats": local.caveats}
 
 
 def accuracies_of(local: Recorded, split: str) -> list[float] | None:

@@ -239,7 +239,7 @@ def write_results(
     from fedmosaic_cli.report.results import FIGURES, figure_files, result_files
 
     comparisons, ranking = compared(settings)
-    files = result_files(tables, comparisons, ranking)
+    files = result_files(settings, tables, comparisons, ranking)
     if figures:
         drawn, remarks = figure_files(settings, ranking, watch, kinds)
         files |= drawn

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.learner import Learner, Losses
     from fedmosaic_cli.engine.method import Leash, Parameters, Received, State, Step, Term
     from fedmosaic_cli.engine.settings import TrainSettings
 
@@ -120,6 +120,7 @@ class SimulatedClient:
         self.notes.setdefault("loss_private", losses.private)
         for term, loss in zip(terms, losses.terms, strict=True):
             self.notes.setdefault(term.log_as, loss)
+        self._note_public_share(losses, terms, private_weight)
 
     def steps(self, *streams: str) -> Iterator[Step]:
         draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
@@ -168,6 +169,14 @@ class SimulatedClient:
         if not isinstance(self.learner, Workspace):
             raise FedMosaicError(f"client {self.id} has no network (model.name): this method needs one")
         return self.learner
+
+    def _note_public_share(self, losses: Losses, terms: Sequence[Term], private_weight: float) -> None:
+        """What of the loss that was descended on came from the public set, over the round; both as trained on."""
+        values = [0.0 if loss is None else term.weight * loss for term, loss in zip(terms, losses.terms, strict=True)]
+        public = [value for term, value in zip(terms, values, strict=True) if term.uses_public]
+        whole = private_weight * (losses.private or 0.0) + sum(values)
+        if public:
+            self.notes.setdefault("public_share", sum(public) / whole if whole else 0.0)
 
     def _memory(self, model: str) -> State:
         """What the optimizer of a model remembers. What is forgotten after the round is not kept longer than a turn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.changes import FREE_TO_CHANGE
 from fedmosaic_cli.config.run import recorded_run
+from fedmosaic_cli.cotraining.trust import TRUST_RULES, TrustRule
 from fedmosaic_cli.engine.evaluation import averages
 from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.rounds import play, servers_by_device
@@ -23,6 +24,7 @@ from fedmosaic_cli.experiment.privacy import told_of_noise
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.records import checkpoints
+from fedmosaic_cli.records.diagnosis import diagnose
 from fedmosaic_cli.records.runs import DIGESTS, RunFiles
 from fedmosaic_cli.records.summary import SCHEMA
 
@@ -125,6 +127,7 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
         summary = {
             **summarise(config, shards, rows),
             **told_of_noise(config, shards, ledgers_of(federation)),
+            **told_of_trust(config, rows),
             "device": ", ".join(sorted({device.type for device in federation.devices})),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
@@ -322,6 +325,15 @@ def honest_accuracy(marks: list[float], sizes: list[int], attackers: Collection[
     if not attackers or not honest:
         return {}
     return {"honest_accuracy": averages([marks[client] for client in honest], [sizes[client] for client in honest])}
+
+
+def told_of_trust(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the summary says of co-training; nothing of methods whose clients share no labels."""
+    if not config.method.shares_labels:
+        return {}
+    rule = TRUST_RULES.get(getattr(config.method, "trust", ""))
+    found = diagnose(rows, by_losses=isinstance(rule, TrustRule))
+    return {"diagnosis": found and found.to_dict()}
 
 
 def ledgers_of(federation: Federation) -> dict[int, Any]:

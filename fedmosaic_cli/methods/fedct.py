@@ -72,8 +72,9 @@ class FedCT(Method):
     def learn(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
         """A round of training."""
         trust = self.trust_in(consensus, client)
-        client.note(trust=trust)
-        client.train("model", [] if consensus is None else self.terms(consensus, trust, client.class_counts))
+        terms = [] if consensus is None else self.terms(consensus, trust, client.class_counts)
+        client.note(trust=trust, **({} if terms else {"public_share": 0.0}))
+        client.train("model", terms)
 
     def terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[Term]:
         """What a consensus adds to a client's loss.

@@ -157,7 +157,7 @@ class FedMosaic(FedCT):
                 gate.close(client, keep=False)
                 client.note(gate_trust=client.state["trust"], gate_on=0)
                 client.state["trust"] = 0.0
-        client.note(trust=0.0)
+        client.note(trust=0.0, public_share=0.0)
         client.train("model")
         if not gate.is_open(client):
             return

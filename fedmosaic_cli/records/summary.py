@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.records.diagnosis import Diagnosis  # noqa: TC001 - pydantic reads it
 from fedmosaic_cli.records.privacy import PrivacyBlock  # noqa: TC001 - pydantic reads it
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Summary(Part):
     bits: Bits = Field(default_factory=Bits)
     evaluation: Evaluation
     device: Text = ""
+    diagnosis: Diagnosis | None = None
 
     @model_validator(mode="after")
     def noise_is_told_of(self) -> Summary:

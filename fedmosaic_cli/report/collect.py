@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COLUMNS = [
     *("setting", "protocol", "method", "variant", "hyperparameters", "noise", "seed"),
-    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "terms", "block", "path"),
+    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "terms", "block", "diagnosis", "path"),
 ]
 # Two runs that agree in these are the same run, made twice.
 IDENTITY = COLUMNS[:7]
@@ -52,7 +52,8 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
 
     `terms` is what runs must have in common to be compared, `protocol` a digest of it; `per_client` are accuracies by
     client, None where a summary has none; `noise` is what was asked for in messages, as JSON, "" where nothing was, and
-    `block` what it came to; `bits` is what all clients sent and received, None where raw data moved.
+    `block` what it came to; `diagnosis` is what came of co-training, None where a summary does not tell; `bits` is
+    what all clients sent and received, None where raw data moved.
     """
     if not runs_dir.is_dir():
         what = "not a directory" if runs_dir.exists() else "no such directory"
@@ -145,6 +146,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "device": summary.get("device", ""),
         "terms": terms,
         "block": summary.get("privacy"),
+        "diagnosis": summary.get("diagnosis"),
     }
 
 

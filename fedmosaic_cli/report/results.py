@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.report.diagnoses import diagnosed, diagnoses_to_csv, diagnosis_sheets, gates_to_csv
 from fedmosaic_cli.report.latex import PREAMBLE, document, preamble, to_latex
 from fedmosaic_cli.report.paper import FORMS, overview, paper_table
 from fedmosaic_cli.report.sheets import sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv
@@ -30,9 +31,9 @@ def every_table(settings: Sequence[Setting], paper: bool) -> list[Table]:
 
 
 def result_files(
-    tables: Sequence[Table], comparisons: Sequence[Comparison], ranking: Ranking | None
+    settings: Sequence[Setting], tables: Sequence[Table], comparisons: Sequence[Comparison], ranking: Ranking | None
 ) -> dict[str, bytes]:
-    """The files of the tables and of the statistics."""
+    """The files of the tables, of the statistics, and of what came of co-training."""
     texts: dict[str, str] = {}
     for table in tables:
         texts |= {f"{table.name}.md": to_markdown(table), f"{table.name}.tex": to_latex(table)}
@@ -41,8 +42,24 @@ def result_files(
         texts["statistics.md"] = "\n".join(map(sheet_to_markdown, sheets))
         texts["statistics.tex"] = "\n".join(map(sheet_to_latex, sheets))
         texts["statistics.csv"] = sheets_to_csv(comparisons, ranking)
+    texts |= diagnosis_files(settings)
     texts |= {"all.tex": document([name for name in texts if name.endswith(".tex")]), PREAMBLE: preamble()}
     return {name: text.encode() for name, text in texts.items()}
+
+
+def diagnosis_files(settings: Sequence[Setting]) -> dict[str, str]:
+    """What came of co-training, run by run; nothing where there are no such runs."""
+    lines = [line for setting in settings for line in diagnosed(setting)]
+    if not lines:
+        return {}
+    sheets = diagnosis_sheets(settings)
+    texts = {
+        "diagnosis.md": "\n".join(map(sheet_to_markdown, sheets)),
+        "diagnosis.tex": "\n".join(map(sheet_to_latex, sheets)),
+        "diagnosis.csv": diagnoses_to_csv(lines),
+    }
+    gates = gates_to_csv(lines)
+    return {**texts, "diagnosis-gates.csv": gates} if gates else texts
 
 
 def figure_files(

@@ -15,6 +15,7 @@ from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run import flat
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.records.runs import RunFiles
 from fedmosaic_cli.report.noise import noise_words
 
@@ -217,6 +218,16 @@ def differing_keys(choices: list[dict[str, Any]]) -> list[str]:
     """The keys under which these do not all have the same."""
     names = sorted({name for choice in choices for name in choice})
     return [name for name in names if len({json.dumps(choice.get(name)) for choice in choices}) > 1]
+
+
+def shares_labels(key: Key) -> bool:
+    """Whether clients co-train: they tell labels of the public set, and a consensus comes back."""
+    return METHODS[key[0]].shares_labels
+
+
+def weighs_trust(key: Key) -> bool:
+    """Whether each client has a lambda of its own: FedMosaic, and what is made of it."""
+    return issubclass(METHODS[key[0]], FedMosaic)
 
 
 def paper_order(key: Key) -> tuple[int, str]:

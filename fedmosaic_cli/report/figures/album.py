@@ -16,6 +16,7 @@ from fedmosaic_cli.report.figures.families import families
 from fedmosaic_cli.report.figures.public_sets import size_figure, skew_figure
 from fedmosaic_cli.report.figures.ranks import critical_difference
 from fedmosaic_cli.report.figures.style import DOTS_PER_INCH, house_style, is_federated, is_strong
+from fedmosaic_cli.report.settings import shares_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -58,7 +59,7 @@ def lacks_fedmosaic(setting: Setting) -> str:
 
 
 def lacks_consensus(setting: Setting) -> str:
-    if any(method in ("fedmosaic", "fedct") for method, _ in setting.methods):
+    if any(map(shares_labels, setting.methods)):
         return ""
     return "needs a run of FedMosaic or FedCT; make one with 'fedmosaic train'"
 

@@ -177,7 +177,8 @@ def losses_figure(setting: Setting, evidence: Evidence) -> Figure:
     key_below(figure, names)
     some = some_of(len(shown), clients, "clients") + some_of(len(runs), len(known), "variants")
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs.values())))
-    entitle(figure, f"{setting.label}: private and public loss, from which λ follows{some}, seed {seeds}")
+    why = ", from which λ follows" if all(key[0] == "fedmosaic" for key in runs) else ""
+    entitle(figure, f"{setting.label}: private and public loss{why}{some}, seed {seeds}")
     return figure
 
 

@@ -19,7 +19,7 @@ from fedmosaic_cli.report.figures.style import (
     percent_axis,
     round_axis,
 )
-from fedmosaic_cli.report.settings import title_of
+from fedmosaic_cli.report.settings import shares_labels, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,7 +57,8 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
         shaded = keys_with_bands(bands)
         look_closer(end, bands, shaded, near)
         if "bands" in note:
-            note += " On the right, only FedMosaic has its bands." if shaded else " Bands on the left only."
+            bands_of = listed(list(dict.fromkeys((method, "") for method, _ in shaded))) if shaded else ""
+            note += f" On the right, bands of {bands_of} only." if shaded else " Bands on the left only."
         note += out_of_sight(bands, *end.get_ylim())
     else:
         end = figure.subplots()
@@ -72,7 +73,7 @@ def accuracy_figure(setting: Setting, evidence: Evidence) -> Figure:
 
 def consensus_figure(setting: Setting, evidence: Evidence) -> Figure:
     """How far clients agree with the consensus, and how often it is right, over rounds."""
-    courses = {key: runs for key, runs in evidence.courses.items() if key[0] in ("fedmosaic", "fedct")}
+    courses = {key: runs for key, runs in evidence.courses.items() if shares_labels(key)}
     agreement = known_bands({key: [run.agreement for run in runs] for key, runs in courses.items()})
     right = known_bands({key: [run.right_labels for run in runs] for key, runs in courses.items()})
     panels = [

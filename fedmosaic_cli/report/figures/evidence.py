@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ABSURD = 1e50
 """No loss and no number of bits is so large; with such numbers, sums and axes may become infinite."""
-SHARES = ("accuracy", "agreement", "pseudo_label_accuracy")
+SHARES = ("accuracy", "agreement", "vote_agreement", "pseudo_label_accuracy")
 
 
 class NoFigureError(Exception):
@@ -115,7 +115,8 @@ def course_of(curves: dict[str, Matrix]) -> Course:
     return Course(
         accuracy=mean_over(curves["accuracy"], axis=1),
         bits=None if np.isnan(sent).all() else np.nansum(sent, axis=1).cumsum(),
-        agreement=mean_over(curves.get("agreement", nothing), axis=1),
+        # Of votes where they are logged, as they are for every method; else as a client found it before it trained.
+        agreement=mean_over(curves.get("vote_agreement", curves.get("agreement", nothing)), axis=1),
         right_labels=mean_over(curves.get("pseudo_label_accuracy", nothing), axis=1),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.data.canvas import blank, entitle
-from fedmosaic_cli.report.figures.style import PAGE_INCHES
+from fedmosaic_cli.report.figures.style import PAGE_INCHES, STRONG_TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def draw_method(
 ) -> None:
     """A line from the rank down and out to the name, with the rank beside it."""
     edge, top, level = place
-    strong = name.startswith("FedMosaic")
+    strong = name.startswith(STRONG_TITLES)
     outside = edge + side * 0.04 * margin
     width = 1.4 if strong else 0.7
     axes.plot([rank, rank, outside], [top, level, level], color="black", linewidth=width, solid_joinstyle="miter")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.data.canvas import unworried
 from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.report.settings import weighs_trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,11 +86,13 @@ OTHERS = {
     "fedphp": Look("#8C6D31", ">"),
     "perfedckt": Look("#5F6A7A", "h"),
 }
-# FedMosaic is drawn strongest: a colour for each kind of expertise. What lies on top has gaps, so that equals are seen.
+# FedMosaic is drawn strongest: a colour for each kind of expertise, and for methods that are made of it. What lies on
+# top has gaps, so that equals are seen.
 STRONG = {
     "frequency": Look("#C45500", "o", DASHES[1], width=2.4, order=9),
     "entropy": Look("#0072B2", "s", width=2.4, order=8),
     "uniform": Look("#A8507F", "^", width=2.4, order=7),
+    "gated": Look("#6A0DAD", "H", DASHES[2], width=2.4, order=9),
 }
 CLIENTS = (
     Look("#0072B2", "o", width=1.4),
@@ -127,15 +130,19 @@ def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
 
 def base_of(key: Key) -> Look:
     """The look of a method, or of FedMosaic with one kind of expertise; a method that was added since is grey until it
-    gets its own."""
+    gets its own, or looks like FedMosaic if it is made of it."""
     method, detail = key
     if is_strong(key):
-        return STRONG.get(detail.partition(",")[0], STRONG["frequency"])
+        return STRONG.get(method) or STRONG.get(detail.partition(",")[0]) or STRONG["frequency"]
     return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "8")
 
 
 def is_strong(key: Key) -> bool:
-    return key[0] == "fedmosaic"
+    """Whether it is FedMosaic, or made of it: these are what all others are compared with."""
+    return weighs_trust(key)
+
+
+STRONG_TITLES = tuple(method.title for name, method in METHODS.items() if is_strong((name, "")))
 
 
 def is_federated(key: Key) -> bool:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.report.diagnoses import diagnosis_sheets
 from fedmosaic_cli.report.page.comparison import comparisons
 from fedmosaic_cli.report.page.logs import NO_ROOM, VALUES, Embedded, embed
 from fedmosaic_cli.report.page.markup import Markup, counted, notes, to_script
@@ -42,6 +43,7 @@ def page(
     """The HTML file. The same input gives the same bytes. `tell` hears how many logs were read, and of how many."""
     embedded, texts = embed(settings, tell), Texts()
     shards, no_shards = distributions(settings)
+    diagnosis = diagnosis_sheets(settings)
     runs = run_list(settings, skipped, embedded.left_out, texts)
     numbers = joined_json(
         {
@@ -62,6 +64,8 @@ def page(
         shards_note=notes(no_shards),
         statistics=statistics_list(statistics),
         without_statistics="" if statistics else "hidden",
+        diagnosis=statistics_list(diagnosis),
+        without_diagnosis="" if diagnosis else "hidden",
         runs=runs,
         numbers=numbers,
         script=script,

@@ -29,6 +29,8 @@ VALUES = {
     "agreement": "Agreement with the consensus",
     "pseudo_label_accuracy": "Pseudo-label accuracy (oracle view)",
     "majority_accuracy": "Accuracy of the plain majority (oracle view)",
+    "public_share": "Share of the public set in the training loss",
+    "vote_agreement": "Agreement of the client's vote with the vote's outcome",
     "weight_share": "Share of the weight of all votes",
     "reputation": "Reputation",
 }

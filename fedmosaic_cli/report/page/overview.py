@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.page.markup import Markup, counted, joined, percent, points, scrolling, tag
-from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of
+from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of, weighs_trust
 from fedmosaic_cli.report.statistics import compare_with_local
 from fedmosaic_cli.report.table import Result, results_of
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MOST_OPEN = 6
 """So many settings are unfolded from the start."""
-OURS = "fedmosaic"
 CAPTION = (
     "Accuracy in %, mean (standard deviation) over seeds. Against Local: percentage points, mean over clients, on the "
     "same shards and seed. Where seeds deal the data anew, their clients are others, and all of them are counted. "
@@ -87,7 +86,7 @@ def sentences(results: Mapping[Key, Result], gains: Mapping[str, Comparison]) ->
     return told + [
         joined([tag("b", title_of(key)), " ", beside_local(result, gains.get(title_of(key)))])
         for key, result in others.items()
-        if key[0] == OURS or len(others) == 1
+        if weighs_trust(key) or len(others) == 1
     ]
 
 

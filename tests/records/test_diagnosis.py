@@ -1,0 +1,152 @@
+"""A few numbers out of a log, and the two ways in which they tell of no collaboration."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.records.diagnosis import Diagnosis, diagnose
+from fedmosaic_cli.records.summary import check_sense
+from tests.report.runs_by_hand import summary_of
+
+FADED = "lambda is below 1e-6 for 2 of 3 clients since round 4: for them this is Local training"
+MEMORISED = "lambda is above 1 for 2 of 3 clients while their private loss rises"
+
+
+def row(number, client, trust, private=1.0, public=2.0, **more):
+    """A line of a log; before round 2 nobody has a consensus."""
+    return {
+        "round": number,
+        "client": client,
+        "lambda": trust if number > 1 else 0.0,
+        "loss_private": private,
+        "loss_public": public if number > 1 else None,
+        "bits_down": 80 if number > 1 else 0,
+        **more,
+    }
+
+
+def log(*courses, **more):
+    """Three clients over rounds, each with a lambda a round or a pair of lambda and private loss."""
+    rows = []
+    for number, values in enumerate(zip(*courses, strict=True), start=1):
+        for client, value in enumerate(values):
+            trust, private = value if isinstance(value, tuple) else (value, 1.0)
+            rows.append(row(number, client, trust, private, **more))
+    return rows
+
+
+def test_lambda_is_that_of_the_last_round_and_warm_up_rounds_do_not_count():
+    found = diagnose(log([0, 1e-9, 0.5], [0, 0.2, 0.25], [0, 0.2, 1e-7]), by_losses=True)
+    assert (found.clients, found.rounds) == (3, 2)
+    assert (found.median_lambda, found.least_lambda, found.largest_lambda) == (0.25, 1e-7, 0.5)
+    assert found.silent_clients == 1
+    assert found.silent_share == 2 / 6
+    assert found.silent_since == 3
+    assert found.warnings() == []
+
+
+def test_where_lambda_dies_for_most_clients_a_warning_says_since_when():
+    rows = log([0, 0.5, 1e-9, 1e-9], [0, 1e-7, 0.1, 1e-9], [0, 0.1, 0.1, 2e-6])
+    [warning] = diagnose(rows, by_losses=True).warnings()
+    assert warning.startswith(FADED)
+    assert warning.endswith("nothing here tells of collaboration")
+
+
+def test_half_of_the_clients_is_not_most_of_them():
+    rows = [row(2, client, 1e-9 if client < 2 else 1.0) for client in range(4)]
+    assert diagnose(rows, by_losses=True).silent_clients == 2
+    assert diagnose(rows, by_losses=True).warnings() == []
+
+
+def test_a_trust_of_0_that_was_asked_for_is_no_surprise():
+    assert diagnose(log([0, 0], [0, 0], [0, 0]), by_losses=False).warnings() == []
+
+
+def test_a_lambda_that_a_gate_set_to_0_has_not_died():
+    rows = log([0, 0.0], [0, 0.0], [0, 0.9])
+    assert diagnose(rows, by_losses=True).warnings()
+    for line in rows[3:]:
+        line |= {"gate_on": int(line["client"] == 2), "gate_trust": 0.4, "gate_gain": -0.01, "gate_error": 0.02}
+    found = diagnose(rows, by_losses=True)
+    assert (found.silent_clients, found.silent_by_gate) == (2, 2)
+    assert found.warnings() == []
+    assert [(each.client, each.round, each.on) for each in found.gate] == [(0, 2, False), (1, 2, False), (2, 2, True)]
+    assert (found.gate[0].agreement, found.gate[0].trust, found.gate[0].gain) == (None, 0.4, -0.01)
+
+
+@pytest.mark.parametrize(
+    ("last", "public", "warned"),
+    [
+        ((1.5, 1.2), 0.3, True),
+        ((1.5, 1.0), 0.3, False),  # its own labels fit as well as before
+        ((1.0, 1.2), 0.3, False),  # it follows the crowd no more than its own labels
+        ((1.5, 1.2), 1.3, False),  # nothing is memorised
+    ],
+)
+def test_self_training_is_a_lambda_above_1_with_a_private_loss_that_rises(last, public, warned):
+    """Compared with the first consensus: before it, models know nothing and every loss is high."""
+    mine = [(0, 9.0), (1.2, 1.0), last]
+    found = diagnose(log(mine, mine, [0, 0.5, 0.5], public=public), by_losses=True)
+    assert found.self_training_clients == (2 if warned else 0)
+    assert [warning.startswith(MEMORISED) for warning in found.warnings()] == [True] * warned
+
+
+def test_means_are_over_clients_and_rounds_and_the_oracle_sees_the_last_vote():
+    rows = log([0, 0.5, 0.5], [0, 0.5, 0.5])
+    for line in rows:
+        line |= {"vote_agreement": 0.5 + line["client"] / 4, "votes_differ": line["round"] / 10}
+        line |= {"weighted_accuracy": 0.2 * line["round"], "majority_accuracy": 0.1 * line["round"]}
+        line["public_share"] = 0.25 * (line["round"] - 1)
+    found = diagnose(rows, by_losses=False)
+    assert found.vote_agreement == 0.625
+    assert found.votes_differ == pytest.approx(0.2)
+    assert found.public_share == 0.375, "rounds without a consensus do not count"
+    assert (found.oracle.weighted, found.oracle.majority) == pytest.approx((0.6, 0.3))
+
+
+def test_a_client_that_sat_the_last_round_out_counts_with_the_one_before():
+    rows = [row(2, 0, 0.5), row(2, 1, 1e-9), row(3, 0, 0.7), {**row(3, 1, None), "bits_down": 0}]
+    found = diagnose(rows, by_losses=True)
+    assert (found.clients, found.silent_clients) == (2, 1)
+    assert (found.least_lambda, found.largest_lambda) == (1e-9, 0.7)
+
+
+def test_without_a_consensus_there_is_nothing_to_say():
+    assert diagnose(log([0], [0]), by_losses=True) is None
+    assert diagnose([], by_losses=True) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [{"round": "two", "lambda": 0.0}, {"votes_differ": 7.0}, {"gate_on": 1, "gate_error": -1.0}]
+)
+def test_what_cannot_be_is_refused(damage):
+    rows = [row(2, client, 0.5) for client in range(2)]
+    rows[-1] |= damage
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        diagnose(rows, by_losses=True)
+
+
+def summary(**changes):
+    return summary_of("quick", "fedmosaic-entropy", 0, [0.5], shards={"digest": "0", "parameters": {}}, **changes)
+
+
+def test_a_summary_may_have_a_diagnosis_or_none(tmp_path):
+    entry = diagnose(log([0, 1e-9], [0, 1e-9], [0, 0.5]), by_losses=True).to_dict()
+    assert entry["warnings"]
+    check_sense(summary(), tmp_path)
+    check_sense(summary(diagnosis=None), tmp_path)
+    check_sense(summary(diagnosis=entry), tmp_path)
+    assert Diagnosis.model_validate(entry).warnings() == entry["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("median_lambda", float("inf")), ("public_share", float("nan")), ("clients", 0), ("silent_share", 1.5)],
+)
+def test_a_diagnosis_that_makes_no_sense_is_damage(tmp_path, name, value):
+    entry = copy.deepcopy(diagnose(log([0, 1e-9]), by_losses=True).to_dict())
+    with pytest.raises(RequestError, match=f"damaged, diagnosis.{name}"):
+        check_sense(summary(diagnosis={**entry, name: value}), tmp_path)
