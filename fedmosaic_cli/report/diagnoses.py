@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HEAD = (
     *("Run", "median lambda", "lambda < 1e-6", "agreement %", "votes differ %", "public weight %"),
-    *("right, weighted % (oracle)", "right, majority % (oracle)", "helped/unharmed/hurt", "mean gain"),
+    *("right, weighted % (oracle)", "right, majority % (oracle)", "helped / unharmed / hurt", "mean gain"),
 )
 GATE_HEAD = ("Client", "round", "agreement %", "lambda in question", "gain", "standard error", "gate")
 NOTE = (

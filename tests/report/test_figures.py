@@ -431,6 +431,32 @@ def test_who_logged_no_agreement_is_named(bench):
     assert figure.legends[0].get_title().get_text() == "One seed. FedCT logged no agreement."
 
 
+def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
+    bench.write("fedmosaic-entropy")
+    bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25})
+    figure = draw(consensus_figure, bench)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMosaic (entropy)", "Gated co-training"]
+    assert figure.axes[0].lines[1].get_ydata().tolist() == [0.25, 0.25, 0.25]
+    assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [
+        "FedMosaic (entropy)\nseed 0",
+        "Gated co-training\nseed 0",
+    ]
+    assert "from which" not in draw(losses_figure, bench).get_suptitle()
+    looks = looks_of([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
+    assert len({(look.colour, look.marker) for look in looks.values()}) == 4
+    assert looks["gated", ""].width == looks["fedmosaic", "entropy"].width > looks["fedct", ""].width
+
+
+def test_an_album_without_fedmosaic_has_what_gated_runs_allow(bench, sketched):
+    bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25, "loss_public": 1.0})
+    album = figures(settings_in(bench))
+    assert {"lambda-quick", "losses-quick", "consensus-quick"} <= {name for name, _ in album}
+    bench.write("fedct", setting="other")
+    lacking = {missing.name for missing in figures(settings_in(bench)).missing}
+    assert {"lambda-other", "losses-other"} <= lacking
+    assert not {"consensus-other", "lambda-quick"} & lacking
+
+
 def test_where_nothing_is_sent_this_is_said(bench):
     bench.write("fedavg", rounds=1)
     with pytest.raises(NoFigureError, match="nothing was sent in any round"):

@@ -184,6 +184,8 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
         "Public loss: none",
         "Agreement with the consensus: none",
         "Accuracy of the plain majority (oracle view): none",
+        "Share of the public set in the training loss: none",
+        "Agreement of its vote with the outcome: none",
         "Share of the weight of all votes: none",
         "Reputation: none",
     ]

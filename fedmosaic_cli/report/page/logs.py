@@ -30,7 +30,7 @@ VALUES = {
     "pseudo_label_accuracy": "Pseudo-label accuracy (oracle view)",
     "majority_accuracy": "Accuracy of the plain majority (oracle view)",
     "public_share": "Share of the public set in the training loss",
-    "vote_agreement": "Agreement of the client's vote with the vote's outcome",
+    "vote_agreement": "Agreement of its vote with the outcome",
     "weight_share": "Share of the weight of all votes",
     "reputation": "Reputation",
 }

@@ -1,0 +1,63 @@
+"""The public set's share in what was trained on: of the losses of the steps themselves, of the client's own model."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.gated import Gated
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.methods.perfedckt import PerFedCKT
+from tests.toys import TOYS, dealt, mixed
+
+
+def rounds_of(method, toy=TOYS["uneven"], rounds=4):
+    federation = toy.changed(rounds=rounds).federation(method)
+    with federation.workers:
+        return [done.rows for done in play(federation, rounds)]
+
+
+def share(row, trust):
+    return trust * row["loss_public"] / (row["loss_private"] + trust * row["loss_public"])
+
+
+@pytest.mark.parametrize("execution", ["threads", "stacked"])
+@pytest.mark.parametrize(("method", "trust"), [(FedCT(), 1.0), (FedMosaic(trust=0.3), 0.3)])
+def test_it_is_the_part_of_the_loss_that_comes_from_pseudo_labels(method, trust, execution):
+    alone, *together = rounds_of(method, TOYS["uneven"].changed(execution=execution))
+    assert {row["public_share"] for row in alone} == {0.0}
+    for row in (row for rows in together for row in rows):
+        assert 0 < row["public_share"] < 1
+        assert row["public_share"] == pytest.approx(share(row, trust))
+
+
+def test_it_is_measured_in_training_also_where_the_rule_measures_losses_of_its_own():
+    """The logged losses are those before the round, on all examples: their share is another one."""
+    *_, rows = rounds_of(FedMosaic(trust="paper"))
+    assert all(0 < row["public_share"] < 1 for row in rows)
+    assert any(row["public_share"] != pytest.approx(share(row, row["lambda"])) for row in rows)
+
+
+def test_where_the_public_set_is_left_alone_it_is_0():
+    assert {row["public_share"] for rows in rounds_of(FedMosaic(trust=0.0)) for row in rows} == {0.0}
+
+
+def test_what_is_tried_beside_the_client_s_model_does_not_count():
+    """At the gate other models learn from pseudo-labels; the client's own does when it has passed."""
+    always = Gated(gate_z=-1e30, trust_min=0.0)
+    rounds = rounds_of(always, dealt([24, 18, 30], public=21).changed(local_steps=6), rounds=8)
+    closes = always.gate_closes(8)
+    assert {row["public_share"] for rows in rounds[:closes] for row in rows} == {0.0}
+    assert all(row["public_share"] > 0 for rows in rounds[closes:] for row in rows if row["lambda"] > 0)
+    assert any(row["lambda"] > 0 for row in rounds[-1])
+
+
+def test_methods_without_such_a_term_have_none():
+    assert not any("public_share" in row for rows in rounds_of(Local()) for row in rows)
+
+
+def test_every_learner_and_every_public_term_has_one():
+    assert all(0 < row["public_share"] < 1 for row in rounds_of(FedCT(), mixed(TOYS["even"]))[-1])
+    assert all(0 < row["public_share"] < 1 for row in rounds_of(PerFedCKT())[-1])

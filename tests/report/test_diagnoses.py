@@ -1,0 +1,130 @@
+"""Diagnoses in reports: from summaries, from the logs of older runs, and what gates decided."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from fedmosaic_cli.records.diagnosis import diagnose
+from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.diagnoses import MOST_DECISIONS, diagnosed, diagnosis_sheets
+from fedmosaic_cli.report.results import result_files
+from fedmosaic_cli.report.settings import settings_of
+from tests.report.page_runs import page_of
+from tests.report.runs_by_hand import Bench
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path / "runs")
+
+
+def settings_in(bench):
+    return settings_of(collect(bench.folder)[0])
+
+
+def files_of(bench):
+    return {name: content.decode() for name, content in result_files(settings_in(bench), [], [], None).items()}
+
+
+def told(row):
+    """As runs log it."""
+    return {**row, "vote_agreement": 0.5, "votes_differ": 0.125, "public_share": 0.25, "weighted_accuracy": 0.75}
+
+
+def gated(row):
+    decision = {"gate_agreement": 0.9, "gate_trust": 0.4, "gate_gain": -0.0125, "gate_error": 0.5}
+    if row["round"] == 2 and row["client"] == 0:
+        decision["gate_on"] = 0
+    if row["round"] == 2 and row["client"] == 1:
+        decision = {"gate_trust": 0.0, "gate_on": 1}
+    return {**row, "lambda": 0.5 * row["client"], **(decision if row["round"] == 2 else {})}
+
+
+def test_a_row_a_run_with_its_clients_beside_local(bench):
+    bench.write("local", accuracy=0.4)
+    bench.write("fedavg", accuracy=0.9)
+    bench.write("fedmosaic-entropy", change=told)
+    bench.write("fedmosaic-entropy", seed=1, accuracy=0.3, change=told)  # Local has no such seed
+    [sheet] = diagnosis_sheets(settings_in(bench))
+    assert sheet.title == "Diagnosis: quick"
+    numbers = ("0.15", "0 of 2", "50.0", "12.5", "25.0", "75.0", "-")
+    assert sheet.rows == (
+        ("FedMosaic (entropy), seed 0", *numbers, "2/0/0", "+10.00"),
+        ("FedMosaic (entropy), seed 1", *numbers, "-", "-"),
+    )
+    assert [head for head in sheet.head if "oracle" in head] == [
+        "right, weighted % (oracle)",
+        "right, majority % (oracle)",
+    ]
+    assert "labels that nobody in a federation has" in sheet.note
+
+
+def test_without_co_training_there_is_nothing(bench):
+    bench.write("local")
+    bench.write("fedavg")
+    assert diagnosis_sheets(settings_in(bench)) == []
+    assert not [name for name in files_of(bench) if name.startswith("diagnosis")]
+    page = page_of(bench.folder)
+    assert re.search(r'<section id="diagnosis"[^>]* hidden>', page)
+
+
+def test_what_the_summary_says_is_taken_from_there(bench):
+    run = bench.write("fedct")
+    path = run / "summary.json"
+    entry = diagnose([{"round": 3, "client": 0, "lambda": 0.125, "bits_down": 8}], by_losses=False).to_dict()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "diagnosis": entry}))
+    (run / "rounds.jsonl").unlink()
+    [line] = diagnosed(settings_in(bench)[0])
+    assert line.found.median_lambda == 0.125
+
+
+def test_older_runs_are_diagnosed_from_their_logs(bench):
+    fades = bench.write(
+        hyperparameters={"trust": "paper"}, change=lambda row: {**row, "lambda": 1e-9 * (row["round"] > 1)}
+    )
+    constant = bench.write(hyperparameters={"trust": 0.0}, change=lambda row: {**row, "lambda": 0.0})
+    damaged = bench.write(hyperparameters={"trust": 1.0})
+    (damaged / "rounds.jsonl").write_text('{"round": 2, "client": []}\n')
+    [setting] = settings_in(bench)
+    found = {run.method: run.found for run in diagnosed(setting)}
+    assert len(found) == 2, (fades, constant)
+    warnings = {name: diagnosis.warnings() for name, diagnosis in found.items()}
+    assert [bool(warned) for name, warned in sorted(warnings.items())] == [False, True]
+    [sheet] = diagnosis_sheets([setting])
+    assert sheet.note.startswith("FedMosaic (entropy, trust=paper), seed 0: lambda is below 1e-6 for 2 of 2 clients")
+
+
+def test_what_gates_decided_stands_client_by_client(bench):
+    bench.write("gated", change=gated)
+    first, gates = diagnosis_sheets(settings_in(bench))
+    assert first.rows[0][:3] == ("Gated co-training, seed 0", "0.25", "1 of 2")
+    assert gates.title == "Decisions of the gate: quick"
+    assert gates.rows == (
+        ("Gated co-training, seed 0, client 0", "2", "90.0", "0.4", "-0.0125", "0.5000", "off"),
+        ("Gated co-training, seed 0, client 1", "2", "-", "0", "-", "-", "on"),
+    )
+    files = files_of(bench)
+    lines = list(csv.DictReader(io.StringIO(files["diagnosis-gates.csv"])))
+    assert [(line["client"], line["gain"], line["on"]) for line in lines] == [
+        ("0", "-0.0125", "False"),
+        ("1", "", "True"),
+    ]
+    [line] = csv.DictReader(io.StringIO(files["diagnosis.csv"]))
+    assert (line["silent_clients"], line["silent_by_gate"], line["helped"]) == ("1", "1", "")
+    page = page_of(bench.folder)
+    assert not re.search(r'<section id="diagnosis"[^>]* hidden>', page)
+    for text in ("Gated co-training, seed 0, client 0", "\u22120.0125", "Decisions of the gate: quick"):
+        assert text in page
+
+
+def test_very_many_decisions_are_cut_short(bench):
+    clients = MOST_DECISIONS + 7
+    bench.write("gated", clients=clients, rounds=2, change=lambda row: {**row, "lambda": 0.5, "gate_on": 1})
+    *_, gates = diagnosis_sheets(settings_in(bench))
+    assert len(gates.rows) == MOST_DECISIONS
+    assert gates.note.startswith("7 more are in the runs' summary.json.")
