@@ -171,6 +171,7 @@ def resolve_run(
         raise RequestError(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
+    check_hyperparameters(config, layers)
     check_messages(config, layers)
     return config
 
@@ -190,6 +191,17 @@ def own_section(section: S, changes: dict[str, Any], where: str, layers: Layers)
     origins = {f"{where}.{key}": layers.origin(f"{where}.{key}") for key in changes}
     check_keys(changes, field_names(kind), where)
     return checked(kind, {**section.model_dump(), **changes}, field_names(kind), where, origins)
+
+
+def check_hyperparameters(config: RunConfig, layers: Layers) -> None:
+    """Refuse what was set for the method and would not be read."""
+    name, values = config.method.name, config.to_dict()["methods"][config.method.name]
+    for key in sorted(config.method.idle(values)):
+        if layers.origin(f"methods.{name}.{key}") == "--set":
+            raise RequestError(
+                f"methods.{name}.{key} has no effect on {config.method.title} as it is set up (--set): leave it out, "
+                "or choose a rule that reads it (docs/trust.md)"
+            )
 
 
 def check_effects(

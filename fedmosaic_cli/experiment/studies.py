@@ -84,7 +84,8 @@ def public_sizes(preset: str, aside: int, sizes: Sequence[int]) -> tuple[Scenari
 
 
 def public_skews(preset: str, aside: int, size: int) -> tuple[Scenario, ...]:
-    """Public sets of one size, balanced and more and more skewed."""
+    """Public sets of one size, balanced and more and more skewed: so small a part of what is set aside that one class
+    can make up nearly all of them."""
     base = (f"data.public_from={aside}", f"data.public_size={size}")
     return (
         Scenario(f"{preset}-skew-balanced", preset, (*base, "data.public_alpha=null")),
@@ -160,10 +161,10 @@ STUDIES = {
         "the figure on the skew of the public set; clients hold the same at every skew",
         {
             Scale.quick: (
-                *public_skews("practical-cifar10-quick", 1000, 300),
-                *public_skews("quickstart", 600, 300),
+                *public_skews("practical-cifar10-quick", 1000, 100),
+                *public_skews("quickstart", 600, 60),
             ),
-            Scale.paper: public_skews("public-skew-cifar10", 3000, 1000),
+            Scale.paper: public_skews("public-skew-cifar10", 9000, 1000),
         },
         ON_THE_PUBLIC_SET,
         figures=("public-skew",),

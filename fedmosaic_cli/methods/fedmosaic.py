@@ -12,7 +12,7 @@ counts, votes from a model that never co-trains. docs/trust.md tells what they a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -94,6 +94,17 @@ class FedMosaic(FedCT):
     @property
     def variant(self) -> str:
         return f"{self.name}-{self.expertise}"
+
+    @classmethod
+    def idle(cls, values: Mapping[str, Any]) -> frozenset[str]:
+        trust = values.get("trust")
+        names = {
+            "gate_": trust != "gated",
+            "trust_": trust not in ("gated", "agreement"),
+            "prior_": values.get("public_loss") != "prior-adjusted",
+            "doubt": values.get("votes_from") != "doubting",
+        }
+        return frozenset(name for name in values for start, idle in names.items() if idle and name.startswith(start))
 
     @property
     def plays_with(self) -> Learners:

@@ -123,6 +123,13 @@ def finished_summary(files: RunFiles) -> dict[str, Any]:
     return files.summary()
 
 
+def in_effect(summary: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a run that its method reads: others do not tell two runs apart."""
+    values = summary["hyperparameters"]
+    idle = METHODS[summary["method"]].idle(values)
+    return {name: value for name, value in values.items() if name not in idle}
+
+
 def line_of(summary: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a run. Runs of one protocol differ in method and seed only, so they may be compared."""
     if summary["method"] not in METHODS:
@@ -135,7 +142,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "protocol": sha256(to_json(terms))[:6],
         "method": summary["method"],
         "variant": summary["variant"],
-        "hyperparameters": json.dumps(summary["hyperparameters"], sort_keys=True),
+        "hyperparameters": json.dumps(in_effect(summary), sort_keys=True),
         "noise": noise_key(summary),
         "seed": summary["seed"],
         "accuracy": float(summary["accuracy"]["client_mean"]),
