@@ -111,7 +111,7 @@ def test_nobody_is_named_twice():
 def test_methods_that_average_need_one_network(method):
     networks, forests = run(method, "clients.0-2.model=cnn"), run(method, "clients.0-2.model=random-forest")
     anything = {"centralized", "local", "fedct", "fedmosaic"}
-    assert bool(networks.misfit()) == (method not in anything | {"perfedckt"})
+    assert bool(networks.misfit()) == (method not in anything | {"perfedckt", "gated"})
     assert bool(forests.misfit()) == (method not in anything)
     assert bool(run(method, "model.name=decision-tree").misfit()) == (method not in anything)
     assert not run(method).misfit()
