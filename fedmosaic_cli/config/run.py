@@ -117,6 +117,11 @@ class RunConfig:
         sections = (("privacy", self.privacy), ("attack", self.attack), ("defence", self.defence))
         return [(name, section) for name, section in sections if section != type(section)()]
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those that the method reads."""
+        values = asdict(self.method)  # type: ignore[call-overload]
+        return {name: value for name, value in values.items() if name not in self.method.idle(values)}
+
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
         return {
@@ -129,7 +134,7 @@ class RunConfig:
             "train": self.train.model_dump(mode="json"),
             **{name: section.model_dump(mode="json", exclude_defaults=True) for name, section in self.about_messages()},
             "clients": {t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.clients.items()},
-            "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
+            "methods": {self.method.name: self.hyperparameters()},
         }
 
 
@@ -195,8 +200,8 @@ def own_section(section: S, changes: dict[str, Any], where: str, layers: Layers)
 
 def check_hyperparameters(config: RunConfig, layers: Layers) -> None:
     """Refuse what was set for the method and would not be read."""
-    name, values = config.method.name, config.to_dict()["methods"][config.method.name]
-    for key in sorted(config.method.idle(values)):
+    name = config.method.name
+    for key in sorted(set(field_names(type(config.method))) - config.hyperparameters().keys()):
         if layers.origin(f"methods.{name}.{key}") == "--set":
             raise RequestError(
                 f"methods.{name}.{key} has no effect on {config.method.title} as it is set up (--set): leave it out, "
