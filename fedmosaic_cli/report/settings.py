@@ -91,7 +91,7 @@ class Setting:
         for (method, variant), same in self.runs.groupby(["method", "variant"]):
             kind = str(variant).removeprefix(str(method)).lstrip("-")
             usual = usual_hyperparameters(self.preset, str(method))
-            if usual is not None:
+            if usual is not None and method == "fedmosaic":  # other names say it all
                 usual = {name: value for name, value in usual.items() if name not in self.spelled}
             details = details_of(usual, kind, [str(text) for text in same.hyperparameters.unique()])
             noises = [str(noise) for noise in same.noise.unique()]
