@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
 
 # From malloc.h: the largest block at the end of the heap that is kept, what is fetched beyond need, and how many
 # blocks may be fetched one by one.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 LARGEST = 2**31 - 1
 PAGE = 4096
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+PARENT = "FEDMOSAIC_PARENT"
+"""The variable that tells a process whose death is to be its own."""
 TOP_PAD = 64 * 2**20
 
 
@@ -35,3 +40,14 @@ def keep_freed_memory() -> bool:
     options = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: LARGEST, M_TOP_PAD: TOP_PAD}
     accepted = [libc.mallopt(option, value) for option, value in options.items()]  # type: ignore[union-attr]
     return all(accepted)
+
+
+def end_with_parent() -> None:
+    """If somebody started this process as a job, have it die when he does, however that happens: on disk everything is
+    whole at any time. Linux alone can be asked for that."""
+    parent = os.environ.pop(PARENT, "")
+    if not parent.isdigit() or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it was too late to ask
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -125,11 +125,19 @@ INSTANT = [
     ["--version"],
     *(
         [command, "--help"]
-        for command in ("partition", "train", "baseline", "watch", "evaluate", "report", "presets", "doctor")
+        for command in (
+            *("partition", "train", "baseline", "reproduce", "watch"),
+            *("evaluate", "report", "presets", "doctor"),
+        )
     ),
     ["presets", "list"],
     ["presets", "show", "quickstart"],
     ["baseline", "--list"],
+    ["reproduce"],
+    ["reproduce", "no-such-table"],
+    ["reproduce", "compact", "--methods", "fedpox"],
+    ["reproduce", "label-skew", "--dry-run"],
+    ["reproduce", "compact", "--dry-run", "--json"],
     ["report", "no-such-directory"],
     ["watch", "no-such-directory"],
     ["partition", "--scheme", "round-robin"],

@@ -131,7 +131,10 @@ def test_a_run_leaves_the_files_it_promises(finished_runs):
     }
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["methods"] == {
-        "fedmosaic": {"warmup_rounds": 5, "expertise": "entropy", "trust": "stabilised", "expertise_bits": 8}
+        "fedmosaic": {
+            **{"warmup_rounds": 5, "warmup_share": 0.0, "expertise": "entropy", "expertise_bits": 8},
+            **{"trust": "stabilised", "public_loss": "plain", "votes_from": "self"},
+        }
     }
     assert len(list((run / "models").iterdir())) == 10
 

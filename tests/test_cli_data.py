@@ -30,6 +30,12 @@ PRESETS = {
     "misleading-cifar10",
     "public-size-cifar10",
     "public-skew-cifar10",
+    "pathological-fashion-mnist-quick",
+    "pathological-cifar10-quick",
+    "practical-fashion-mnist-quick",
+    "practical-cifar10-quick",
+    "feature-shift-office10-quick",
+    "hybrid-office10-quick",
 }
 
 
@@ -76,6 +82,35 @@ def test_a_preset_trains_where_its_data_is(invoke, tmp_path):
     assert done.exit_code == 0, done.output
     (summary,) = (tmp_path / "runs").rglob("summary.json")
     assert json.loads(summary.read_text())["dataset"] == "fashion-mnist"
+
+
+def test_a_share_of_the_data_is_dealt_and_trained_on_and_gone_on_with(invoke, tmp_path):
+    write_fashion(tmp_path / "data" / "fashion-mnist", train=400, test=100)
+    few = ("--clients", 3, "--min-size", 2, "--public-size", 10)
+    assert invoke("partition", "--preset", "practical-fashion-mnist-quick", *few, "--out", "s", "-q").exit_code == 0
+    manifest = manifest_of(tmp_path / "s")
+    assert manifest["examples"] == 100
+    assert sum(client["test"]["size"] for client in manifest["clients"]) + manifest["left_out"] == 20
+    small = ("--set", "model.hidden=[8]", "--set", "methods.fedmosaic.warmup_rounds=0", "-q", "--resume")
+    for rounds in (1, 2):
+        done = invoke("train", "--shards", "s", *small, "--rounds", rounds)
+        assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "runs").glob("*/*/seed-0")
+    done = invoke("evaluate", run)
+    assert done.exit_code == 0, done.output
+    # Without shards on disk, the same are dealt anew, under a name of their own.
+    done = invoke("train", "--preset", "quickstart", "--set", "data.share=0.5", "--rounds", 1, "-q")
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "shards").iterdir()
+    assert folder.name != "quickstart-s0"
+    assert manifest_of(folder)["parameters"]["share"] == 0.5
+
+
+def test_shards_of_all_the_data_are_trained_on_under_a_preset_for_a_share(invoke, tmp_path):
+    assert invoke("partition", "--preset", "quickstart", "--out", "s", "-q").exit_code == 0
+    (tmp_path / "some.yaml").write_text("extends: quickstart\ndata: {share: 0.5}\n")
+    done = invoke("train", "--preset", "some.yaml", "--shards", "s", "--rounds", 1, "-q")
+    assert done.exit_code == 0, done.output
 
 
 def test_cifar10_with_the_network_of_its_presets(invoke, tmp_path):
@@ -278,6 +313,9 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
         (("partition", "--scheme", "natural", "--dataset", "npz"), "is not here (data)"),
         (("train", "--preset", "quickstart", "--set", "model.name=alexnet-bn"), "at least 64x64"),
         (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
+        (("train", "--preset", "quickstart", "--set", "data.share=0"), "data.share is 0"),
+        (("train", "--preset", "quickstart", "--set", "data.share=1.5"), "data.share is 1.5"),
+        (("train", "--preset", "quickstart", "--set", "data.share=0.001"), "a share of 0.001 leaves nothing of class"),
     ],
 )
 def test_nonsense_ends_in_one_line(invoke, tmp_path, arguments, words):

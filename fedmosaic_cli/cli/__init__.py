@@ -7,6 +7,7 @@ import sys
 from io import TextIOWrapper
 
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal, listen, tell
+from fedmosaic_cli.machine import end_with_parent
 
 
 def main() -> None:
@@ -18,6 +19,7 @@ def main() -> None:
         if isinstance(getattr(sys, name), TextIOWrapper):  # a file's name may be no text; it is shown all the same
             getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
+        end_with_parent()
         from fedmosaic_cli.cli.app import app
 
         app(prog_name="fedmosaic")

@@ -45,6 +45,9 @@ COMMANDS = {
     "partition": Entry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
     "train": Entry("train", "train", "Train FedMosaic."),
     "baseline": Entry("train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."),
+    "reproduce": Entry(
+        "reproduce", "reproduce", "Make the runs of one of the paper's tables or figures, and report them."
+    ),
     "watch": Entry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
     "evaluate": Entry("evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."),
     "report": Entry(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+WITH_RESUME = "go on with --resume and the same options"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -50,9 +51,11 @@ def leave(number: int, frame: FrameType | None) -> NoReturn:
 class StopRequest:
     """Whether somebody asked to stop, and the exit code that this ends in."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, way_on: str = WITH_RESUME, what: str = "this round") -> None:
         self.code = 0
         self._grace = grace
+        self._way_on = way_on
+        self._what = what
 
     def __call__(self) -> bool:
         return self.code != 0
@@ -60,17 +63,15 @@ class StopRequest:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """The first signal: a time limit begins. The second: now."""
         if self.code:
-            self._leave("stopped at once: go on with --resume and the same options")
+            self._leave(f"stopped at once: {self._way_on}")
         self.code = exit_code(number)
         if not self._grace:
             self.time_is_up(number, frame)
         signal.setitimer(signal.ITIMER_REAL, self._grace)
-        tell(f"stopping after this round, or in {self._grace:g} s without it; once more to stop at once")
+        tell(f"stopping after {self._what}, or in {self._grace:g} s without it; once more to stop at once")
 
     def time_is_up(self, number: int, frame: FrameType | None) -> None:
-        self._leave(
-            f"the round did not end within {self._grace:g} s and is dropped: go on with --resume and the same options"
-        )
+        self._leave(f"the round did not end within {self._grace:g} s and is dropped: {self._way_on}")
 
     def _leave(self, text: str) -> NoReturn:
         # Workers are threads, and everything on disk is whole at any time: there is nothing to wait for.
@@ -79,9 +80,9 @@ class StopRequest:
 
 
 @contextmanager
-def stop_request(grace: float) -> Iterator[StopRequest]:
+def stop_request(grace: float, way_on: str = WITH_RESUME, what: str = "this round") -> Iterator[StopRequest]:
     """Listen for signals while runs are under way."""
-    request = StopRequest(grace)
+    request = StopRequest(grace, way_on, what)
     listening = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, request.receive) for number in listening}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.time_is_up)

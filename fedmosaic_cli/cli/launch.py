@@ -23,11 +23,10 @@ from fedmosaic_cli.cli.progress import view
 from fedmosaic_cli.cli.tensorboard import check_installed, check_usable, recorded
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import RunConfig, resolve_run
+from fedmosaic_cli.config.run import RunConfig, check_name, resolve_run
 from fedmosaic_cli.config.yaml_files import read
-from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError, ResourceError
-from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
+from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards, run_directory
 from fedmosaic_cli.experiment.privacy import train_sizes
 from fedmosaic_cli.files import check_room, write
 from fedmosaic_cli.lock import locked
@@ -36,7 +35,6 @@ from fedmosaic_cli.records.runs import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from pathlib import Path
 
     from fedmosaic_cli.cli.diagnosis import BesideLocal
     from fedmosaic_cli.cli.interrupt import StopRequest
@@ -167,7 +165,7 @@ def shards_by_seed(
     runs: list[Planned], given: Shards | None, request: Request, place: Place
 ) -> dict[int, Shards | Deal]:
     """The shards of all runs: runs that differ in method alone share theirs."""
-    standard = standard_data(request)
+    standard = load_preset(request.preset) if request.preset is not None else None
     one_a_seed = {run.config.partition_seed: run.config for run in runs}
     return {seed: given or find_shards(config, standard, place) for seed, config in one_a_seed.items()}
 
@@ -282,9 +280,12 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
     if request.shards is not None:
         given = shard_records.load(request.shards)
         setting = request.shards.resolve().name
-        layers.add(f"shards {request.shards}", {"data": given.manifest["settings"]})
+        layers.add(f"shards {request.shards}", {"data": given.partition.settings.model_dump(mode="json")})
     if not setting:
         raise RequestError("nothing to train on (fedmosaic): add --preset quickstart or --shards DIR")
+    if request.name is not None:
+        check_name(request.name, "--name")
+        setting = request.name
     if request.config is not None:
         layers.add(f"file {request.config}", read(request.config))
     for assignment in request.assignments or []:
@@ -314,24 +315,14 @@ def plan(
         raise RequestError(
             f"shards are dealt already, so data settings cannot change ({request.shards}): partition anew"
         )
+    if request.label is not None:
+        check_name(request.label, "--label")
     if request.run_dir is not None and len(configs) > 1:
         raise RequestError(f"{len(configs)} runs do not fit into one directory (--run-dir): use --runs-dir")
     return [
-        Planned(config, RunFiles(request.run_dir or default_run_dir(request.runs_dir, config))) for config in configs
+        Planned(config, RunFiles(request.run_dir or run_directory(request.runs_dir, config, request.label or "")))
+        for config in configs
     ]
-
-
-def default_run_dir(runs_dir: Path, config: RunConfig) -> Path:
-    return runs_dir / config.setting / config.method.variant / f"seed-{config.seed}"
-
-
-def standard_data(request: Request) -> DataSettings | None:
-    """How the preset alone deals the data."""
-    if request.preset is None:
-        return None
-    layers = Layers()
-    layers.add_all(load_preset(request.preset).layers)
-    return layers.section("data", DataSettings)
 
 
 def show_results(
@@ -385,6 +376,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
         "--seed": request.seed,
         "--seeds": request.seeds,
         "--config": request.config,
+        "--name": request.name,
         **options_of(request),
         "--execution": request.execution and request.execution.value,
         "--on-nan": request.on_nan and request.on_nan.value,

@@ -17,7 +17,7 @@ from fedmosaic_cli.cli.place import watching
 from fedmosaic_cli.errors import RequestError, ResourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fedmosaic_cli.data.place import Watch
     from fedmosaic_cli.report.collect import Skipped
@@ -96,6 +96,7 @@ def report(
     check_targets(output, html)
 
     from fedmosaic_cli.report.collect import collect
+    from fedmosaic_cli.report.results import every_table
     from fedmosaic_cli.report.settings import settings_of
 
     with watching(quiet) as watch:
@@ -110,9 +111,9 @@ def report(
         show_tables(chosen_tables(table, settings, paper, runs_dir), form)
     with watching(quiet) as watch:
         if output:
-            write_results(output, settings, paper, figures, watch)
+            write_results(output, settings, every_table(settings, paper), figures, watch)
         if html:
-            write_page(html, settings, skipped, paper, watch)
+            write_page(html, settings, every_table(settings, paper), skipped, watch)
 
 
 def nothing_to_report(runs_dir: Path, skipped: Sequence[Skipped]) -> str:
@@ -225,15 +226,22 @@ def compared(settings: Sequence[Setting]) -> tuple[list[Comparison], Ranking | N
     return [line for setting in settings for line in compare_with_local(setting)], rank(settings)
 
 
-def write_results(output: Path, settings: Sequence[Setting], paper: bool, figures: bool, watch: Watch) -> None:
-    """All tables, the statistics and the figures, as files."""
+def write_results(
+    output: Path,
+    settings: Sequence[Setting],
+    tables: Sequence[Table],
+    figures: bool,
+    watch: Watch,
+    kinds: Collection[str] | None = None,
+) -> None:
+    """Tables, the statistics and figures, all or those of some kinds, as files."""
     from fedmosaic_cli.files import make_directories, write_together
-    from fedmosaic_cli.report.results import FIGURES, every_table, figure_files, result_files
+    from fedmosaic_cli.report.results import FIGURES, figure_files, result_files
 
     comparisons, ranking = compared(settings)
-    files = result_files(settings, every_table(settings, paper), comparisons, ranking)
+    files = result_files(settings, tables, comparisons, ranking)
     if figures:
-        drawn, remarks = figure_files(settings, ranking, watch)
+        drawn, remarks = figure_files(settings, ranking, watch, kinds)
         files |= drawn
         tell(remarks, "--html tells of every run")
         make_directories(output / FIGURES)
@@ -243,19 +251,19 @@ def write_results(output: Path, settings: Sequence[Setting], paper: bool, figure
 
 
 def write_page(
-    target: Path, settings: Sequence[Setting], skipped: Sequence[Skipped], paper: bool, watch: Watch
+    target: Path, settings: Sequence[Setting], tables: Sequence[Table], skipped: Sequence[Skipped], watch: Watch
 ) -> None:
     """Everything as one file to look at."""
     from fedmosaic_cli.files import make_directories, write
     from fedmosaic_cli.report.page.assemble import page
-    from fedmosaic_cli.report.results import every_table, illustrated
+    from fedmosaic_cli.report.results import illustrated
     from fedmosaic_cli.report.sheets import sheets_of
 
     comparisons, ranking = compared(settings)
     sheets = illustrated(sheets_of(comparisons, ranking), ranking)
     content = page(
         settings,
-        every_table(settings, paper),
+        tables,
         skipped,
         sheets,
         tell=lambda done, planned: watch("reading logs", done, planned),

@@ -36,7 +36,10 @@ class Request:
     preset: PresetOption = None
     shards: Annotated[Path | None, typer.Option(help="Shards of 'fedmosaic partition' to train on.")] = None
     expertise: Annotated[
-        str | None, typer.Option(help="fedmosaic: frequency, entropy or uniform votes.", show_default="the preset's")
+        str | None,
+        typer.Option(
+            help="fedmosaic: frequency, entropy, count, count-confidence or uniform votes.", show_default="the preset's"
+        ),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
@@ -70,6 +73,19 @@ class Request:
     ] = None
     dp_max_eps: Annotated[
         float | None, typer.Option(metavar="EPSILON", help="Refuse what would spend more.", show_default=False)
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="What this setting is called, in directories and reports.", show_default="the preset's or shards' name"
+        ),
+    ] = None
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="A word behind the method's name in directories, for runs with other hyper-parameters.",
+            show_default=False,
+        ),
     ] = None
     data_dir: DataDirOption = None
     runs_dir: RunsDirOption = Path("runs")

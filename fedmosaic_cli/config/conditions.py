@@ -52,9 +52,18 @@ def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Plac
     if file.is_file():
         layers.add(str(file), read(file))
         words += ["--config", str(file)]
+    words += ["--name", config.setting] if called(words) != config.setting else []
     plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
     kept = [word for name in PASSED_ON if name in told for word in (name, told[name])]
     return [*words, *changes(plain, config), *kept]
+
+
+def called(words: list[str]) -> str:
+    """What runs of these options are called: after the shards, if there are any, else after the preset."""
+    told = values_told(words)
+    if "--shards" in told:
+        return Path(told["--shards"]).resolve().name
+    return Path(told["--preset"]).name.removesuffix(".yaml").removesuffix(".yml")
 
 
 def values_told(arguments: object) -> dict[str, str]:

@@ -64,8 +64,9 @@ def check_what_noise_cannot_hide(config: RunConfig, layers: Layers) -> None:
             "silence would tell of its data"
         )
     bits = getattr(config.method, "expertise_bits", MOST_BITS_BEHIND_NOISE)
+    key = f"methods.{config.method.name}.expertise_bits"
     if bits == "float32" or bits > MOST_BITS_BEHIND_NOISE:
         raise RequestError(
-            f"methods.fedmosaic.expertise_bits is {bits} ({layers.origin('methods.fedmosaic.expertise_bits')}): behind "
+            f"{key} is {bits} ({layers.origin(key)}): behind "
             f"noise it must be at most {MOST_BITS_BEHIND_NOISE}, as the last bits of a number could tell what it was"
         )

@@ -117,6 +117,11 @@ class RunConfig:
         sections = (("privacy", self.privacy), ("attack", self.attack), ("defence", self.defence))
         return [(name, section) for name, section in sections if section != type(section)()]
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those that the method reads."""
+        values = asdict(self.method)  # type: ignore[call-overload]
+        return {name: value for name, value in values.items() if name not in self.method.idle(values)}
+
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
         return {
@@ -129,7 +134,7 @@ class RunConfig:
             "train": self.train.model_dump(mode="json"),
             **{name: section.model_dump(mode="json", exclude_defaults=True) for name, section in self.about_messages()},
             "clients": {t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.clients.items()},
-            "methods": {self.method.name: asdict(self.method)},  # type: ignore[call-overload]
+            "methods": {self.method.name: self.hyperparameters()},
         }
 
 
@@ -171,15 +176,16 @@ def resolve_run(
         raise RequestError(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
+    check_hyperparameters(config, layers)
     check_messages(config, layers)
     return config
 
 
-def check_name(setting: str) -> None:
+def check_name(setting: str, where: str = "preset or shards") -> None:
     """Refuse to name directories after anything that a shell, a table or another system may stumble over."""
     if not NAME.fullmatch(setting):
         raise RequestError(
-            f"runs cannot be named after '{setting}' (preset or shards): rename it; letters, digits, '.', '_' and '-', "
+            f"runs cannot be named after '{setting}' ({where}): rename it; letters, digits, '.', '_' and '-', "
             "at most 64 of them, and no dot at the start"
         )
 
@@ -190,6 +196,17 @@ def own_section(section: S, changes: dict[str, Any], where: str, layers: Layers)
     origins = {f"{where}.{key}": layers.origin(f"{where}.{key}") for key in changes}
     check_keys(changes, field_names(kind), where)
     return checked(kind, {**section.model_dump(), **changes}, field_names(kind), where, origins)
+
+
+def check_hyperparameters(config: RunConfig, layers: Layers) -> None:
+    """Refuse what was set for the method and would not be read."""
+    name = config.method.name
+    for key in sorted(set(field_names(type(config.method))) - config.hyperparameters().keys()):
+        if layers.origin(f"methods.{name}.{key}") == "--set":
+            raise RequestError(
+                f"methods.{name}.{key} has no effect on {config.method.title} as it is set up (--set): leave it out, "
+                "or choose a rule that reads it (docs/trust.md)"
+            )
 
 
 def check_effects(
@@ -244,4 +261,4 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def fingerprint(settings: DataSettings) -> str:
     """Eight characters that stand for how the data is dealt."""
-    return hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(settings.recorded(), sort_keys=True).encode()).hexdigest()[:8]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 
+# Which examples a share consists of is a matter of the data set: it must not depend on the user's seed.
 SAMPLE_SEED = 0
 
 
@@ -75,20 +76,33 @@ class Dataset:
         return replace(chosen, domains=number[chosen.domains], domain_names=domains)
 
     def sample(self, share: float) -> Dataset:
-        """So many of the examples, and alike of each class, domain and part: the same ones for everybody."""
+        """`share` times as many examples, rounded; of each class in a domain, part and holder, its share, or one off.
+
+        The same ones for everybody, in the order that they have here.
+        """
         others = (self.domains, self.test, self.holders)
         kinds = np.stack([self.labels, *(array for array in others if array is not None)])
-        _, kind = np.unique(kinds, axis=1, return_inverse=True)
+        _, kind, sizes = np.unique(kinds, axis=1, return_inverse=True, return_counts=True)
         shuffled = generator(SAMPLE_SEED, "sample").permutation(len(self))
         lined_up = shuffled[np.argsort(kind.ravel()[shuffled], kind="stable")]
-        places = (np.arange(round(share * len(self))) / share).astype(np.int64)
-        return self._at(np.sort(lined_up[places[places < len(self)]]))
+        # Rounded where a kind ends, not kind by kind: so the whole has its number as well.
+        ends = np.cumsum(sizes)
+        counts = np.diff(np.rint(share * ends).astype(np.int64), prepend=0)
+        starts = ends - sizes
+        taken = [
+            lined_up[start + np.arange(count) * size // count]
+            for start, size, count in zip(starts, sizes, counts, strict=True)
+            if count
+        ]
+        return self._at(np.sort(np.concatenate([*taken, np.empty(0, dtype=np.int64)])))
 
     def _at(self, index: Index) -> Dataset:
         """The examples at these places."""
+        # Images that were only counted are one black pixel, read again and again: copied out they would fill memory.
+        only_counted = self.images.strides[0] == 0
         return replace(
             self,
-            images=self.images[index],
+            images=self.images[: len(index)] if only_counted else self.images[index],
             labels=self.labels[index],
             domains=None if self.domains is None else self.domains[index],
             test=None if self.test is None else self.test[index],

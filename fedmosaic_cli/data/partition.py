@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmosaic_cli.data.corruption import noisy, turned
 from fedmosaic_cli.data.held_out import deal_tests, split, split_anyhow
-from fedmosaic_cli.data.public import draw_public
+from fedmosaic_cli.data.public import called, draw_public
 from fedmosaic_cli.data.schemes import clients_of, deal, domains_of
 from fedmosaic_cli.data.sources import find_source
 from fedmosaic_cli.errors import RequestError
@@ -67,7 +67,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Partition:
-    """Who holds what. Shards and the public set are pairwise disjoint."""
+    """Who holds what. Shards and the public set are pairwise disjoint; some examples may belong to nobody."""
 
     settings: DataSettings
     seed: int
@@ -86,17 +86,17 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     if dataset.num_classes < 2:
         raise RequestError(f"'{dataset.name}' has one class (data.dataset): there is nothing to learn to tell apart")
     protocols = {"official": official, "pfllib": pfllib, "fedbn": fedbn}
-    public = draw_public(dataset, settings, generator(seed, "partition", "public"))
-    shards = protocols[settings.protocol](dataset, public, settings, seed)
+    reserve, public = draw_public(dataset, settings, seed)
+    shards = protocols[settings.protocol](dataset, reserve, settings, seed)
     return Partition(settings, seed, tuple(corrupted(shard, dataset, settings, seed) for shard in shards), public)
 
 
-def official(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+def official(dataset: Dataset, reserve: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """The data set's own test part stays apart and is dealt by each client's mix of classes.
 
     Where a data set has none, a part of each client's share is held out, with its mix of classes.
     """
-    dealt = deal(dataset, dataset.training_part, public, settings, generator(seed, "partition", "deal"))
+    dealt = deal(dataset, dataset.training_part, reserve, settings, generator(seed, "partition", "deal"))
     if dataset.test is None:
         yield from split_shares(dataset, dealt, settings, seed)
         return
@@ -120,9 +120,9 @@ def tests_of(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: int) 
     return deal_tests(groups, [index for index, _ in dealt], tests, rng)
 
 
-def pfllib(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+def pfllib(dataset: Dataset, reserve: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """Training and test part are thrown together and dealt; then each client's share is split, 75 to 25, anyhow."""
-    dealt = deal(dataset, np.arange(len(dataset)), public, settings, generator(seed, "partition", "deal"))
+    dealt = deal(dataset, np.arange(len(dataset)), reserve, settings, generator(seed, "partition", "deal"))
     yield from split_shares(dataset, dealt, settings, seed)
 
 
@@ -141,10 +141,10 @@ def split_shares(dataset: Dataset, dealt: Dealt, settings: DataSettings, seed: i
         yield Shard(client, train, test, validation, domain)
 
 
-def fedbn(dataset: Dataset, public: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
+def fedbn(dataset: Dataset, reserve: Index, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """As many training images in every domain as a share of the smallest one's list; the whole test list.
 
-    The first of the list that are not public are for training, the last for validation.
+    The first of the list that are not kept back for the public set are for training, the last for validation.
     """
     if dataset.test is None:
         raise RequestError(f"'{dataset.name}' has no lists (data.protocol): choose official")
@@ -154,11 +154,12 @@ def fedbn(dataset: Dataset, public: Index, settings: DataSettings, seed: int) ->
     train_size, validation_size = (int(share * min(map(len, lists))) for share in shares)
     each = settings.clients_per_domain or 1
     for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
-        private = np.setdiff1d(listed, public)
+        private = np.setdiff1d(listed, reserve)
         if len(private) < train_size:
+            what, key = called(settings)
             raise RequestError(
-                f"the public set leaves {len(private)} of {len(listed)} listed images to domain '{name}', which needs "
-                f"{train_size} (data.public_size): make it smaller"
+                f"the {what} leaves {len(private)} of {len(listed)} listed images to domain '{name}', which needs "
+                f"{train_size} (data.{key}): make it smaller"
             )
         train, rest = private[:train_size], private[train_size:]
         validation = rest[max(len(rest) - validation_size, 0) :]

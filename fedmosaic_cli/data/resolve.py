@@ -42,13 +42,14 @@ def resolve(settings: DataSettings, place: Place) -> DataSettings:
             check_domains(settings, look.domains)
         filled["clients"] = count_clients(settings, look)
     if settings.public_size is None:
-        share = min(LARGEST_DEFAULT_PUBLIC, look.examples // 10)
-        filled["public_size"] = share if source.public_size is None else source.public_size
+        usual = min(LARGEST_DEFAULT_PUBLIC, look.examples // 10) if source.public_size is None else source.public_size
+        filled["public_size"] = round(settings.share * usual)
     if settings.image_size is None:
         filled["image_size"] = source.image_size
     if settings.min_size is None and settings.protocol != "pfllib":  # which has a rule of its own
         filled["min_size"] = MIN_SIZE
     resolved = settings.model_copy(update=filled)
+    check_reserve(resolved)
     clients = resolved.clients or 0
     wrong = [client for client in resolved.flip_labels if not 0 <= client < clients]
     if wrong:
@@ -69,6 +70,16 @@ def check(settings: DataSettings, source: Source) -> None:
         )
     if settings.protocol == "pfllib" and settings.scheme == "natural":
         raise RequestError("scheme natural keeps each client's own test part (data.protocol): choose official")
+
+
+def check_reserve(settings: DataSettings) -> None:
+    """Refuse a reserve that the public set does not fit into."""
+    size, reserve = settings.public_size or 0, settings.public_from
+    if reserve is not None and reserve < size:
+        raise RequestError(
+            f"a public set of {size} does not come from a reserve of {reserve} (data.public_from): "
+            f"make it at least {size}, or leave it out"
+        )
 
 
 def glance(settings: DataSettings, source: Source, place: Place) -> Look:

@@ -1,7 +1,8 @@
 """How examples are dealt: one function a scheme, which gives (indices, domain name) a client.
 
-All of the pool is dealt, and then each client gives up what the public set took of its share. So with one seed the
-splits for two public sets differ by these examples alone, and the effect of one can be told from that of the other.
+All of the pool is dealt, and then each client gives up what was kept back of its share: the public set, or the reserve
+that it comes from. So with one seed the splits for two public sets differ by these examples alone, and the effect of
+one can be told from that of the other.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ DIRICHLET_TRIES = 200
 PFLLIB_LEAST = 40
 
 
-def deal(dataset: Dataset, pool: Index, public: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
-    """The examples `pool` without those in `public`, in as many parts as there are clients."""
+def deal(dataset: Dataset, pool: Index, reserve: Index, settings: DataSettings, rng: np.random.Generator) -> Dealt:
+    """The examples `pool` without those in `reserve`, in as many parts as there are clients."""
     schemes = {
         "iid": iid,
         "pathological": pathological,
@@ -40,7 +41,7 @@ def deal(dataset: Dataset, pool: Index, public: Index, settings: DataSettings, r
         "natural": natural,
     }
     private = np.ones(len(dataset), dtype=bool)
-    private[public] = False
+    private[reserve] = False
     dealt = schemes[settings.scheme](dataset, pool, private, settings, rng)
     return [(part[private[part]], domain) for part, domain in dealt]
 

@@ -258,6 +258,11 @@ class Method(ABC):
     plans_ahead: ClassVar[bool] = False
     """Whether what happens in a round depends on how many there will be."""
 
+    @classmethod
+    def idle(cls, values: Mapping[str, Any]) -> frozenset[str]:
+        """Which hyper-parameters nobody reads, with these values of the others."""
+        return frozenset()
+
     @property
     def plays_with(self) -> Learners:
         """What its clients may learn with, as it is set up."""

@@ -90,6 +90,20 @@ class AdjustedPseudoLabels(Targets):
 
 
 @dataclass(frozen=True)
+class Doubt(Targets):
+    """The cross-entropy between a guess, every class as likely as the others, and the model's view of a public batch.
+
+    Who learns this beside its own data is sure only of what its own data is like. `targets` [examples] say nothing.
+    """
+
+    log_as = "loss_doubt"
+    uses_public = True
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return -logits.log_softmax(dim=1).mean(dim=1)
+
+
+@dataclass(frozen=True)
 class TargetLogits(Targets):
     """The squared distance between a model's logits on a public batch and given ones, averaged over classes."""
 

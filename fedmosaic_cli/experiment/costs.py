@@ -183,7 +183,7 @@ def facts_without_data(settings: DataSettings, missing: RequestError) -> DataFac
     if facts is None or side is None:
         raise missing
     pixels = facts.channels * side * side
-    megabytes = None if facts.train is None else (facts.train + (facts.test or 0)) * pixels / 1e6
+    megabytes = None if facts.train is None else settings.share * (facts.train + (facts.test or 0)) * pixels / 1e6
     return DataFacts((facts.channels, side, side), facts.classes, None, megabytes, str(missing))
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.changes import differences
+from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.run import fingerprint, recorded_run, stored_run
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.picture import distribution_picture, public_picture
 from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.data.sources import find_source, load_dataset, locate
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.lock import check_free
@@ -20,11 +22,11 @@ from fedmosaic_cli.records.exported import load_exported
 from fedmosaic_cli.records.manifest import client_counts, describe
 
 if TYPE_CHECKING:
+    from fedmosaic_cli.config.presets import Preset
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partition import Partition
     from fedmosaic_cli.data.place import Place, Watch
-    from fedmosaic_cli.data.settings import DataSettings
     from fedmosaic_cli.records.runs import RunFiles
     from fedmosaic_cli.records.shards import Shards
 
@@ -68,14 +70,19 @@ def deal(settings: DataSettings, seed: int, path: Path, place: Place) -> Deal:
     return Deal(dataset, records.Shards(path, describe(dataset, dealt, found_at), dealt), place.watch)
 
 
-def find_shards(config: RunConfig, standard: DataSettings | None, place: Place) -> Shards | Deal:
+def run_directory(runs_dir: Path, config: RunConfig, label: str = "") -> Path:
+    """Where a run is written if nobody says otherwise; `label` tells hyper-parameters apart that no name does."""
+    return runs_dir / config.setting / "-".join(filter(None, (config.method.variant, label))) / f"seed-{config.seed}"
+
+
+def find_shards(config: RunConfig, preset: Preset | None, place: Place) -> Shards | Deal:
     """The shards of a run, or, where there are none yet, what they will be.
 
-    `standard` is how the preset alone would deal: shards of a preset carry its name, those of a variation a fingerprint
-    behind it, so that the two never meet in one directory.
+    Those that are dealt as the preset alone would carry its name, those of a variation a fingerprint behind it, so that
+    the two never meet in one directory; settings that deal alike share theirs, whatever they are called.
     """
-    name = config.setting
-    if standard is None or resolve(standard, place) != config.data:
+    name = preset.name if preset else config.setting
+    if preset is None or resolve(standard_data(preset), place) != config.data:
         name += f"-{fingerprint(config.data)}"
     path = records.default_path(name, config.partition_seed)
     if not (path / records.MANIFEST).is_file():
@@ -84,6 +91,13 @@ def find_shards(config: RunConfig, standard: DataSettings | None, place: Place) 
     if shards.partition.settings != config.data or shards.partition.seed != config.partition_seed:
         raise RequestError(f"these shards were dealt in another way ({path}): move them away or use --shards")
     return shards
+
+
+def standard_data(preset: Preset) -> DataSettings:
+    """How a preset alone deals the data."""
+    layers = Layers()
+    layers.add_all(preset.layers)
+    return layers.section("data", DataSettings)
 
 
 def open_shards(shards: Shards, place: Place) -> tuple[Dataset, Partition]:

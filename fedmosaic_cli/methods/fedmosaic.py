@@ -12,7 +12,7 @@ counts, votes from a model that never co-trains. docs/trust.md tells what they a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ from fedmosaic_cli.cotraining.wire import ExpertiseCode
 from fedmosaic_cli.engine.gate import CANDIDATE, Gate, copy_of
 from fedmosaic_cli.engine.messages import Consensus
 from fedmosaic_cli.engine.method import hyperparameters
-from fedmosaic_cli.engine.objective import AdjustedPseudoLabels, labelled, mean_cross_entropy
+from fedmosaic_cli.engine.objective import AdjustedPseudoLabels, Doubt, labelled, mean_cross_entropy
 from fedmosaic_cli.engine.release import expertise_code, rates_of, rules_of
 from fedmosaic_cli.methods.fedct import FedCT, as_tensor
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 LEVEL_BITS = 8
-SHADOW = "shadow"
+VOTER = "voter"
 
 
 @hyperparameters
@@ -63,8 +63,10 @@ class FedMosaic(FedCT):
     With the `prior-adjusted` loss a client takes into account that its classes are not mixed as the public set's are:
     fully with a `prior_strength` of 1, not at all with 0; `prior_smoothing` is added to every count.
 
-    Votes come from the model that is trained (`self`), or from a `shadow` of it that never co-trains. The first
-    exchange comes after `warmup_rounds`, or after `warmup_share` of all rounds if that is later.
+    Votes come from the model that is trained (`self`), from a `shadow` of it that never co-trains, or from one that is
+    `doubting`: it never co-trains either and, beside the client's own examples, learns to be unsure of the public ones,
+    with a weight of `doubt`. So it is sure of nothing but what the client's own examples are like. The first exchange
+    comes after `warmup_rounds`, or after `warmup_share` of all rounds if that is later.
     """
 
     expertise: Literal["frequency", "entropy", "count", "count-confidence", "uniform"] = "frequency"
@@ -74,11 +76,12 @@ class FedMosaic(FedCT):
     public_loss: Literal["plain", "prior-adjusted"] = "plain"
     prior_strength: Annotated[float, Field(ge=0, le=10)] = 1.0
     prior_smoothing: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    votes_from: Literal["self", "shadow"] = "self"
+    votes_from: Literal["self", "shadow", "doubting"] = "self"
+    doubt: Annotated[float, Field(ge=0, le=1e30)] = 1.0
     trust_power: Annotated[float, Field(gt=0, le=100)] = 2.0
     trust_min: Annotated[float, Field(ge=0, le=1)] = 0.01
-    gate_folds: Annotated[int, Field(ge=2, le=20)] = 3
-    gate_budget: Annotated[float, Field(gt=0, le=1)] = 0.5
+    gate_folds: Annotated[int, Field(ge=2, le=20)] = 2
+    gate_budget: Annotated[float, Field(gt=0, le=1)] = 0.35
     gate_z: Annotated[float, Field(ge=-1e30, le=1e30)] = 1.0
     gate_prior_var: Annotated[float, Field(ge=0, le=1e30)] = 0.25
 
@@ -91,6 +94,17 @@ class FedMosaic(FedCT):
     @property
     def variant(self) -> str:
         return f"{self.name}-{self.expertise}"
+
+    @classmethod
+    def idle(cls, values: Mapping[str, Any]) -> frozenset[str]:
+        trust = values.get("trust")
+        names = {
+            "gate_": trust != "gated",
+            "trust_": trust not in ("gated", "agreement"),
+            "prior_": values.get("public_loss") != "prior-adjusted",
+            "doubt": values.get("votes_from") != "doubting",
+        }
+        return frozenset(name for name in values for start, idle in names.items() if idle and name.startswith(start))
 
     @property
     def plays_with(self) -> Learners:
@@ -110,16 +124,16 @@ class FedMosaic(FedCT):
 
     @property
     def most_models(self) -> tuple[int, int]:
-        at_once = max(2 + 2 * self.gate_folds if self.trust == "gated" else 1, 1 + (self.votes_from == "shadow"))
+        voters = int(self.votes_from != "self")
+        at_once = (2 + 2 * self.gate_folds if self.trust == "gated" else 1) + voters
         return at_once, at_once
 
     def passes(self, rounds: int) -> int:
-        beside = rounds - min(self.alone(rounds), rounds) if self.votes_from == "shadow" else 0
-        if self.trust != "gated":
-            return rounds + beside
+        gated = self.trust == "gated"
         alone, closed = (min(number, rounds) for number in (self.alone(rounds), self.gate_closes(rounds)))
-        at_the_gate = self.gate_folds * alone + (1 + 2 * self.gate_folds) * (closed - alone)
-        return rounds + at_the_gate + (rounds - closed if beside else 0)
+        at_the_gate = self.gate_folds * alone + (1 + 2 * self.gate_folds) * (closed - alone) if gated else 0
+        voting = {"self": 0, "shadow": rounds - (closed if gated else alone), "doubting": rounds}[self.votes_from]
+        return rounds + at_the_gate + voting
 
     def cost(self, rounds: int) -> str:
         if self.trust != "gated":
@@ -132,18 +146,22 @@ class FedMosaic(FedCT):
 
     def enter(self, client: Client, world: World) -> None:
         super().enter(client, world)
+        if self.votes_from == "doubting":
+            client.state[VOTER] = client.init
         if self.trust == "gated":
             self.gate.prepare(client)
 
     def learn(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
-        if self.trust == "gated" and self.gate.is_open(client):
+        undecided = self.trust == "gated" and self.gate.is_open(client)
+        if self.votes_from == "shadow" and consensus is not None and VOTER not in client.state and not undecided:
+            copy_of(client, "model", VOTER)
+        apart = VOTER in client.state
+        if undecided:
             self.learn_at_the_gate(client, consensus, received, world)
-            return
-        if self.votes_from == "shadow" and consensus is not None and SHADOW not in client.state:
-            copy_of(client, "model", SHADOW)
-        super().learn(client, consensus, received, world)
-        if SHADOW in client.state:
-            client.train(SHADOW)
+        else:
+            super().learn(client, consensus, received, world)
+        if apart:
+            client.train(VOTER, self.doubts(world) if self.votes_from == "doubting" else [])
 
     def learn_at_the_gate(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
         """A round of a client that has yet to find out whether collaboration helps it; so far it is Local."""
@@ -170,7 +188,7 @@ class FedMosaic(FedCT):
             client.note(gate_trust=trust, gate_gain=found.gain, gate_error=found.error, gate_on=int(found.keep))
             client.state["trust"] = trust if found.keep else 0.0
             if found.keep and self.votes_from == "shadow":
-                copy_of(client, "model", SHADOW)
+                copy_of(client, "model", VOTER)
             gate.close(client, found.keep)
 
     def terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[Term]:
@@ -179,8 +197,14 @@ class FedMosaic(FedCT):
         shift = prior_shift(class_counts, consensus, self.prior_strength, self.prior_smoothing)
         return [AdjustedPseudoLabels.of(consensus, shift, trust)]
 
+    def doubts(self, world: World) -> list[Term]:
+        """What a voter learns beside its own data."""
+        import torch
+
+        return [Doubt(torch.zeros(world.public_size, dtype=torch.int64), self.doubt)] if self.doubt else []
+
     def voter(self, client: Client) -> Parameters:
-        return client.state[SHADOW] if SHADOW in client.state else super().voter(client)
+        return client.state[VOTER] if VOTER in client.state else super().voter(client)
 
     def trust_in(self, consensus: Tensor | None, client: Client) -> float:
         if self.trust == "gated":
@@ -193,7 +217,8 @@ class FedMosaic(FedCT):
         client.note(loss_private=private_loss, agreement=None)
         if consensus is None:
             return 0.0
-        log_probs, consensus = labelled(self.last_opinion(client), consensus)
+        view = self.view_of("model", client) if VOTER in client.state else self.last_opinion(client)
+        log_probs, consensus = labelled(view, consensus)
         public_loss = mean_cross_entropy(log_probs, consensus)
         agreement = (log_probs.argmax(dim=1) == consensus).double().mean().item()
         client.note(loss_public=public_loss, agreement=agreement)
@@ -212,11 +237,13 @@ class FedMosaic(FedCT):
         return trust
 
     def last_opinion(self, client: Client) -> Tensor:
-        """Log probabilities on the public set: the model has not changed since it gave its opinion, if it gave one."""
+        """What the voter thinks of the public set: it has not changed since it gave its opinion, if it gave one."""
         log_probs: Tensor | None = client.state.get("log_probs")
-        if log_probs is None:
-            return client.predict_public(client.state["model"]).log_softmax(dim=1)
-        return log_probs
+        return self.view_of(VOTER if VOTER in client.state else "model", client) if log_probs is None else log_probs
+
+    def view_of(self, model: str, client: Client) -> Tensor:
+        """Log probabilities of a model on the public set."""
+        return client.predict_public(client.state[model]).log_softmax(dim=1)
 
     def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Speaker) -> NDArray[np.float64]:
         client.state["log_probs"] = log_probs

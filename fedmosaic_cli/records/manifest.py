@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedmosaic_cli.data.partition import Partition, Shard, test_fraction
+from fedmosaic_cli.data.public import kept_back
 from fedmosaic_cli.data.schemes import least_size
 from fedmosaic_cli.data.settings import MOST_CLIENTS
 from fedmosaic_cli.files import sha256
@@ -105,7 +106,7 @@ def describe(dataset: Dataset, partition: Partition, found_at: str = "") -> dict
         "protocol": settings.protocol,
         "tested_on": tested_on(dataset, settings),
         "parameters": parameters_of(dataset, settings),
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.recorded(),
         "seed": partition.seed,
         "class_names": list(dataset.class_names),
         "image_shape": list(dataset.images.shape[1:]),
@@ -131,7 +132,7 @@ def parameters_of(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
     if "test_fraction" in parameters and (dataset.test is None or settings.protocol == "pfllib"):
         parameters["test_fraction"] = test_fraction(settings)
     if "min_size" in parameters:
-        parameters["min_size"] = least_size(settings, len(dataset) - (settings.public_size or 0))
+        parameters["min_size"] = least_size(settings, len(dataset) - kept_back(settings))
     return parameters
 
 

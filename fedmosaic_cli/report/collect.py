@@ -16,6 +16,8 @@ from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
 from fedmosaic_cli.report.noise import noise_key
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from fedmosaic_cli.data.place import Watch
@@ -53,15 +55,22 @@ def collect(runs_dir: Path, watch: Watch = unseen) -> tuple[pd.DataFrame, list[S
     `block` what it came to; `diagnosis` is what came of co-training, None where a summary does not tell; `bits` is
     what all clients sent and received, None where raw data moved.
     """
-    import pandas as pd
-
     if not runs_dir.is_dir():
         what = "not a directory" if runs_dir.exists() else "no such directory"
         raise RequestError(
             f"{what} ({runs_dir}): name one with runs, or make some with 'fedmosaic train --preset quickstart'"
         )
-    lines = []
     folders, skipped = run_directories(runs_dir)
+    frame, others = collect_from(folders, watch)
+    return frame, [*skipped, *others]
+
+
+def collect_from(folders: Sequence[Path], watch: Watch = unseen) -> tuple[pd.DataFrame, list[Skipped]]:
+    """The same of these run directories."""
+    import pandas as pd
+
+    lines: list[dict[str, Any]] = []
+    skipped: list[Skipped] = []
     for number, files in enumerate(map(RunFiles, folders), start=1):
         watch("reading runs", number, len(folders))
         try:
@@ -114,6 +123,13 @@ def finished_summary(files: RunFiles) -> dict[str, Any]:
     return files.summary()
 
 
+def in_effect(summary: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a run that its method reads: others do not tell two runs apart."""
+    values = summary["hyperparameters"]
+    idle = METHODS[summary["method"]].idle(values)
+    return {name: value for name, value in values.items() if name not in idle}
+
+
 def line_of(summary: dict[str, Any]) -> dict[str, Any]:
     """What the tables need of a run. Runs of one protocol differ in method and seed only, so they may be compared."""
     if summary["method"] not in METHODS:
@@ -126,7 +142,7 @@ def line_of(summary: dict[str, Any]) -> dict[str, Any]:
         "protocol": sha256(to_json(terms))[:6],
         "method": summary["method"],
         "variant": summary["variant"],
-        "hyperparameters": json.dumps(summary["hyperparameters"], sort_keys=True),
+        "hyperparameters": json.dumps(in_effect(summary), sort_keys=True),
         "noise": noise_key(summary),
         "seed": summary["seed"],
         "accuracy": float(summary["accuracy"]["client_mean"]),

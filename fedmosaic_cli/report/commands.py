@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
+    import pandas as pd
+
     from fedmosaic_cli.config.run import RunConfig
     from fedmosaic_cli.report.settings import Key, Setting
 
@@ -39,6 +41,8 @@ class Where:
     taken: Set[Path] = frozenset()
     noises: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     """The options of the rows that have noise in their messages."""
+    labels: Mapping[Key, str] = field(default_factory=dict)
+    """The words behind the method's name in the directories of rows that have one."""
 
 
 def commands_for(where: Where, missing: Missing) -> list[str]:
@@ -48,7 +52,7 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
         by_seeds.setdefault(missing[key], []).append(key)
     commands = []
     for seeds, keys in by_seeds.items():
-        for (door, kind), variants in doors(keys, where.noises).items():
+        for (door, kind), variants in doors(keys, where.noises, where.labels).items():
             words = ["fedmosaic", *door, *where.conditions, *kind, "--seeds", ",".join(map(str, seeds))]
             places = [where.folder / name / f"seed-{seed}" for name in variants for seed in seeds]
             if not where.taken.isdisjoint(places):  # by runs with other hyper-parameters
@@ -62,7 +66,7 @@ def commands_for(where: Where, missing: Missing) -> list[str]:
 
 
 def doors(
-    keys: Iterable[Key], noises: Mapping[Key, tuple[str, ...]]
+    keys: Iterable[Key], noises: Mapping[Key, tuple[str, ...]], labels: Mapping[Key, str]
 ) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
     """One command for all baselines, and one for every kind of FedMosaic and for rows with hyper-parameters of their
     own: its first words, its own options, and the directories of its runs."""
@@ -74,19 +78,35 @@ def doors(
         found[("baseline", *(["all"] if every else plain)), ()] = plain
     for method, detail in keys:
         values = [f"methods.{method}.{part}" for part in detail.split(", ") if "=" in part]
-        own = (*(word for value in values for word in ("--set", value)), *noises.get((method, detail), ()))
+        label = labels.get((method, detail), "")
+        own = (
+            *(word for value in values for word in ("--set", value)),
+            *noises.get((method, detail), ()),
+            *(("--label", label) if label else ()),
+        )
         if method == "fedmosaic":
             kind = detail.partition(",")[0]
-            found[("train",), ("--expertise", kind, *own)] = [f"fedmosaic-{kind}"]
+            found[("train",), ("--expertise", kind, *own)] = [labelled(f"fedmosaic-{kind}", label)]
         elif own:
-            found[("baseline", method), own] = [method]
+            found[("baseline", method), own] = [labelled(method, label)]
     return found
+
+
+def labelled(variant: str, label: str) -> str:
+    return "-".join(filter(None, (variant, label)))
+
+
+def label_of(runs: pd.DataFrame) -> str:
+    """The word behind the method's name in the directory of these runs, "" where there is none."""
+    variant, folder = str(runs.variant.iloc[0]), runs.path.iloc[0].parent.name
+    return folder.removeprefix(f"{variant}-") if folder.startswith(f"{variant}-") else ""
 
 
 def where_of(setting: Setting) -> Where:
     """Where more runs of a setting belong."""
     noises = {key: options for key, runs in setting.methods.items() if (options := noise_options(runs))}
-    return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path), noises)
+    labels = {key: label for key, runs in setting.methods.items() if (label := label_of(runs))}
+    return Where(conditions_in(setting), folder_for(setting), frozenset(setting.runs.path), noises, labels)
 
 
 @cache  # a setting may stand in several tables
@@ -138,7 +158,7 @@ def folder_for(setting: Setting) -> Path:
     """
     first: Path = setting.runs.path.iloc[0]
     variant, seed = setting.runs.variant.iloc[0], setting.runs.seed.iloc[0]
-    usual = first.parts[-3:] == (setting.name, variant, f"seed-{seed}")
+    usual = first.parts[-3:] == (setting.name, labelled(variant, label_of(setting.runs)), f"seed-{seed}")
     above = first.parents[2] if usual else first.parent
     alone = setting.label == setting.name or above.name == setting.slug
     return (above if alone else above / setting.slug) / setting.name

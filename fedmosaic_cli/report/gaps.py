@@ -67,7 +67,7 @@ def can_be_played(setting: Setting, row: Row) -> bool:
     if method.family == "baseline":
         return True
     attacked = bool({"attack", "defence"} & setting.terms.keys())
-    return not adds_noise(setting.name) and (method.shares_labels or not attacked)
+    return not adds_noise(setting.preset) and (method.shares_labels or not attacked)
 
 
 def has_noise(columns: Sequence[Column], row: Row) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.captions import blocks_of, caption_of, notes_of
 from fedmosaic_cli.report.gaps import with_commands
-from fedmosaic_cli.report.published import published_domains
+from fedmosaic_cli.report.published import published_domains, stands_for
 from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL
 from fedmosaic_cli.report.table import OVERVIEW, Column, Table, rows_of
 
@@ -31,8 +31,13 @@ PAPER = {
     "hybrid-office10": ("", "Office-10"),
 }
 
-FEDMOSAIC_W, FEDMOSAIC_U = ("fedmosaic", "frequency"), ("fedmosaic", "entropy")
-EVERYBODY: tuple[Key, ...] = tuple((name, "") for name in METHODS if name != "fedmosaic")
+QUICK_NOTE = (
+    "Quick presets use part of the data, a smaller network and fewer rounds than those of the same name without "
+    "-quick, which the paper's numbers belong to: differences in level between the two say nothing."
+)
+
+FEDMOSAIC_W, FEDMOSAIC_U, GATED = ("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", "")
+OTHERS: tuple[Key, ...] = tuple((name, "") for name in METHODS if name not in ("fedmosaic", "gated"))
 FEW = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local")
 
 
@@ -56,14 +61,14 @@ FORMS = {
         ("pathological-fashion-mnist", "pathological-cifar10", "practical-fashion-mnist", "practical-cifar10"),
         ("pathological", "dirichlet", "iid"),
         "quickstart",
-        (*EVERYBODY, FEDMOSAIC_W),
+        (*OTHERS, FEDMOSAIC_W, GATED),
     ),
     "feature-shift": Form(
         "feature shift, by domain",
         ("feature-shift-office10", "feature-shift-domainnet"),
         ("domain",),
         "quickstart-feature-shift",
-        (*EVERYBODY, FEDMOSAIC_U),
+        (*OTHERS, FEDMOSAIC_U, GATED),
         by_domain=True,
     ),
     "hybrid": Form(
@@ -71,37 +76,38 @@ FORMS = {
         ("hybrid-domainnet", "hybrid-domainnet-vit", "hybrid-office10"),
         ("hybrid",),
         "quickstart-hybrid",
-        (*EVERYBODY, FEDMOSAIC_W, FEDMOSAIC_U),
+        (*OTHERS, FEDMOSAIC_W, FEDMOSAIC_U, GATED),
     ),
     "compact": Form(
         "label skew and feature shift at once, in brief",
         ("hybrid-domainnet", "hybrid-office10"),
         ("hybrid",),
         "quickstart-hybrid",
-        (*((name, "") for name in FEW), FEDMOSAIC_W),
+        (*((name, "") for name in FEW), FEDMOSAIC_W, GATED),
         only=True,
     ),
 }
 
 
-def overview(settings: Sequence[Setting], paper: bool) -> Table:
+def overview(settings: Sequence[Setting], paper: bool, baselines: tuple[Key, ...] = (CENTRALIZED, LOCAL)) -> Table:
     """All settings in one table: the methods that were run in any of them, and the baselines they are judged by."""
-    columns = [Column(setting.label, setting, setting.name) for setting in settings]
-    return made(OVERVIEW, "", columns, (CENTRALIZED, LOCAL), paper)
+    columns = [Column(setting.label, setting, stands_for(setting.name)) for setting in settings]
+    return made(OVERVIEW, "", columns, baselines, paper)
 
 
-def paper_table(name: str, settings: Sequence[Setting], paper: bool) -> Table | None:
+def paper_table(name: str, settings: Sequence[Setting], paper: bool, absent: bool = True) -> Table | None:
     """One of the paper's tables from these settings; None where there is nothing to put in it.
 
-    With `paper`, columns that nobody ran are there as well.
+    With `paper` and `absent`, columns that nobody ran are there as well. Quick presets stand beside those they stand in
+    for, or in their place.
     """
     form = FORMS[name]
     columns: list[Column] = []
     for preset in form.presets:
-        same = [setting for setting in settings if setting.name == preset]
+        same = [setting for setting in settings if stands_for(setting.name) == preset]
         columns += [column for setting in same for column in columns_of(setting, form)]
-        columns += absent_columns(preset) if paper and not same else []
-    others = [setting for setting in settings if setting.name not in PAPER and setting.scheme in form.schemes]
+        columns += absent_columns(preset) if paper and absent and not same else []
+    others = [s for s in settings if stands_for(s.name) not in PAPER and s.scheme in form.schemes]
     others.sort(key=lambda setting: form.schemes.index(setting.scheme))
     columns += [column for setting in others for column in columns_of(setting, form)]
     headings = [column.heading for column in columns]
@@ -111,19 +117,21 @@ def paper_table(name: str, settings: Sequence[Setting], paper: bool) -> Table | 
 
 def columns_of(setting: Setting, form: Form) -> list[Column]:
     """The columns of a setting: one, or one for each of its domains."""
-    heading, label = PAPER.get(setting.name, ("", ""))
-    addition = setting.label.removeprefix(setting.name)
+    preset = stands_for(setting.name)
+    heading, label = PAPER.get(preset, ("", ""))
+    quick = " (quick)" if setting.name != preset and (heading or label) else ""
+    addition = quick + setting.label.removeprefix(setting.name)
     if not form.by_domain:
         heading = heading or SCHEMES.get(setting.scheme, "")
-        return [Column((label or setting.name) + addition, setting, setting.name, heading)]
+        return [Column((label or setting.name) + addition, setting, preset, heading)]
     digests = list(dict.fromkeys(setting.runs.digest))
     domains = dict.fromkeys(domain for digest in digests for domain in setting.domains(digest) if domain)
-    known = published_domains(setting.name)
+    known = published_domains(preset)
     ordered = [*(domain for domain in known if domain in domains), *(d for d in domains if d not in known)]
     above = (heading or setting.name) + addition
     if not ordered:
         return [Column("all", setting, "", above)]
-    return [Column(initial(domain, known), setting, setting.name, above, domain) for domain in ordered]
+    return [Column(initial(domain, known), setting, preset, above, domain) for domain in ordered]
 
 
 def absent_columns(preset: str) -> list[Column]:
@@ -149,6 +157,8 @@ def made(
     once = list({setting.label: setting for setting in settings}.values())
     letters = [f"{c.label} = {c.domain}" for c in columns if c.domain and c.label != c.domain]
     notes = [f"{', '.join(dict.fromkeys(letters))}."] if letters else []
+    if any(setting.name != stands_for(setting.name) for setting in once):
+        notes.append(QUICK_NOTE)
     by_domain = {column.setting.label: column.setting for column in columns if column.setting and column.domain}
     notes += [note for setting in by_domain.values() if (note := without_domains(setting))]
     beside = any(cell.published for row in rows for cell in row.cells)

@@ -36,6 +36,14 @@ def published() -> dict[tuple[str, str, str], Published]:
     }
 
 
+QUICK = "-quick"
+
+
+def stands_for(preset: str) -> str:
+    """The preset whose numbers belong beside a setting's: a quick one stands in for that of the paper's own scale."""
+    return preset.removesuffix(QUICK)
+
+
 def published_of(preset: str, domain: str, key: Key) -> Published | None:
     """What the paper has for a row of ours; nothing for hyper-parameters that are not its own."""
     return published().get((preset, domain, "-".join(filter(None, key))))

@@ -12,7 +12,7 @@ from fedmosaic_cli.report.sheets import sheet_to_latex, sheet_to_markdown, sheet
 from fedmosaic_cli.report.tables import to_csv, to_markdown, to_svg
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fedmosaic_cli.data.place import Watch
     from fedmosaic_cli.report.settings import Setting
@@ -63,12 +63,12 @@ def diagnosis_files(settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def figure_files(
-    settings: Sequence[Setting], ranking: Ranking | None, watch: Watch
+    settings: Sequence[Setting], ranking: Ranking | None, watch: Watch, kinds: Collection[str] | None = None
 ) -> tuple[dict[str, bytes], list[str]]:
     """The figures as PNG and PDF, and a sentence for each that is missing and each run that is left out of them."""
     from fedmosaic_cli.report.figures.album import figures
 
-    album = figures(settings, ranking)
+    album = figures(settings, ranking, kinds)
     files: dict[str, bytes] = {}
     total = len(album)
     for number, (name, draw) in enumerate(album):

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.conditions import values_told
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run import flat
@@ -34,11 +35,15 @@ CENTRALIZED: Key = ("centralized", "")
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others."""
+    """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others.
+
+    Hyper-parameters that are to be `spelled` out stand beside a method's name even where they are the preset's.
+    """
 
     name: str
     label: str
     runs: pd.DataFrame
+    spelled: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -50,6 +55,17 @@ class Setting:
         """What all of its runs have in common."""
         terms: dict[str, Any] = self.runs.terms.iloc[0]
         return terms
+
+    @cached_property
+    def preset(self) -> str:
+        """The preset of ours that its runs were made from, whatever they are called; "" where nobody knows."""
+        if self.name in preset_names() or not self.name:
+            return self.name
+        try:
+            told = values_told(RunFiles(self.runs.path.iloc[0]).environment().get("arguments"))
+        except (RequestError, OSError):
+            return ""
+        return told["--preset"] if told.get("--preset") in preset_names() else ""
 
     @property
     def dataset(self) -> str:
@@ -74,7 +90,10 @@ class Setting:
         groups: dict[Key, pd.DataFrame] = {}
         for (method, variant), same in self.runs.groupby(["method", "variant"]):
             kind = str(variant).removeprefix(str(method)).lstrip("-")
-            details = details_of(self.name, str(method), kind, [str(text) for text in same.hyperparameters.unique()])
+            usual = usual_hyperparameters(self.preset, str(method))
+            if usual is not None and method == "fedmosaic":  # other names say it all
+                usual = {name: value for name, value in usual.items() if name not in self.spelled}
+            details = details_of(usual, kind, [str(text) for text in same.hyperparameters.unique()])
             noises = [str(noise) for noise in same.noise.unique()]
             for (text, _), group in same.groupby(["hyperparameters", "noise"]):
                 words = [kind, *details[str(text)], *noise_words(group, noises)]
@@ -140,14 +159,13 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     ]
 
 
-def details_of(setting: str, method: str, kind: str, hyperparameters: Sequence[str]) -> dict[str, list[str]]:
+def details_of(usual: dict[str, Any] | None, kind: str, hyperparameters: Sequence[str]) -> dict[str, list[str]]:
     """What is to be said beside a method's name, and its `kind`, of each of these hyper-parameters, which are JSON.
 
-    Of a preset's own nothing, of others what differs from them. Where nobody can know what is usual, what tells them
+    Of the `usual` ones nothing, of others what differs from them. Where nobody can know what is usual, what tells them
     apart.
     """
     chosen = {text: json.loads(text) for text in hyperparameters}
-    usual = usual_hyperparameters(setting, method)
     if usual is not None:
         odd = {text: [n for n in one if one[n] not in (usual.get(n), kind)] for text, one in chosen.items()}
         details = {text: told(chosen[text], names) for text, names in odd.items()}
@@ -162,12 +180,12 @@ def told(hyperparameters: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 @cache
-def usual_hyperparameters(setting: str, method: str) -> dict[str, Any] | None:
-    """What a method has under a preset if nobody says otherwise; None where the setting is no preset of ours."""
-    if setting not in preset_names():
+def usual_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
+    """What a method has under a preset if nobody says otherwise; None where it is no preset of ours."""
+    if preset not in preset_names():
         return None
     layers = Layers()
-    layers.add_all(load_preset(setting).layers)
+    layers.add_all(load_preset(preset).layers)
     return asdict(layers.section(f"methods.{method}", METHODS[method]))  # type: ignore[call-overload, no-any-return]
 
 

@@ -111,7 +111,7 @@ def test_nobody_is_named_twice():
 def test_methods_that_average_need_one_network(method):
     networks, forests = run(method, "clients.0-2.model=cnn"), run(method, "clients.0-2.model=random-forest")
     anything = {"centralized", "local", "fedct", "fedmosaic"}
-    assert bool(networks.misfit()) == (method not in anything | {"perfedckt"})
+    assert bool(networks.misfit()) == (method not in anything | {"perfedckt", "gated"})
     assert bool(forests.misfit()) == (method not in anything)
     assert bool(run(method, "model.name=decision-tree").misfit()) == (method not in anything)
     assert not run(method).misfit()
@@ -119,7 +119,7 @@ def test_methods_that_average_need_one_network(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_speak_of_a_public_set_need_one(method):
-    assert bool(run(method, "data.public_size=0").misfit()) == (method in {"fedct", "perfedckt", "fedmosaic"})
+    assert bool(run(method, "data.public_size=0").misfit()) == (method in {"fedct", "perfedckt", "fedmosaic", "gated"})
 
 
 def test_a_mixed_run_is_stored_and_compared(tmp_path):

@@ -83,3 +83,12 @@ def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
     assert conditions_of(run, environment, Place()) == [*preset, "--config", str(tmp_path / "own.yaml")]
     monkeypatch.chdir(tmp_path)
     assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml", "--config", "own.yaml"]
+
+
+def test_a_setting_with_a_name_of_its_own_is_called_so_again():
+    run = run_of("quickstart", "data.public_size=50", setting="small-u")
+    environment = {"arguments": ["train", "--preset", "quickstart", "--name", "small-u"]}
+    words = ["--preset", "quickstart", "--name", "small-u", "--set", "data.public_size=50"]
+    assert conditions_of(run, environment, Place()) == words
+    environment = {"arguments": ["train", "--shards", "/far/mine", "--name", "small-u"], "shards": "/far/mine"}
+    assert conditions_of(run, environment, Place())[:4] == ["--shards", "/far/mine", "--name", "small-u"]

@@ -50,7 +50,7 @@ def test_a_method_reads_its_own_section_only():
         ("trian.rounds=3", "did you mean 'train'"),
         ("methods.fedmosiac.trust=1", "did you mean 'fedmosaic'"),
         ("methods.fedmosaic.trsut=1", "did you mean 'methods.fedmosaic.trust'"),
-        ("methods.fedmosaic.trust=papr", "must be 'paper' or 'stabilised' or a number"),
+        ("methods.fedmosaic.trust=papr", "must be 'paper', 'stabilised', 'agreement' or 'gated' or a number"),
         ("methods.fedmosaic.trust=-1", "at least 0"),
         ("methods.fedmosaic.warmup_rounds=1.5", "a whole number"),
         ("methods.fedmosaic.expertise=frequent", "'frequency'"),

@@ -16,7 +16,8 @@ from fedmosaic_cli.methods.gated import Gated
 from fedmosaic_cli.methods.local import Local
 from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
 
-NEVER, ALWAYS = Gated(gate_z=1e30), Gated(gate_z=-1e30, trust_min=0.0)
+THREE = Gated(gate_folds=3, gate_budget=0.5, votes_from="self")
+NEVER, ALWAYS = replace(THREE, gate_z=1e30), replace(THREE, gate_z=-1e30, trust_min=0.0)
 BIG = dealt([24, 18, 30], public=21).changed(local_steps=12)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -63,7 +64,7 @@ def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
 
 
 def test_decisions_are_in_the_log_once_with_what_they_rest_on():
-    rounds = rows_of(Gated(), BIG, 10)
+    rounds = rows_of(THREE, BIG, 10)
     decided = [row for rows in rounds for row in rows if "gate_on" in row]
     assert sorted(row["client"] for row in decided) == [0, 1, 2]
     for row in decided:
@@ -75,7 +76,7 @@ def test_decisions_are_in_the_log_once_with_what_they_rest_on():
 
 def test_the_gate_is_opened_by_what_the_others_say():
     """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
-    federation = played(Gated(), BIG.changed(rounds=10), rounds=2)
+    federation = played(THREE, BIG.changed(rounds=10), rounds=2)
     server = federation.standing.server
     assert set(server["without"]) == {"0", "1", "2"}
     uploads = {}
@@ -84,7 +85,7 @@ def test_the_gate_is_opened_by_what_the_others_say():
         uploads[client.id] = message["without"].labels
         assert torch.equal(message["labels"].labels, server["labels"])
     assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
-    after = played(Gated(), BIG.changed(rounds=10), rounds=3)
+    after = played(THREE, BIG.changed(rounds=10), rounds=3)
     assert "without" not in after.standing.server  # it travels once
     assert "without" not in federation.method.broadcast(after.standing.server, 0, federation.world)
 
@@ -102,7 +103,7 @@ def test_too_little_data_for_a_test_means_no_collaboration():
 
 
 @pytest.mark.parametrize("stop", range(1, 9))
-@pytest.mark.parametrize("method", [Gated(), ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
+@pytest.mark.parametrize("method", [THREE, ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
 def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     toy = BIG.changed(rounds=9)
     stopped = played(method, toy, rounds=stop)
@@ -115,7 +116,7 @@ def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     assert same(list(personal_models(resumed).values()), models(method, toy, rounds=9))
 
 
-@pytest.mark.parametrize("method", [Gated(), ALWAYS], ids=["own", "on"])
+@pytest.mark.parametrize("method", [THREE, ALWAYS], ids=["own", "on"])
 def test_stacked_clients_come_to_the_same(method):
     toy = BIG.changed(rounds=9)
     kinds: tuple[Execution, ...] = ("threads", "stacked")
@@ -136,7 +137,7 @@ def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
         original(self, model, terms, leash, private_weight, only)
 
     monkeypatch.setattr(SimulatedClient, "train", watched)
-    played(Gated(), BIG.changed(rounds=8), rounds=4)
+    played(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
         shown = {model: parts for who, model, parts in seen if who == client}
@@ -157,7 +158,7 @@ def test_prior_adjustment_of_no_strength_is_the_plain_loss():
 def test_a_shadow_votes_as_if_there_were_no_consensus():
     toy = BIG.changed(rounds=5)
     method = FedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
-    shadows = [client.state["shadow"] for client in played(method, toy, rounds=5).standing.clients]
+    shadows = [client.state["voter"] for client in played(method, toy, rounds=5).standing.clients]
     assert same(shadows, models(Local(), toy, rounds=5))
     assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
 
@@ -180,3 +181,80 @@ def test_what_a_gate_needs_is_a_network():
     assert FedMosaic(trust="gated").plays_with == "any network"
     assert FedMosaic(public_loss="prior-adjusted").plays_with == "any network"
     assert FedMosaic().plays_with == "anything"
+
+
+def test_a_voter_without_doubt_is_a_shadow():
+    toy = BIG.changed(rounds=6)
+    without = replace(THREE, gate_z=-1e30, votes_from="doubting", doubt=0.0)
+    shadow = replace(THREE, gate_z=-1e30, votes_from="shadow")
+    assert same(models(without, toy, rounds=6), models(shadow, toy, rounds=6))
+    assert not same(models(replace(without, doubt=1.0), toy, rounds=6), models(shadow, toy, rounds=6))
+
+
+def test_a_doubting_voter_never_hears_of_the_consensus():
+    """Its training depends on its own data and on the public set, not on what anybody says of it."""
+    toy = BIG.changed(rounds=6)
+    trusting = FedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
+    votes = [
+        [client.state["voter"] for client in played(method, toy, rounds=6).standing.clients]
+        for method in (trusting, replace(trusting, trust=0.0))
+    ]
+    assert same(*votes)
+    assert not same(votes[0], models(Local(), toy, rounds=6))
+
+
+def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
+    """Public examples of a class that a client has never seen: a plain voter gives them to one of its own, for sure."""
+    toy = BIG.changed(local_steps=60)
+    unsure = {}
+    for doubt in (0.0, 1.0):
+        method = FedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
+        client = played(method, toy, rounds=3).standing.clients[0]
+        unsure[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
+    assert unsure[1.0] < unsure[0.0] - 0.1
+
+
+def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
+    toy = BIG.changed(rounds=4)
+    rows = rows_of(FedMosaic(trust="paper", votes_from="doubting"), toy, 4)
+    plain = rows_of(FedMosaic(trust="paper"), toy, 4)
+    assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
+    federation = played(FedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
+    client, labels = federation.standing.clients[0], federation.standing.server["labels"]
+    own = torch.nn.functional.cross_entropy(client.predict_public(client.state["model"]), labels).item()
+    assert rows[1][0]["loss_public"] == pytest.approx(own)
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds", "expected"),
+    [
+        (FedMosaic(), 30, 30),
+        (FedMosaic(votes_from="shadow", warmup_rounds=5), 30, 55),
+        (FedMosaic(votes_from="doubting", warmup_rounds=5), 30, 60),
+        (THREE, 30, 30 + 3 * 6 + 7 * 9),
+        (replace(THREE, votes_from="shadow"), 30, 30 + 3 * 6 + 7 * 9 + 15),
+        (replace(THREE, warmup_rounds=40), 30, 30 + 3 * 30),
+    ],
+)
+def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected, monkeypatch):
+    """And it is the true one: as many trainings as a client really does."""
+    assert method.passes(rounds) == expected
+
+
+@pytest.mark.parametrize("method", [THREE, ALWAYS, Gated(), replace(ALWAYS, votes_from="shadow")], ids=str)
+def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
+    from fedmosaic_cli.engine.client import SimulatedClient
+
+    trained: list[int] = []
+    original = SimulatedClient.train
+
+    def counted(self, *args, **kwargs):
+        trained.append(self.id)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(SimulatedClient, "train", counted)
+    played(method, BIG.changed(rounds=10), rounds=10)
+    most = max(trained.count(client) for client in range(3))
+    assert most <= method.passes(10)
+    if method.gate_z == -1e30:
+        assert most == method.passes(10)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from fedmosaic_cli.config.run import fingerprint
 from fedmosaic_cli.data.partition import partition
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.data.resolve import resolve
@@ -44,6 +45,33 @@ def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
     assert contents(again.path) == contents(shards.path)
     other = deal(SETTINGS, 4, tmp_path / "other", Place()).written()
     assert other.digest != shards.digest
+
+
+@pytest.mark.parametrize(
+    ("asked", "begins", "name"),
+    [
+        ({}, "f3a1ca2e77d9", "00be6c49"),
+        ({"scheme": "iid", "public_alpha": 0.3, "val_fraction": 0.2}, "d9791e66cdba", "168aabb6"),
+        ({"scheme": "pathological", "protocol": "pfllib", "public_size": 100}, "1a237f8438c9", "d6e84550"),
+        ({"alpha": 0.5, "protocol": "pfllib", "public_alpha": 1.0}, "50a66f950fc6", "652a4ec4"),
+        ({"scheme": "domain"}, "fce61670f9bb", "2bb810e0"),
+        ({"scheme": "hybrid", "public_alpha": 0.1, "label_noise": 0.2}, "6b26ffbb9b41", "55288e98"),
+    ],
+)
+def test_settings_that_came_later_change_nothing_where_they_are_not_used(tmp_path, asked, begins, name):
+    """Digests and names of directories as they were before there was `share` or `public_from`."""
+    settings = resolve(DataSettings(**asked), Place())
+    assert fingerprint(settings) == name
+    assert deal(settings, 7, tmp_path, Place()).shards.digest.startswith(begins)
+
+
+def test_manifests_that_name_a_setting_without_use_load_too(shards):
+    manifest = read_sealed(shards.path / "manifest.json")
+    assert "share" not in manifest["settings"]
+    manifest["settings"]["share"] = 1.0
+    manifest["digest"] = manifest_digest(manifest)
+    (shards.path / "manifest.json").write_bytes(sealed(manifest))
+    assert load(shards.path).partition.settings == SETTINGS
 
 
 def test_the_manifest_tells_what_cli_md_promises(shards):

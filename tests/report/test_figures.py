@@ -25,7 +25,7 @@ from fedmosaic_cli.report.figures.courses import ORACLE, accuracy_figure, consen
 from fedmosaic_cli.report.figures.evidence import NoFigureError, read
 from fedmosaic_cli.report.figures.families import families
 from fedmosaic_cli.report.figures.labels import emptiest, filled, neighbours, spread
-from fedmosaic_cli.report.figures.public_sets import NOTE, size_figure, skew_figure, with_room
+from fedmosaic_cli.report.figures.public_sets import ALIKE, DIFFERENT, SILENT, size_figure, skew_figure, with_room
 from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
 from fedmosaic_cli.report.figures.style import CLIENTS, FLIPPED, OTHERS, REFERENCES, STRONG, house_style, looks_of
 from fedmosaic_cli.report.settings import settings_of, title_of
@@ -521,8 +521,49 @@ def test_it_is_said_that_clients_pay_for_the_public_set(bench):
     write_sizes(bench, [50, 100])
     with house_style():
         figure = size_figure(families(settings_in(bench), "public_size")[0])
-    assert "compare FedMosaic with local training at the same point" in NOTE
-    assert NOTE in {" ".join(text.split()) for text in texts(figure)}
+    assert "compare FedMosaic with local training at the same point" in DIFFERENT
+    assert any(DIFFERENT in " ".join(text.split()) for text in texts(figure))
+
+
+def test_it_is_said_that_clients_do_not_pay_where_examples_are_set_aside(bench):
+    for size in (50, 100):
+        bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": 200})
+    (family,), _ = families(settings_in(bench), "public_size")
+    with house_style():
+        written = " ".join(" ".join(texts(size_figure([family]))).split())
+    assert ALIKE in written
+    assert DIFFERENT not in written
+
+
+def test_other_numbers_set_aside_are_another_family(bench):
+    for size, aside in ((50, 200), (100, 200), (25, 300)):
+        bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": aside})
+    (family,), _ = families(settings_in(bench), "public_size")
+    assert list(family.members) == [50, 100]
+
+
+@pytest.mark.parametrize(("figure", "varied"), [(size_figure, "public_size"), (skew_figure, "public_alpha")])
+def test_a_curve_without_trust_is_called_what_it_is(bench, figure, varied):
+    for value, last in ((0.5, 1e-9), (0.7, 1e-7)):
+        size = {varied: value if varied == "public_alpha" else int(100 * value)}
+        silent = {"change": lambda row, last=last: {**row, "lambda": last}, "hyperparameters": {"trust": "paper"}}
+        bench.write(setting=f"u-{value}", data=size, **silent)
+        bench.write(setting=f"u-{value}", data=size, hyperparameters={"trust": "stabilised"})
+    (family,), _ = families(settings_in(bench), varied)
+    with house_style():
+        title = " ".join(figure([family]).axes[0].get_title(loc="left").split())
+    assert f"FedMosaic (entropy, trust=paper): {SILENT}" in title
+    assert "stabilised" not in title
+
+
+def test_a_curve_with_trust_at_one_point_says_something(bench):
+    for size, last in ((50, 0.0), (100, 0.2)):
+        bench.write(
+            setting=f"u-{size}", data={"public_size": size}, change=lambda row, last=last: {**row, "lambda": last}
+        )
+    with house_style():
+        figure = size_figure(families(settings_in(bench), "public_size")[0])
+    assert SILENT not in figure.axes[0].get_title(loc="left")
 
 
 def test_families_differ_in_nothing_else(bench):

@@ -75,6 +75,29 @@ def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
     assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
 
 
+def test_a_quick_preset_stands_in_the_papers_column(runs):
+    runs("practical-cifar10-quick", "local", 0, 0.7, dataset="cifar10")
+    table = table_of(runs, "label-skew", paper=True)
+    (column,) = [column for column in table.columns if column.setting]
+    assert (column.heading, column.label) == ("Practical non-IID", "CIFAR-10 (quick)")
+    cell = next(row for row in table.rows if row.key == ("local", "")).cells[table.columns.index(column)]
+    assert (cell.ours.mean, cell.published.mean) == (0.7, 0.8391)
+    assert any("Quick presets use part of the data" in note for note in table.notes)
+    settings = [column.setting for column in table.columns if column.setting]
+    assert paper_table("label-skew", settings, paper=True, absent=False).columns == (column,)
+
+
+def test_rows_with_a_label_are_made_where_they_lie(runs):
+    for seed, kinds in ((0, ("paper", "0.3")), (1, ("paper",))):
+        for trust in kinds:
+            label = "" if trust == "paper" else f"-trust-{trust}"
+            place = f"mine/fedmosaic-entropy{label}/seed-{seed}"
+            runs("mine", "fedmosaic-entropy", seed, 0.5, hyperparameters={"trust": trust}, place=place)
+    (command,) = [command for command in table_of(runs).commands if " train " in command]
+    assert "--expertise entropy --set methods.fedmosaic.trust=0.3 --label trust-0.3 --seeds 1" in command
+    assert "--runs-dir" not in command
+
+
 def test_a_cell_that_lacks_a_seed_says_how_to_make_it(runs):
     fill(runs)
     entries = to_json([table_of(runs, "label-skew")])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedmosaic_cli.data.download import fetch
 from fedmosaic_cli.data.sources import (
     cifar10,
@@ -20,6 +22,7 @@ from fedmosaic_cli.data.sources.source import Wanted
 from fedmosaic_cli.errors import RequestError, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fedmosaic_cli.data.dataset import Dataset
@@ -86,4 +89,26 @@ def load_found(settings: DataSettings, wanted: Wanted) -> Dataset:
         if name not in dataset.domain_names:
             raise unknown("domain", name, dataset.domain_names, "data.domains")
     dataset = dataset.only(settings.domains) if settings.domains else dataset
-    return dataset.sample(settings.share) if settings.share < 1 else dataset
+    return share_of(dataset, settings) if settings.share < 1 else dataset
+
+
+def share_of(dataset: Dataset, settings: DataSettings) -> Dataset:
+    """As much of the data set as the settings ask for, and something of all that there was."""
+    sample = dataset.sample(settings.share)
+    left = set(kinds_in(sample, settings))
+    for kind in kinds_in(dataset, settings):
+        if kind not in left:
+            raise RequestError(
+                f"a share of {settings.share:g} leaves nothing of {kind} in '{dataset.name}' (data.share): raise it"
+            )
+    return sample
+
+
+def kinds_in(dataset: Dataset, settings: DataSettings) -> Iterator[str]:
+    """What there are examples of, in words."""
+    for part, use in ((dataset.training_part, "train"), (dataset.test_part, "test")):
+        yield from (f"class '{dataset.class_names[label]}' to {use} on" for label in np.unique(dataset.labels[part]))
+    if dataset.domains is not None:
+        yield from (f"domain '{dataset.domain_names[number]}'" for number in np.unique(dataset.domains))
+    if dataset.holders is not None and settings.scheme == "natural":
+        yield from (f"client {number}" for number in np.unique(dataset.holders))

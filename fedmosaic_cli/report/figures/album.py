@@ -19,7 +19,7 @@ from fedmosaic_cli.report.figures.style import DOTS_PER_INCH, house_style, is_fe
 from fedmosaic_cli.report.settings import shares_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -80,9 +80,9 @@ FROM_LOGS = {
 FROM_MANIFESTS = {"clients": clients_figure, "public": public_set_figure}
 
 
-def figures(settings: Sequence[Setting], ranking: Ranking | None = None) -> Album:
-    """All figures of these settings; `ranking` is for the critical-difference diagram."""
-    return Album(settings, ranking)
+def figures(settings: Sequence[Setting], ranking: Ranking | None = None, kinds: Collection[str] | None = None) -> Album:
+    """All figures of these settings, or those of some kinds; `ranking` is for the critical-difference diagram."""
+    return Album(settings, ranking, kinds)
 
 
 class Album:
@@ -92,8 +92,11 @@ class Album:
     next setting. `missing` and `skipped` (runs whose logs are of no use) may grow while figures are drawn.
     """
 
-    def __init__(self, settings: Sequence[Setting], ranking: Ranking | None = None) -> None:
+    def __init__(
+        self, settings: Sequence[Setting], ranking: Ranking | None = None, kinds: Collection[str] | None = None
+    ) -> None:
         self.ranking = ranking
+        self.kinds = kinds
         self.missing: list[Missing] = []
         self.sizes = self.find_families(settings, "public-size", "public_size", "sizes", "--public-size N")
         self.skews = self.find_families(settings, "public-skew", "public_alpha", "skews", "--public-alpha A")
@@ -103,11 +106,15 @@ class Album:
             Missing(f"{kind}-{slug}", reason)
             for slug, setting in self.settings.items()
             for kind, plate in FROM_LOGS.items()
-            if (reason := plate.lacks(setting))
+            if self.wants(kind) and (reason := plate.lacks(setting))
         ]
-        if ranking is None:
+        if ranking is None and self.wants("critical-difference"):
             self.missing.append(Missing("critical-difference", "needs runs of several methods in several settings"))
         self.unusable: dict[Path, Skipped] = {}
+
+    def wants(self, kind: str) -> bool:
+        """Whether figures of a kind are asked for."""
+        return self.kinds is None or kind in self.kinds
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -124,10 +131,11 @@ class Album:
         for slug, setting in self.settings.items():
             evidence = cache(partial(self.read, setting))
             for kind, plate in FROM_LOGS.items():
-                if not plate.lacks(setting):
+                if self.wants(kind) and not plate.lacks(setting):
                     yield self.entry(f"{kind}-{slug}", partial(from_logs, plate.draw, setting, evidence))
             for kind, of_manifest in FROM_MANIFESTS.items():
-                yield self.entry(f"{kind}-{slug}", partial(printed, of_manifest, setting))
+                if self.wants(kind):
+                    yield self.entry(f"{kind}-{slug}", partial(printed, of_manifest, setting))
         for name, draw in self.across_settings():
             yield self.entry(name, draw)
 
@@ -140,7 +148,7 @@ class Album:
             for start in range(0, len(found), most):
                 name = f"{kind}-{start // most + 1}" if start else kind
                 yield name, partial(printed, draw, found[start : start + most])
-        if self.ranking is not None:
+        if self.ranking is not None and self.wants("critical-difference"):
             yield "critical-difference", partial(printed, critical_difference, self.ranking)
 
     def entry(self, name: str, draw: Callable[[], Files]) -> tuple[str, Callable[[], Files]]:
@@ -164,6 +172,8 @@ class Album:
         self, settings: Sequence[Setting], name: str, varied: str, what: str, option: str
     ) -> list[Family]:
         """The families for a figure; where there are none, how to get one."""
+        if not self.wants(name):
+            return []
         found, remarks = families(settings, varied)
         self.missing += [Missing(name, remark) for remark in remarks if found]
         if not found:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run import flat
 from fedmosaic_cli.files import to_json
+from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.figures.style import is_strong
 from fedmosaic_cli.report.settings import LOCAL, Setting, differing_keys
 
@@ -30,9 +31,15 @@ class Family:
     label: str
     members: dict[Any, Setting]
 
+    @property
+    def same_clients(self) -> bool:
+        """Whether clients hold the same in all members: U comes from examples that are set aside."""
+        return all(setting.terms["data"].get("public_from") for setting in self.members.values())
+
     @cached_property
     def methods(self) -> dict[Key, dict[Any, pd.DataFrame]]:
-        """The runs of Local and of each variant of FedMosaic, by that value."""
+        """The runs of Local and of all that share labels of the public set, FedMosaic's variants first of all, by that
+        value."""
         import pandas as pd
 
         # Taken together, so that runs with other hyper-parameters are told apart across members as well.
@@ -41,7 +48,7 @@ class Family:
         return {
             key: {values[int(str(number))]: same for number, same in group.groupby("member")}
             for key, group in Setting("", "", runs.reset_index(drop=True)).methods.items()
-            if is_strong(key) or key == LOCAL
+            if is_strong(key) or key == LOCAL or METHODS[key[0]].shares_labels
         }
 
 
@@ -83,10 +90,18 @@ def labelled(found: list[dict[Any, Setting]], varied: str) -> list[Family]:
     common = [flat(common_terms(next(iter(members.values())), varied)) for members in found]
     differing = [key for key in differing_keys(common) if key not in ("dataset", "scheme", "dealt anew")]
     listed = []
-    for members, terms in zip(found, common, strict=True):
-        names = {setting.name for setting in members.values()}
-        base = names.pop() if len(names) == 1 else f"{terms['dataset']}, {terms['scheme']}"
-        words = [f"{key.rpartition('.')[2]}={terms.get(key)}" for key in differing]
+    bases = [base_of(members, terms) for members, terms in zip(found, common, strict=True)]
+    for number, (members, terms) in enumerate(zip(found, common, strict=True)):
+        base = bases[number]
+        words = [f"{key.rpartition('.')[2]}={terms.get(key)}" for key in differing] if bases.count(base) > 1 else []
         ordered = sorted(members, key=lambda value: (value is None, value or 0))
         listed.append(Family(", ".join([base, *words]), {value: members[value] for value in ordered}))
     return sorted(listed, key=lambda family: family.label)
+
+
+def base_of(members: dict[Any, Setting], terms: dict[str, Any]) -> str:
+    """What the members are called, or the preset that all of them were made from, or else their data."""
+    for names in ({setting.name for setting in members.values()}, {setting.preset for setting in members.values()}):
+        if len(names) == 1 and names != {""}:
+            return names.pop()
+    return f"{terms['dataset']}, {terms['scheme']}"

@@ -9,6 +9,8 @@ import numpy as np
 
 from fedmosaic_cli.data.canvas import blank, entitle
 from fedmosaic_cli.data.picture import short, thinning
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.report.curves import curves_of
 from fedmosaic_cli.report.figures.clients import first_manifest
 from fedmosaic_cli.report.figures.courses import names_of, widened
 from fedmosaic_cli.report.figures.evidence import NoFigureError
@@ -17,7 +19,7 @@ from fedmosaic_cli.report.figures.style import PAGE_INCHES, grid_lines, is_stron
 from fedmosaic_cli.report.settings import title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
@@ -28,15 +30,20 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.figures.style import Look
     from fedmosaic_cli.report.settings import Key
 
-NOTE = (
-    "Points: mean accuracy of the last round over seeds; bars: lowest to highest seed. Clients give up what the public "
-    "set takes, so their data differ from point to point: compare FedMosaic with local training at the same point."
+POINTS = "Points: mean accuracy of the last round over seeds; bars: lowest to highest seed."
+DIFFERENT = (
+    "Clients give up what the public set takes, so their data differ from point to point: compare FedMosaic with local "
+    "training at the same point."
 )
+ALIKE = "The public set is drawn from examples that are set aside for it, so clients hold the same data at every point."
+SILENT = "lambda is zero: this curve is Local training and shows nothing of U"
+NEXT_TO_NOTHING = 1e-6
+"""Below this, lambda is none."""
 MOST_CLASSES = 24
 MOST_NUMBERS = 20
 DODGE = 0.012
 """How far apart, as a part of the axis, the bars of two methods at the same point stand."""
-LETTER_INCHES = 0.075
+LETTER_INCHES, LINE_INCHES = 0.075, 0.16
 
 
 def size_figure(families: Sequence[Family]) -> Figure:
@@ -46,10 +53,13 @@ def size_figure(families: Sequence[Family]) -> Figure:
     below = across > 1 or any_long(names)
     down = -(-len(families) // across)
     width = PAGE_INCHES if below else 0.75 * PAGE_INCHES
-    figure = blank(width, 1.0 + 2.3 * down + below * key_inches(names))
+    letters = 40 if across > 1 else 64
+    titles = [panel_title(family, letters) for family in families]
+    height = 1.0 + down * (2.3 + LINE_INCHES * max(title.count("\n") for title in titles))
+    figure = blank(width, height + below * key_inches(names))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     ends = {}
-    for axes, family in zip(panels, families, strict=False):
+    for axes, family, title in zip(panels, families, titles, strict=False):
         sizes = [float(size) for size in family.members]
         if min(sizes) > 0 and max(sizes) > 10 * min(sizes):
             axes.set_xscale("log")
@@ -58,12 +68,12 @@ def size_figure(families: Sequence[Family]) -> Figure:
         axes.set_xticks(sizes, with_room(scaled, [str(size) for size in family.members], 0.6 * width / across))
         axes.minorticks_off()
         axes.set_xlabel("examples in the public set" + (" (log scale)" if axes.get_xscale() == "log" else ""))
-        axes.set_title(fill(family.label, 40 if across > 1 else 64), loc="left")
+        axes.set_title(title, loc="left")
     for axes in panels[len(families) :]:
         axes.remove()
     if below:
         key_below(figure, names)
-    entitle(figure, "Accuracy and the size of the public set", NOTE)
+    entitle(figure, "Accuracy and the size of the public set", note_on(families))
     label_ends(ends, only_values=below)
     return figure
 
@@ -71,11 +81,12 @@ def size_figure(families: Sequence[Family]) -> Figure:
 def skew_figure(families: Sequence[Family]) -> Figure:
     """Accuracy against the skew of the public set's classes, and beside it these classes; a row a family."""
     names = names_of(keys_in(families))
-    height = 1.0 + sum(row_height(family) for family in families)
+    titles = [panel_title(family, 40) for family in families]
+    height = 1.0 + sum(map(row_height, families)) + LINE_INCHES * sum(title.count("\n") for title in titles)
     figure = blank(PAGE_INCHES, height + key_inches(names))
     rows = figure.subplots(len(families), 2, squeeze=False, width_ratios=(1, 1))
     ends = {}
-    for (axes, classes), family in zip(rows, families, strict=True):
+    for (axes, classes), family, title in zip(rows, families, titles, strict=True):
         positions = {alpha: float(number) for number, alpha in enumerate(family.members)}
         ends[axes] = draw_methods(axes, family, positions, names)
         slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if len(positions) > 4 else {}
@@ -83,12 +94,45 @@ def skew_figure(families: Sequence[Family]) -> Figure:
             panel.set_xticks(list(positions.values()), [alpha_text(alpha) for alpha in positions], **slant)
             panel.set_xlabel("Dirichlet alpha of the public set")
         axes.set_xlim(-0.3, len(positions) - 0.7)
-        axes.set_title(fill(family.label, 40), loc="left")
+        axes.set_title(title, loc="left")
         draw_classes(classes, family)
     key_below(figure, names)
-    entitle(figure, "Accuracy and the skew of the public set", NOTE)
+    entitle(figure, "Accuracy and the skew of the public set", note_on(families))
     label_ends(ends, only_values=True)
     return figure
+
+
+def note_on(families: Sequence[Family]) -> str:
+    """What points and bars are, and whether clients hold the same at all of them."""
+    alike = {family.same_clients for family in families}
+    words = [text for same, text in ((True, ALIKE), (False, DIFFERENT)) if same in alike]
+    if len(words) > 1:
+        labels = [family.label for family in families if family.same_clients]
+        words = [f"{ALIKE.removesuffix('.')} of {'; '.join(labels)}.", f"Elsewhere: {DIFFERENT}"]
+    return " ".join([POINTS, *words])
+
+
+def panel_title(family: Family, letters: int) -> str:
+    """The family, and which of its curves say nothing of the public set."""
+    silent = [f"{title_of(key)}: {SILENT}" for key in family.methods if trusts_nobody(family.methods[key].values())]
+    return "\n".join(fill(text, letters) for text in (family.label, *silent))
+
+
+def trusts_nobody(points: Iterable[pd.DataFrame]) -> bool:
+    """Whether at every point more than half of all clients ended with next to no lambda."""
+    return all(share is not None and share > 0.5 for share in map(share_without_trust, points))
+
+
+def share_without_trust(runs: pd.DataFrame) -> float | None:
+    """Of the clients of these runs that have a lambda in the last round, the part in which it is none."""
+    last = []
+    for path in runs.path:
+        try:
+            trust = curves_of(path).get("lambda")
+        except (RequestError, OSError):
+            continue
+        last += [] if trust is None or not len(trust) else list(trust[-1][~np.isnan(trust[-1])])
+    return float(np.mean(np.array(last) < NEXT_TO_NOTHING)) if last else None
 
 
 def keys_in(families: Sequence[Family]) -> list[Key]:

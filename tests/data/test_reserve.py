@@ -1,0 +1,177 @@
+"""A public set from a reserve: whatever its size and skew, clients hold the same."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmosaic_cli.data.partition import partition
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.public import draw_public
+from fedmosaic_cli.data.resolve import resolve
+from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.data.sources import load_dataset
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment.plan import deal, open_shards
+from fedmosaic_cli.records.shards import load
+from tests.data.test_partition import all_parts, cases, dealt_or_refused, everything, make_dataset
+
+DIGITS = load_dataset(DataSettings(), Place())
+SIZES = (0, 50, 100, 300)
+
+
+def held(result) -> list[bytes]:
+    """All that clients have, labels included."""
+    parts = [part.tobytes() for shard in result.shards for part in shard.parts().values()]
+    return parts + [b"" if shard.noisy_labels is None else shard.noisy_labels.tobytes() for shard in result.shards]
+
+
+def dealt(**asked: object):
+    return partition(DIGITS, resolve(DataSettings(**asked), Place()), 5)
+
+
+def attempt(dataset, asked, seed):
+    """The partition, or why there is none."""
+    try:
+        return partition(dataset, asked, seed), ""
+    except RequestError as refused:
+        return None, str(refused)
+
+
+@given(
+    cases(schemes=("iid", "dirichlet", "pathological", "domain", "hybrid")),
+    st.integers(1, 30),
+    st.lists(st.tuples(st.floats(0, 1), st.none() | st.sampled_from([0.1, 1.0, 50.0])), min_size=1, max_size=4),
+    st.integers(0, 1000),
+)
+@settings(max_examples=100)
+def test_clients_hold_the_same_whatever_the_public_set_is(case, reserve, others, seed):
+    dataset, asked = case
+    first = asked.model_copy(update={"public_from": reserve, "public_size": reserve, "public_alpha": None})
+    full = dealt_or_refused(dataset, first, seed)
+    for portion, alpha in others:
+        size = round(portion * reserve)
+        again = first.model_copy(update={"public_size": size, "public_alpha": alpha})
+        result, refused = attempt(dataset, again, seed)
+        if result is None:
+            assert alpha is not None
+            assert "data.public_from" in refused
+            continue
+        assert held(result) == held(full)
+        assert len(result.public) == size
+        assert set(result.public.tolist()) <= set(full.public.tolist()), "nothing but the reserve"
+        together = np.concatenate(all_parts(result))
+        assert len(np.unique(together)) == len(together)
+
+
+@given(cases(), st.integers(0, 30), st.integers(0, 1000))
+@settings(max_examples=100)
+def test_a_balanced_public_set_is_the_same_from_a_reserve_and_without_one(case, more, seed):
+    dataset, asked = case
+    asked = asked.model_copy(update={"public_alpha": None})
+    plain = dealt_or_refused(dataset, asked, seed)
+    reserved = dealt_or_refused(dataset, asked.model_copy(update={"public_from": asked.public_size + more or 1}), seed)
+    assert np.array_equal(plain.public, reserved.public)
+    if not more and asked.public_size:
+        assert held(plain) == held(reserved), "a reserve that is public as a whole is no other"
+
+
+def test_smaller_public_sets_are_part_of_larger_ones():
+    public = [set(dealt(public_from=300, public_size=size).public.tolist()) for size in SIZES]
+    assert [len(each) for each in public] == list(SIZES)
+    assert all(small < large for small, large in pairwise(public))
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_a_skewed_public_set_has_the_classes_that_it_has_without_a_reserve(alpha):
+    asked = {"scheme": "iid", "public_size": 60, "public_alpha": alpha}
+    plain, reserved = (dealt(**asked, public_from=reserve).public for reserve in (None, 900))
+    counts = [np.bincount(DIGITS.labels[public], minlength=10).tolist() for public in (plain, reserved)]
+    assert counts[0] == counts[1]
+    assert not np.array_equal(plain, reserved)
+
+
+def test_the_rest_of_the_reserve_belongs_to_nobody(tmp_path):
+    asked = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, public_from=300), Place())
+    made = deal(asked, 3, tmp_path / "shards", Place())
+    manifest = made.written().manifest
+    assert manifest["left_out"] == 250
+    assert manifest["parameters"]["public_from"] == 300
+    again = load(tmp_path / "shards")
+    assert again.partition.settings == asked
+    dataset, opened = open_shards(again, Place())
+    assert held(opened) == held(made.shards.partition)
+    reserve, public = draw_public(dataset, asked, 3)
+    assert len(reserve) == 300
+    assert np.array_equal(public, opened.public)
+    assert not np.intersect1d(reserve, np.concatenate([everything(shard) for shard in opened.shards])).size
+
+
+def test_the_reserve_is_named_only_where_there_is_one():
+    assert "public_from" not in DataSettings().parameters().keys() | DataSettings().recorded().keys()
+    asked = DataSettings(public_from=300)
+    assert asked.parameters()["public_from"] == asked.recorded()["public_from"] == 300
+
+
+def test_the_least_of_pfllib_does_not_follow_from_the_public_set(tmp_path):
+    least = set()
+    for size in (100, 900):
+        asked = {"protocol": "pfllib", "alpha": 10.0, "clients": 12, "public_size": size, "public_from": 900}
+        least.add(deal(DataSettings(**asked), 0, tmp_path, Place()).shards.manifest["parameters"]["min_size"])
+    assert least == {(1797 - 900) // 12 // 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"public_size": 100, "public_from": 99},
+            "a public set of 100 does not come from a reserve of 99 (data.public_from): make it at least 100, ",
+        ),
+        ({"public_from": 299}, "a public set of 300 does not come from a reserve of 299 (data.public_from)"),
+        (
+            {"public_size": 100, "public_from": 1790},
+            "a reserve of 1790 does not fit (data.public_from): 'digits' has 1797 training examples and 15 clients "
+            "need some too; ask for at most 1767",
+        ),
+        (
+            {"public_size": 1000, "public_from": 1000, "public_alpha": 0.3},
+            "of which 1767 fit, so lower public_size or raise public_alpha",
+        ),
+    ],
+)
+def test_a_reserve_that_does_not_fit_is_refused_in_one_line(asked, words):
+    with pytest.raises(RequestError) as refused:
+        dealt(**asked)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("domains", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reserve_with_too_few_of_a_class_is_refused_and_the_least_that_will_do_is_named(seed, domains):
+    dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=2000).tolist(), 5, domains)
+    asked = DataSettings(scheme="iid", clients=4, public_size=100, public_from=100, public_alpha=0.3)
+    with pytest.raises(RequestError, match=r"and a reserve of 100 has \d+ \(data\.public_from\): ") as refused:
+        partition(dataset, asked, seed)
+    _, _, least = str(refused.value).rpartition("make it at least ")
+    with pytest.raises(RequestError, match=f"make it at least {least}"):
+        partition(dataset, asked.model_copy(update={"public_from": int(least) - 1}), seed)
+    assert len(partition(dataset, asked.model_copy(update={"public_from": int(least)}), seed).public) == 100
+
+
+def test_fedbn_trains_on_the_same_lists_whatever_the_public_set_is():
+    dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
+    asked = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=60)
+    asked = asked.model_copy(update={"public_from": 60})
+    full = partition(dataset, asked, 0)
+    for size, alpha in ((0, None), (20, None), (10, 5.0)):
+        result = partition(dataset, asked.model_copy(update={"public_size": size, "public_alpha": alpha}), 0)
+        assert held(result) == held(full)
+        assert set(result.public.tolist()) <= set(full.public.tolist())
+    with pytest.raises(RequestError, match=r"the reserve leaves .*which needs 80 \(data\.public_from\): make it small"):
+        partition(dataset, asked.model_copy(update={"public_from": 300}), 0)

@@ -1,0 +1,259 @@
+"""The table of studies, and the plan that is made of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.cli.app import load_command
+from fedmosaic_cli.config.run import check_name
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment import durations, jobs, reproduction
+from fedmosaic_cli.experiment.jobs import Crew
+from fedmosaic_cli.experiment.reproduction import Job, Order, State, label_of, planned
+from fedmosaic_cli.experiment.studies import FEW, STUDIES, Scale
+from fedmosaic_cli.lock import locked
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.report.figures.album import FROM_LOGS, FROM_MANIFESTS
+from fedmosaic_cli.report.paper import FORMS
+
+EVERY = [(name, scale) for name in STUDIES for scale in Scale]
+
+
+@pytest.fixture(autouse=True)
+def all_data_is_here(monkeypatch, tmp_path):
+    monkeypatch.setattr(reproduction, "missing_data", lambda config, place: "")
+    monkeypatch.chdir(tmp_path)
+
+
+def paths_of(name, scale=Scale.quick, **order):
+    return {cell.files.path for cell in planned(STUDIES[name], scale, Order(**order), Place()).cells}
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_everything_in_the_table_can_be_run(name, scale):
+    """It resolves, has a place of its own, and a command that is accepted."""
+    program = planned(STUDIES[name], scale, Order(seeds=(0,)), Place())
+    study = STUDIES[name]
+    assert len(program.cells) == len(study.scenarios[scale]) * len(study.rows)
+    assert program.left_out == ()
+    for job in program.jobs(program.states()):
+        command, *arguments = job.arguments()
+        load_command(command).make_context(command, arguments)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_names_are_names_of_directories_and_mean_one_setting(name):
+    scenarios = [each for scale in Scale for each in STUDIES[name].scenarios[scale]]
+    for scenario in scenarios:
+        check_name(scenario.name)
+    assert len({each.name for each in scenarios}) == len(set(scenarios))
+
+
+def test_settings_of_one_name_are_the_same_in_all_studies():
+    everywhere = {each for study in STUDIES.values() for scale in Scale for each in study.scenarios[scale]}
+    assert len({each.name for each in everywhere}) == len(everywhere)
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_tables_and_figures_are_those_of_reports(study):
+    assert study.table in ("", *FORMS)
+    assert {*study.figures} <= {*FROM_LOGS, *FROM_MANIFESTS, "public-size", "public-skew", "critical-difference"}
+
+
+def test_the_compact_table_has_the_rows_that_reports_give_it():
+    keys = [(row.method, dict(row.hyperparameters).get("expertise", "")) for row in FEW]
+    assert tuple(keys) == FORMS["compact"].rows
+
+
+def test_the_table_on_label_skew_has_every_method_and_fedmosaic_twice():
+    program = planned(STUDIES["label-skew"], Scale.quick, Order(), Place())
+    assert len(program.cells) == 5 * (len(METHODS) + 1) * 3
+    assert program.cells[0].row.method == "local"
+    settings = [cell.scenario.name for cell in program.cells]
+    assert settings == sorted(settings, key=list(dict.fromkeys(settings)).index), "setting by setting"
+    jobs_planned = program.jobs(program.states())
+    assert len(jobs_planned) == 5 * (len(METHODS) + 1)
+    assert jobs_planned[0].arguments() == [
+        *("baseline", "local", "--preset", "pathological-fashion-mnist-quick", "--seeds", "0,1,2")
+    ]
+
+
+def test_studies_share_their_runs():
+    assert paths_of("compact") < paths_of("hybrid")
+    few = ("fedavg", "ditto", "fedct", "perfedckt", "fedmosaic")
+    assert paths_of("communication", methods=few) < paths_of("label-skew")
+
+
+def test_a_row_that_is_the_presets_own_lies_where_the_preset_puts_it():
+    cells = planned(STUDIES["misleading"], Scale.quick, Order(seeds=(4,), methods=("fedmosaic",)), Place()).cells
+    assert [str(cell.files.path) for cell in cells if cell.row.method == "fedmosaic"] == [
+        "runs/misleading-cifar10-quick/fedmosaic-entropy/seed-4",
+        "runs/quickstart-misleading/fedmosaic-entropy-trust-paper/seed-4",
+    ]
+
+
+def test_what_a_variant_does_not_tell_is_in_the_label():
+    usual = FedMosaic()
+    assert label_of(FedMosaic(expertise="entropy"), usual) == ""
+    assert label_of(FedMosaic(expertise="entropy", trust=0.3), usual) == "trust-0.3"
+    assert label_of(FedMosaic(trust="stabilised", warmup_rounds=2), usual) == "warmup-rounds-2-trust-stabilised"
+
+
+def test_a_command_can_be_typed_by_anybody():
+    order = Order(seeds=(0, 2), methods=("fedmosaic",), runs_dir=Path("mine"), options=("--device", "cpu"))
+    program = planned(STUDIES["misleading"], Scale.quick, order, Place())
+    assert program.jobs(program.states())[-1].arguments() == [
+        *("train", "--preset", "quickstart", "--set", "data.scheme=iid", "--set", "data.clients=5"),
+        *("--set", "data.flip_labels=[0]", "--set", "methods.fedmosaic.expertise=entropy"),
+        *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--label", "trust-paper"),
+        *("--seeds", "0,2", "--runs-dir", "mine", "--device", "cpu"),
+    ]
+
+
+def test_methods_are_chosen_and_local_stays():
+    program = planned(STUDIES["hybrid"], Scale.quick, Order(methods=("ditto",)), Place())
+    assert list(dict.fromkeys(cell.row.method for cell in program.cells)) == ["local", "ditto"]
+    with pytest.raises(RequestError, match=r"unknown method 'dito' .* did you mean 'ditto'"):
+        planned(STUDIES["hybrid"], Scale.quick, Order(methods=("dito",)), Place())
+    with pytest.raises(RequestError, match="'ditto' has no row in this study"):
+        planned(STUDIES["compact"], Scale.quick, Order(methods=("ditto",)), Place())
+
+
+def test_settings_that_were_changed_have_names_of_their_own():
+    changed = planned(STUDIES["hybrid"], Scale.quick, Order(changes=("train.rounds=2",)), Place()).cells
+    assert {cell.config.train.rounds for cell in changed} == {2}
+    assert paths_of("hybrid").isdisjoint({cell.files.path for cell in changed})
+    assert all(cell.scenario.name.startswith(f"{cell.scenario.preset}-changed-") for cell in changed)
+
+
+def test_methods_that_do_not_fit_are_left_out_and_named():
+    order = Order(changes=("data.public_size=0",), methods=("fedavg", "fedmosaic"))
+    program = planned(STUDIES["hybrid"], Scale.quick, order, Place())
+    assert {cell.row.method for cell in program.cells} == {"local", "fedavg"}
+    (line,) = program.left_out
+    assert line.startswith("FedMosaic needs a public set, but there is none")
+
+
+def test_runs_under_other_conditions_are_not_touched():
+    (cell,) = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0,), methods=("local",)), Place()).cells[:1]
+    cell.files.path.mkdir(parents=True)
+    text = "\n".join(f"{key}: {value}" for key, value in cell.config.to_dict().items()).replace("'lr': 0.", "'lr': 9.")
+    cell.files.config.write_text(text.replace("None", "null").replace("True", "true").replace("False", "false"))
+    with pytest.raises(RequestError, match=r"under other conditions, the first: train.lr was .* another --runs-dir"):
+        paths_of("compact")
+
+
+# How long it takes
+
+
+def test_without_a_run_the_time_is_a_guess_or_the_presets_own_words():
+    program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0,), methods=("fedavg",)), Place())
+    expected = durations.estimate(program.jobs(program.states()), program.cells, 2)
+    assert expected.guessed
+    assert expected.seconds == pytest.approx((4 * 5 + 2 * 7 + 2 * 3) / 2)
+    program = planned(STUDIES["compact"], Scale.paper, Order(seeds=(0,)), Place())
+    expected = durations.estimate(program.jobs(program.states()), program.cells, 2)
+    assert expected.seconds is None
+    assert expected.words[1] == "hybrid-domainnet: a GPU's work."
+
+
+def test_runs_tell_how_long_others_take():
+    program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0,), methods=("pfedme",)), Place())
+    local, pfedme = [cell for cell in program.cells if cell.scenario.name == "quickstart-hybrid"]
+    local.files.path.mkdir(parents=True)
+    (local.files.path / "timings.jsonl").write_text('{"round": 1, "seconds": 2.0}\n{"round": 2, "seconds": 4.0}\n')
+    paces = durations.Paces(program.cells)
+    rounds = local.config.train.rounds
+    assert paces.seconds(local) == (3.0 * (rounds - 2), False)
+    seconds, guessed = paces.seconds(pfedme)
+    assert seconds == pytest.approx(3.0 * rounds * durations.RELATIVE["pfedme"])
+    assert not guessed
+
+
+# Jobs, of which none is a run
+
+
+class Process:
+    """One that has ended already."""
+
+    stderr = None
+
+    def __init__(self, returncode):
+        self.returncode = returncode
+
+    def poll(self):
+        return self.returncode
+
+
+@pytest.fixture
+def crew(monkeypatch):
+    """Jobs end as soon as they start, with the code that `ends` has for their method."""
+    program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0, 1), methods=("fedavg", "apfl")), Place())
+    ends, started = {}, []
+
+    def start(job, workers, grace):
+        started.append(job)
+        method = job.cells[0].row.method
+        for cell in job.cells if not ends.get(method) else ():
+            finished.add(cell.files.path)
+        return jobs.Running(job, Process(ends.get(method, 0)), b"note: x\nerror: it broke (here): mend it\n")
+
+    finished = set()
+    real = reproduction.Cell.state
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(
+        reproduction.Cell, "state", lambda cell: State.DONE if cell.files.path in finished else real(cell)
+    )
+    crew = Crew(deque(program.jobs(program.states())), 2, 1, 1.0)
+    crew.ends, crew.started = ends, started
+    return crew
+
+
+def play(crew):
+    done = []
+    while crew.busy:
+        done += crew.look()
+        assert len(crew.running) <= crew.at_once
+    return done
+
+
+def test_a_job_that_fails_leaves_the_others_alone(crew):
+    crew.ends["fedavg"] = 1
+    done = play(crew)
+    assert {cell.row.method for cell in done} == {"local", "apfl"}
+    assert len(done) == 2 * 2 * 2
+    assert [failure.job.title for failure in crew.failures] == [
+        *("hybrid-office10-quick, fedavg", "quickstart-hybrid, fedavg")
+    ]
+    assert {failure.error for failure in crew.failures} == {"it broke (here): mend it"}
+
+
+def test_what_another_process_holds_is_tried_again_and_then_left_to_it(crew):
+    held = crew.waiting[0].cells[1]
+    with locked(held.files.path):
+        done = play(crew)
+    assert [cell.title for job in crew.held for cell in job.cells] == [held.title]
+    assert held not in done
+    assert len(done) == 11
+    assert crew.started[0].cells == crew.started[0].cells[:1]
+    assert crew.failures == []
+
+
+def test_what_another_process_held_is_made_when_it_is_free_again(crew):
+    held = crew.waiting[0].cells[1]
+    with locked(held.files.path):
+        done = crew.look()
+    done += play(crew)
+    assert crew.held == []
+    assert held in done
+    assert crew.started[-1] == Job((held,), crew.started[0].order)
+
+
+def test_asked_to_stop_nothing_is_started(crew):
+    assert crew.look(go_on=False) == []
+    assert crew.started == []
