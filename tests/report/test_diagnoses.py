@@ -66,7 +66,7 @@ def test_a_row_a_run_with_its_clients_beside_local(bench):
 
 def test_without_co_training_there_is_nothing(bench):
     bench.write("local")
-    bench.write("fedavg")
+    bench.write("fedavg", change=lambda row: {**row, "lambda": 0.5})  # whatever a method calls so
     assert diagnosis_sheets(settings_in(bench)) == []
     assert not [name for name in files_of(bench) if name.startswith("diagnosis")]
     page = page_of(bench.folder)
