@@ -485,7 +485,7 @@ def test_a_method_that_would_be_another_one_is_called_out(invoke):
 def test_without_a_public_set_those_who_need_none_are_played(invoke):
     result = invoke("baseline", "all", "--preset", "quickstart", "--dry-run", "--set", "data.public_size=0")
     assert result.exit_code == 0
-    assert "left out: each of FedCT, PerFed-CKT needs a public set" in result.stderr
+    assert "left out: each of FedCT, PerFed-CKT, Gated co-training needs a public set" in result.stderr
 
 
 def test_a_federation_of_many_kinds(invoke, tmp_path):

@@ -110,7 +110,7 @@ class SimulatedClient:
         only: Tensor | None = None,
     ) -> None:
         private = self.private if only is None else self.private.at(only)
-        draw = self._draw(private, any(term.uses_public for term in terms))
+        draw = self._draw(any(term.uses_public for term in terms), private)
         lesson = Lesson(private, self.public, draw, terms, leash, private_weight)
         losses = self.learner.fit(self.state[model], self._memory(model), lesson)
         known = [loss for loss in (losses.private, *losses.terms) if loss is not None]
@@ -185,7 +185,7 @@ class SimulatedClient:
         memory: State = home.setdefault(f"{model}{OPTIMIZER}", {})
         return memory
 
-    def _draw(self, examples: Examples, with_public: bool) -> Draw:
+    def _draw(self, with_public: bool, examples: Examples | None = None) -> Draw:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
         private, public = self._private_batches("private", examples), []
         if with_public:

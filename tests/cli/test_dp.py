@@ -124,7 +124,7 @@ def test_baselines_stay_as_references_and_others_are_left_out(invoke):
     result = invoke("baseline", "all", *SHORT, "--dp", "xor", "--dp-epsilon", "3", "--dry-run", "--json")
     assert result.exit_code == 0, result.stderr
     planned = {Path(run["path"]).parts[-2]: run["privacy"] for run in json.loads(result.stdout)["runs"]}
-    assert planned.keys() == {"centralized", "local", "fedct"}
+    assert planned.keys() == {"centralized", "local", "fedct", "gated"}
     assert planned["local"] is None
     assert planned["centralized"] is None
     assert planned["fedct"]["total_epsilon"] == pytest.approx(3, rel=1e-6)

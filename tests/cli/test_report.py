@@ -226,7 +226,7 @@ def test_a_changed_configuration_changes_no_report(report, tmp_path, name):
 def test_nothing_but_bad_runs_is_one_line(report, tmp_path):
     for path in (tmp_path / "runs").rglob("summary.json"):
         path.unlink()
-    assert "17 skipped" in refused(report())
+    assert "18 skipped" in refused(report())
 
 
 def test_a_log_that_is_damaged_costs_only_its_curves(report, tmp_path):

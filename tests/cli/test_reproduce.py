@@ -85,12 +85,12 @@ def test_a_dry_run_makes_nothing(tmp_path, monkeypatch, capsys):
     assert asked("compact", "--dry-run", "--data-dir", "nothing-here", "--jobs", "3") == 0
     said = capsys.readouterr()
     assert "fedmosaic frequency  3 to do" in said.out
-    assert "0 of 27 runs are done, 27 remain: about " in said.out
+    assert "0 of 30 runs are done, 30 remain: about " in said.out
     assert " with 3 jobs (a guess, no run here yet)" in said.out
     assert said.err.startswith("left out: hybrid-office10-quick, data set 'office10' is not here (nothing-here): put ")
     assert asked("compact", "--dry-run", "--data-dir", "nothing-here", "--json") == 0
     content = json.loads(capsys.readouterr().out)
-    assert len(content["runs"]) == 27
+    assert len(content["runs"]) == 30
     assert content["runs"][0]["command"] == (
         "fedmosaic baseline local --preset quickstart-hybrid --seeds 0 --data-dir nothing-here"
     )

@@ -310,7 +310,9 @@ def test_a_table_of_the_paper_without_runs_is_none_unless_its_numbers_are_asked_
     assert table_of(runs, "hybrid") is None
     table = table_of(runs, "hybrid", paper=True)
     assert [column.label for column in table.columns] == ["DomainNet", "DomainNet (ViT)", "Office-10"]
-    assert table.rows[-1].cells[2].published.mean == pytest.approx(0.8943)
+    paper = [row.cells[2].published for row in table.rows if row.cells[2].published]
+    assert paper[-1].mean == pytest.approx(0.8943)
+    assert table.rows[-1].title == "Gated co-training"  # which the paper does not have
 
 
 def test_a_domain_s_mean_is_over_its_clients_alone(runs):
