@@ -162,7 +162,7 @@ STUDIES = {
         {
             Scale.quick: (
                 *public_skews("practical-cifar10-quick", 1000, 100),
-                *public_skews("quickstart", 600, 60),
+                *public_skews("quickstart", 1000, 100),
             ),
             Scale.paper: public_skews("public-skew-cifar10", 9000, 1000),
         },
