@@ -55,7 +55,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
     elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
         text = f"{rounds}, for which the noise of every round was chosen (privacy.epsilon)"
         found.append(Difference(text, acceptable=False))
-    elif new.train.rounds != old.train.rounds and new.method.plans_ahead:
+    elif new.train.rounds != old.train.rounds and new.method.looks_ahead:
         text = f"{rounds}, on which every round of {new.method.title} depends"
         found.append(Difference(text, acceptable=True))
     if old.noise is not None or new.noise is not None:

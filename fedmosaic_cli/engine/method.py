@@ -269,6 +269,11 @@ class Method(ABC):
         return self.learners
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether it plans ahead, as it is set up."""
+        return self.plans_ahead
+
+    @property
     def most_models(self) -> tuple[int, int]:
         """How many models a client holds at most, as the method is set up, and how many optimizers remember of them."""
         return self.models_held, self.models_trained

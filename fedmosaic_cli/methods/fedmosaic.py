@@ -108,8 +108,12 @@ class FedMosaic(FedCT):
 
     @property
     def plays_with(self) -> Learners:
-        plain = self.trust != "gated" and self.public_loss == "plain"
+        plain = self.trust != "gated" and self.public_loss == "plain" and self.votes_from != "doubting"
         return self.learners if plain else "any network"
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.trust == "gated" or self.warmup_share > 0
 
     @property
     def gate(self) -> Gate:

@@ -29,7 +29,6 @@ class Gated(FedMosaic):
     name = "gated"
     title = "Gated co-training"
     citation = "docs/trust.md"
-    plans_ahead = True
 
     @property
     def variant(self) -> str:

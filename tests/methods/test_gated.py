@@ -180,7 +180,15 @@ def test_what_a_gate_needs_is_a_network():
     assert Gated().plays_with == "any network"
     assert FedMosaic(trust="gated").plays_with == "any network"
     assert FedMosaic(public_loss="prior-adjusted").plays_with == "any network"
-    assert FedMosaic().plays_with == "anything"
+    assert FedMosaic(votes_from="doubting").plays_with == "any network"
+    assert FedMosaic().plays_with == FedMosaic(votes_from="shadow").plays_with == "anything"
+
+
+def test_what_happens_when_depends_on_how_many_rounds_there_will_be():
+    assert Gated().looks_ahead
+    assert FedMosaic(trust="gated").looks_ahead
+    assert FedMosaic(warmup_share=0.2).looks_ahead
+    assert not FedMosaic().looks_ahead
 
 
 def test_a_voter_without_doubt_is_a_shadow():
