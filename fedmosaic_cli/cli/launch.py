@@ -77,14 +77,14 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
             if request.dry_run:
                 configs, files = [run.config for run in runs], [run.files for run in runs]
                 show_plan(configs, layers, files, given, place, request.device.value, request.as_json)
-                warn(runs)
+                warn(runs, request.quiet)
                 return
             hold.enter_context(held(runs, request, place))
             shards = shards_by_seed(runs, given, request, place)
             notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
         check_fit(request, runs, shards)
         tell_planned((run.config, *facts_of(shards[run.config.partition_seed])) for run in runs)
-        warn(runs)
+        warn(runs, request.quiet)
         make(runs, shards, request, place)
 
 
@@ -181,10 +181,10 @@ def written(shards: Shards | Deal) -> Shards:
     return shards.written() if isinstance(shards, Deal) else shards
 
 
-def warn(runs: list[Planned]) -> None:
+def warn(runs: list[Planned], quiet: bool) -> None:
     """Say what one should know, once all that would be refused is."""
     for note in dict.fromkeys(run.config.method.cost(run.config.train.rounds) for run in runs):
-        if note:
+        if note and not quiet:
             remark(note)
     for warning in dict.fromkeys(filter(None, map(caution, runs))):
         remark(f"warning: {warning}")
