@@ -39,6 +39,9 @@ class Rates:
     false: float = 0.0
 
 
+CERTAIN = Rates()
+
+
 @dataclass(frozen=True)
 class Ballot:
     """An opinion that passed all checks, kept as the bytes it came in until it is counted."""
@@ -125,7 +128,7 @@ def hold_vote(
     ballots: Sequence[Ballot],
     rules: Rules = PAPER,
     reputation: Mapping[int, float] | None = None,
-    rates: Rates = Rates(),  # noqa: B008 - frozen
+    rates: Rates = CERTAIN,
     previous: Labels | None = None,
 ) -> Outcome:
     """Count the ballots, of which there is at least one, in the order of their clients' numbers.

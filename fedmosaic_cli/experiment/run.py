@@ -102,7 +102,10 @@ class Terms:
     nonidentical: bool = False
 
 
-def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms: Terms = Terms()) -> Iterator[Event]:  # noqa: B008 - frozen
+USUAL = Terms()
+
+
+def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms: Terms = USUAL) -> Iterator[Event]:
     """Play and record the run, from where it stands. Asked to stop, it does so after a round, with a checkpoint."""
     damaged = files.damage() if files.finished() else []
     if files.finished() and not damaged and files.summary()["rounds"] == config.train.rounds:
