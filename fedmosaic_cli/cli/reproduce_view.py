@@ -102,7 +102,7 @@ def time_lines(plan: Plan) -> list[str]:
     begin = f"{total - left} of {total} runs are done, {left} remain: "
     if plan.expected.seconds is None:
         return [f"{begin}how long they take is unknown, as none was made here yet", *plan.expected.words]
-    guess = " (a guess, no run here yet)" if plan.expected.guessed else ""
+    guess = " (a guess where no run here tells yet)" if plan.expected.guessed else ""
     return [f"{begin}about {in_words(plan.expected.seconds)} with {side_by_side}{guess}"]
 
 

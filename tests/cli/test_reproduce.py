@@ -43,7 +43,7 @@ def test_it_ends_in_the_table_the_figures_and_a_page(tiny):
     assert done.returncode == 0, done.stderr
     assert "left out: misleading-cifar10-quick" in done.stderr
     assert "0 of 2 runs are done, 2 remain: about " in done.stderr
-    assert "(a guess, no run here yet)" in done.stderr
+    assert "(a guess where no run here tells yet)" in done.stderr
     assert "[2/2] quickstart-misleading-changed-" in done.stderr
     assert "Local training" in done.stdout
     assert "Not the study's own settings: train.local_steps=1, train.rounds=2." in done.stdout
@@ -86,7 +86,7 @@ def test_a_dry_run_makes_nothing(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert "fedmosaic frequency  3 to do" in said.out
     assert "0 of 30 runs are done, 30 remain: about " in said.out
-    assert " with 3 jobs (a guess, no run here yet)" in said.out
+    assert " with 3 jobs (a guess where no run here tells yet)" in said.out
     assert said.err.startswith("left out: hybrid-office10-quick, data set 'office10' is not here (nothing-here): put ")
     assert asked("compact", "--dry-run", "--data-dir", "nothing-here", "--json") == 0
     content = json.loads(capsys.readouterr().out)

@@ -244,13 +244,13 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
         (replace(THREE, warmup_rounds=40), 30, 30 + 3 * 30),
     ],
 )
-def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected, monkeypatch):
-    """And it is the true one: as many trainings as a client really does."""
+def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected):
     assert method.passes(rounds) == expected
 
 
 @pytest.mark.parametrize("method", [THREE, ALWAYS, Gated(), replace(ALWAYS, votes_from="shadow")], ids=str)
 def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
+    """Who passes the gate trains exactly as often."""
     from fedmosaic_cli.engine.client import SimulatedClient
 
     trained: list[int] = []
