@@ -63,6 +63,11 @@ class SimulatedClient:
         self._of_clients = of_clients
         self._of_this_round: State = {}
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.private.device
+
     def begin_round(self, number: int) -> None:
         """Turn to a new page of the log."""
         self.round = number

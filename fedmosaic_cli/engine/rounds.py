@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.cotraining.wire import SERVER, Envelope
-from fedmosaic_cli.engine import channel, params
+from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.attacks import Delivery
-from fedmosaic_cli.engine.evaluation import Score, score
-from fedmosaic_cli.engine.exchange import gather, under_attack
 from fedmosaic_cli.engine.inbox import MISSING
-from fedmosaic_cli.engine.messages import Way
 from fedmosaic_cli.engine.method import Told, Traffic
-from fedmosaic_cli.engine.workers import Job
-from fedmosaic_cli.errors import DivergenceError
+from fedmosaic_cli.engine.opinions import gather, under_attack
+from fedmosaic_cli.engine.present import Present
+from fedmosaic_cli.errors import DivergenceError, FailedRunError
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fedmosaic_cli.cotraining.wire import Form
     from fedmosaic_cli.engine.attacks import Attack
     from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.company import Company, Mark, Member, Turn
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.method import Method, Received, State, World
     from fedmosaic_cli.engine.workers import Workers
@@ -49,7 +46,8 @@ class Exam:
 class Standing:
     """Where a run stands: all that the next round depends on, beside the configuration."""
 
-    clients: list[SimulatedClient]
+    clients: Sequence[Any]
+    """Each an `engine.company.Member`; those in this process can do more."""
     server: State
     finished: int = 0
 
@@ -83,11 +81,20 @@ class Federation:
     """Clients that do not play by the rules."""
     public_truth: torch.Tensor | None = None
     """The public set's labels, where somebody knows them. Nobody who takes part does: they are for the log alone."""
+    elsewhere: Company | None = None
+    """The clients, where they are not in this process."""
+    quorum: int | None = None
+    """How many clients must take part in a round for it to count; None is all who were to."""
+
+    @property
+    def company(self) -> Company:
+        """The clients."""
+        return self.elsewhere or Present(self)
 
     @property
     def devices(self) -> list[torch.device]:
         """Where clients compute."""
-        return list(dict.fromkeys(client.private.device for client in self.standing.clients))
+        return list(dict.fromkeys(client.device for client in self.standing.clients))
 
 
 def begin(method: Method, clients: list[SimulatedClient], world: World) -> Standing:
@@ -109,52 +116,38 @@ def play(federation: Federation, rounds: int) -> Iterator[Round]:
 
 def play_round(federation: Federation) -> dict[int, Traffic]:
     """Let the clients of a round take part, and the server hear them. What it cost each; uploads are let go of."""
-    method, world, standing, attack = federation.method, federation.world, federation.standing, federation.attack
-
-    def take_part(client: SimulatedClient) -> tuple[Received, Traffic]:
-        seen = world if attack is None else attack.seen_by(client.id, client.round, world)
-        answer = method.broadcast(standing.server, client.id, world)
-        received, bits_down = channel.send(answer, way(client.private.device, world, client.round, SERVER))
-        before = copy.deepcopy(client.state) if federation.skips else {}
-        try:
-            message = method.local_round(client, received, seen)
-            client.check(client.state)
-            upload, bits_up = channel.send(message, way(federation.device, world, client.round, client.id))
-            client.check(upload)
-        except DivergenceError:
-            if not federation.skips:
-                raise
-            upload, bits_up = {}, 0
-            client.leave_out(before)
-        client.end_turn()
-        # Pooling moves the raw data itself: that is no message, and 0 bits would flatter it.
-        return upload, Traffic(None, None) if method.pooled else Traffic(bits_up, bits_down)
-
+    method, world, standing = federation.method, federation.world, federation.standing
     for client in standing.clients:
         client.begin_round(standing.finished + 1)
     clients = participants(federation)
-    jobs = [Job(client, len(client.private), client.learner.team, client.private.device) for client in clients]
-    turns = dict(zip((client.id for client in clients), federation.workers.map(take_part, jobs), strict=True))
+    turns = federation.company.turns(clients, lambda client: method.broadcast(standing.server, client, world))
+    check_quorum(federation, clients, turns)
     if all(client.left_out for client in standing.clients):
         raise DivergenceError(clients[0].id, clients[0].round, "as with everybody else, something")
-    uploads = {client: upload for client, (upload, _) in turns.items() if upload}
+    uploads = {client: turn.upload for client, turn in turns.items() if turn.upload}
     form = method.opinion_form(world)
     if form is not None and uploads:
         uploads = exchanged(federation, form, uploads)
     if uploads:
         standing.server = method.aggregate(standing.server, uploads, world)
         tell(federation, standing.server.pop("told", Told()))
-    return {client.id: sent_by(client, turns[client.id][1]) for client in clients}
+    return {client.id: sent_by(client, turns[client.id].traffic) for client in clients if client.id in turns}
 
 
-def sent_by(client: SimulatedClient, traffic: Traffic) -> Traffic:
+def check_quorum(federation: Federation, clients: Sequence[Member], turns: Mapping[int, Turn]) -> None:
+    """Refuse to go on with too few: as it was after the last round, the run can go on when they are back."""
+    needed = min(federation.quorum or len(clients), len(clients))
+    if len(turns) < needed:
+        lost = "; ".join(f"client {c.id}: {c.notes.get('lost', 'lost')}" for c in clients if c.id not in turns)
+        raise FailedRunError(
+            f"{len(turns)} of {len(clients)} clients took part in round {clients[0].round}, {needed} are needed "
+            f"(--quorum), {lost}: go on with --resume when they are back"
+        )
+
+
+def sent_by(client: Member, traffic: Traffic) -> Traffic:
     """What a client's part in a round cost: attackers may have kept to themselves what they were to send."""
     return replace(traffic, up=0) if client.notes.get("message") == MISSING else traffic
-
-
-def way(device: torch.device, world: World, number: int, sender: int) -> Way:
-    """The way of a message that `sender` sends in a round to somebody who computes on `device`."""
-    return Way(device, Envelope(world.run, world.public, number, sender))
 
 
 def exchanged(federation: Federation, form: Form, uploads: dict[int, Received]) -> dict[int, Received]:
@@ -193,26 +186,10 @@ def participants(federation: Federation) -> list[SimulatedClient]:
 
 def examine(federation: Federation, traffic: dict[int, Traffic]) -> list[dict[str, Any]]:
     """Let everybody sit the exam, and lay the marks beside what happened in the round."""
-    method, seen_from = federation.method, servers_by_device(federation)
     client_of = {client.id: client for client in federation.standing.clients}
     consensus = pseudo_label_accuracy(federation)
-
-    def sit(exam: Exam) -> dict[str, Any]:
-        client = client_of[exam.owner]
-        server = seen_from[client.private.device]
-        personal, shared = method.personal(server, client), method.global_model(server, client)
-        mark = score(client.learner, personal, exam.test)
-        extra = dict(consensus)
-        if shared is not None:
-            same = all(shared[name] is tensor for name, tensor in personal.items())
-            extra["global_accuracy"] = (mark if same else score(client.learner, shared, exam.test)).accuracy
-        if exam.validation is not None:
-            extra["val_accuracy"] = score(client.learner, personal, exam.validation).accuracy
-        return row(exam, client, mark, traffic.get(client.id, Traffic()), extra)
-
-    learners = [client_of[exam.owner].learner for exam in federation.exams]
-    pairs = zip(federation.exams, learners, strict=True)
-    return federation.workers.map(sit, [Job(exam, len(exam.test), each.team, exam.test.device) for exam, each in pairs])
+    marks = federation.company.marks(federation.standing.server)
+    return [row(mark, client_of[mark.owner], traffic.get(mark.owner, Traffic()), consensus) for mark in marks]
 
 
 def pseudo_label_accuracy(federation: Federation) -> dict[str, float]:
@@ -228,23 +205,16 @@ def accuracy_of(labels: torch.Tensor, federation: Federation) -> float | None:
     return None if truth is None else torch.eq(labels.to(truth.device), truth).double().mean().item()
 
 
-def servers_by_device(federation: Federation) -> dict[torch.device, State]:
-    """The server's state as clients on each device would see it; where it is already, that is the state itself."""
-    standing, home = federation.standing, federation.device
-    devices = {client.private.device for client in standing.clients} - {home}
-    return {home: standing.server, **{device: params.models_on(standing.server, device) for device in devices}}
-
-
-def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extra: dict[str, float]) -> dict[str, Any]:
+def row(mark: Mark, client: Member, traffic: Traffic, consensus: dict[str, float]) -> dict[str, Any]:
     """A client's line in the log of a round."""
     if not math.isfinite(mark.loss):
-        raise DivergenceError(exam.owner, client.round, "its loss on test examples")
+        raise DivergenceError(mark.owner, client.round, "its loss on test examples")
     notes = dict(client.notes)
     if client.left_out:
         notes["left_out"] = 1
     return {
         "round": client.round,
-        "client": exam.client,
+        "client": mark.client,
         "lambda": notes.pop("trust", None),
         "loss_private": notes.pop("loss_private", None),
         "loss_public": notes.pop("loss_public", None),
@@ -253,5 +223,6 @@ def row(exam: Exam, client: SimulatedClient, mark: Score, traffic: Traffic, extr
         "bits_up": traffic.up,
         "bits_down": traffic.down,
         **notes,
-        **extra,
+        **consensus,
+        **mark.extra,
     }

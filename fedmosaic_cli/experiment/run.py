@@ -12,8 +12,9 @@ from fedmosaic_cli.config.changes import FREE_TO_CHANGE
 from fedmosaic_cli.config.run import recorded_run
 from fedmosaic_cli.cotraining.trust import TRUST_RULES, TrustRule
 from fedmosaic_cli.engine.evaluation import averages
+from fedmosaic_cli.engine.present import servers_by_device
 from fedmosaic_cli.engine.release import LEDGER
-from fedmosaic_cli.engine.rounds import play, servers_by_device
+from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import DivergenceError, FailedRunError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble, find_devices
@@ -269,7 +270,7 @@ def save_models(files: RunFiles, federation: Federation) -> dict[str, str]:
         last: tuple[Parameters, Arrays] | None = None
         for exam in federation.exams:
             client = client_of[exam.owner]
-            model = federation.method.personal(seen_from[client.private.device], client)
+            model = federation.method.personal(seen_from[client.device], client)
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
             yield exam.client, last[1]

@@ -41,7 +41,7 @@ def restore(federation: Federation, arrays: Arrays, values: dict[str, Any], fini
     tree = unflatten({**to_tensors(arrays, torch.device("cpu")), **values})
     standing.server = params.models_on(tree.get("server", {}), federation.device)
     for client in standing.clients:
-        client.state = params.models_on(tree.get(f"client-{client.id}", {}), client.private.device)
+        client.state = params.models_on(tree.get(f"client-{client.id}", {}), client.device)
         client.round = finished
     standing.finished = finished
 

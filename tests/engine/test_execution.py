@@ -22,7 +22,8 @@ from fedmosaic_cli.engine.gang import Gang, my_desk, my_gang
 from fedmosaic_cli.engine.messages import Consensus, Logits, Weights
 from fedmosaic_cli.engine.method import Leash
 from fedmosaic_cli.engine.objective import OnDevice, PseudoLabels
-from fedmosaic_cli.engine.rounds import begin, play, servers_by_device
+from fedmosaic_cli.engine.present import servers_by_device
+from fedmosaic_cli.engine.rounds import begin, play
 from fedmosaic_cli.engine.settings import TrainSettings
 from fedmosaic_cli.engine.workers import STACK, Job, Workers, teams
 from fedmosaic_cli.errors import FedMosaicError, RequestError
