@@ -7,8 +7,14 @@ state, the order of clients does not matter, and two methods that should agree d
 from __future__ import annotations
 
 import hashlib
+import math
+import os
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -20,3 +26,21 @@ def derive(seed: int, *names: str | int) -> int:
 def generator(seed: int, *names: str | int) -> np.random.Generator:
     """A NumPy generator for the stream called `names` under `seed`."""
     return np.random.default_rng(derive(seed, *names))
+
+
+class SystemDraws:
+    """Draws from the operating system, which nobody can repeat: for noise that has to hide something."""
+
+    def random(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Uniform in [0, 1), 53 bits each."""
+        words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
+        return (words >> np.uint64(11)).astype(np.float64).reshape(shape) * 2.0**-53
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Whole numbers from `low` to below `high`."""
+        return low + (self.random(shape) * (high - low)).astype(np.int64)
+
+    def normal(self, mean: float, sigma: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """By Box and Muller."""
+        radius, angle = np.sqrt(-2.0 * np.log1p(-self.random(shape))), 2.0 * np.pi * self.random(shape)
+        return mean + sigma * radius * np.cos(angle)

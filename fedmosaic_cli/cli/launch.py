@@ -243,6 +243,8 @@ def follow(
                 for warning in event.warnings:
                     remark(f"warning: {warning}")
                 progress.skip_to(event.round)
+            elif isinstance(event, experiment.Waiting):
+                progress.wait_for(event.clients)
             elif isinstance(event, experiment.RoundDone):
                 progress.update(event)
             elif isinstance(event, experiment.Stopped):

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedmosaic_cli.cli.console import err, remark
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
 
     from fedmosaic_cli.experiment.run import Begun, RoundDone
@@ -33,6 +34,8 @@ class View(Protocol):
     def tell(self, begun: Begun) -> None: ...
 
     def skip_to(self, number: int) -> None: ...
+
+    def wait_for(self, clients: Collection[int]) -> None: ...
 
     def update(self, done: RoundDone) -> None: ...
 
@@ -64,6 +67,9 @@ class Silent:
     def skip_to(self, number: int) -> None:
         return None
 
+    def wait_for(self, clients: Collection[int]) -> None:
+        return None
+
     def update(self, done: RoundDone) -> None:
         return None
 
@@ -76,6 +82,7 @@ class Lines(Silent):
         self._number = 0
         self._label = ""
         self._rounds = 0
+        self._missing: set[int] = set()
 
     def begin(self, label: str, rounds: int) -> None:
         self._number += 1
@@ -87,6 +94,11 @@ class Lines(Silent):
 
     def skip_to(self, number: int) -> None:
         remark(f"{self._label}  resumed after round {number}")
+
+    def wait_for(self, clients: Collection[int]) -> None:
+        if set(clients) != self._missing:  # a line a change, not one a look
+            self._missing = set(clients)
+            remark(f"{self._label}  {waiting(clients)}")
 
     def update(self, done: RoundDone) -> None:
         tell_left_out(done)
@@ -136,13 +148,23 @@ class Bars(Silent):
     def skip_to(self, number: int) -> None:
         self._progress.update(self._rounds, completed=number)
 
+    def wait_for(self, clients: Collection[int]) -> None:
+        self._progress.update(self._rounds, values=waiting(clients))
+
     def update(self, done: RoundDone) -> None:
         tell_left_out(done)
         self._progress.update(self._rounds, completed=done.round, values=values(done, "acc"))
 
 
+def waiting(clients: Collection[int]) -> str:
+    """Who is not there yet."""
+    return f"waiting for client {', '.join(map(str, sorted(clients)))}"
+
+
 def tell_left_out(done: RoundDone) -> None:
     """Name the clients that could not take part; their rounds are not like the others'."""
+    for client, reason in done.lost.items():
+        remark(f"warning: lost in round {done.round}: client {client}, {reason}")
     if done.left_out:
         who = ", ".join(map(str, done.left_out))
         remark(f"warning: left out of round {done.round}, diverged: client {who}")

@@ -6,7 +6,7 @@ How much noise there is may depend on the configuration alone, never on the valu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,16 @@ BITS_OF_A_LABEL = 2
 """One label instead of another changes two bits of a row that has a one for its class."""
 # A bit that is flipped every other time tells nothing at all, and nobody could undo its bias.
 MOST_FLIPS = math.nextafter(0.5, 0.0)
+
+
+class Draws(Protocol):
+    """Where noise comes from: a generator of NumPy, or anything that draws as one does."""
+
+    def random(self, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...], /) -> NDArray[np.int64]: ...
+
+    def normal(self, mean: float, sigma: float, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
 
 
 def flip_probability(epsilon: float, bits: int) -> float:
@@ -39,9 +49,7 @@ def other_probability(label_epsilon: float, num_classes: int) -> float:
     return small / (1.0 + (num_classes - 1) * small)
 
 
-def randomised_labels(
-    labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def randomised_labels(labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: Draws) -> NDArray[np.int64]:
     """Labels by k-ary randomised response: each is kept, or becomes any of the others with the same chance.
 
     With an infinite budget these are the labels themselves, and nothing is drawn.
@@ -54,9 +62,7 @@ def randomised_labels(
     return np.where(kept, told, others)
 
 
-def flipped_bits(
-    labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: np.random.Generator
-) -> NDArray[np.uint8]:
+def flipped_bits(labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: Draws) -> NDArray[np.uint8]:
     """[examples, classes]: a one for each label's class, and then every bit flipped with the same chance.
 
     A row may hold no one or several. With an infinite budget nothing is drawn.
@@ -68,7 +74,7 @@ def flipped_bits(
     return np.bitwise_xor(bits, flips)
 
 
-def noisy_scores(values: NDArray[Any], sigma: float, high: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def noisy_scores(values: NDArray[Any], sigma: float, high: float, rng: Draws) -> NDArray[np.float64]:
     """Values cut to [0, high], each with Gaussian noise of its own, and cut again; without noise as they are."""
     exact = np.array(values, dtype=np.float64)
     if sigma == 0:
@@ -77,7 +83,7 @@ def noisy_scores(values: NDArray[Any], sigma: float, high: float, rng: np.random
     return noisy.clip(0.0, high)
 
 
-def noisy_histogram(counts: NDArray[Any], sigma: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def noisy_histogram(counts: NDArray[Any], sigma: float, rng: Draws) -> NDArray[np.float64]:
     """The share of each class, with Gaussian noise, cut to [0, 1] and brought to a sum of 1; without noise exact.
 
     Where noise leaves nothing of any class, all shares are 0.

@@ -12,7 +12,7 @@ from fedmosaic_cli.engine.learner import Draw, Lesson
 from fedmosaic_cli.engine.objective import mean_cross_entropy
 from fedmosaic_cli.engine.workspace import Workspace
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
-from fedmosaic_cli.seeds import derive, generator
+from fedmosaic_cli.seeds import SystemDraws, derive, generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
+    from fedmosaic_cli.cotraining.mechanisms import Draws
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner, Losses
     from fedmosaic_cli.engine.method import Leash, Parameters, Received, State, Step, Term
@@ -33,7 +34,8 @@ class SimulatedClient:
     """Implements `engine.method.Client`.
 
     Where all data is pooled, it stands for those who would take part in a round, so many `of_clients`: it takes their
-    steps or, where a round is measured in epochs, their share of its own.
+    steps or, where a round is measured in epochs, their share of its own. One that `hides` something from others who
+    know the seed draws its noise from the system.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class SimulatedClient:
         num_classes: int,
         stands_for: int = 1,
         of_clients: int = 1,
+        hides: bool = False,
     ) -> None:
         self.id = client_id
         self.round = 0
@@ -61,6 +64,7 @@ class SimulatedClient:
         self._num_classes = num_classes
         self._stands_for = stands_for
         self._of_clients = of_clients
+        self._hides = hides
         self._of_this_round: State = {}
 
     @property
@@ -165,6 +169,9 @@ class SimulatedClient:
 
     def noise(self, purpose: str) -> np.random.Generator:
         return generator(self._seed, purpose, self.id, self.round)
+
+    def hiding(self, purpose: str) -> Draws:
+        return SystemDraws() if self._hides else self.noise(purpose)
 
     def note(self, **values: Any) -> None:
         self.notes.update(values)

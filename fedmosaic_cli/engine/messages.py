@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from fedmosaic_cli.cotraining import wire
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters
 
 
+Kind = Literal["opinion", "consensus", "weights", "logits"]
+
+
 @dataclass(frozen=True)
 class Way:
     """From one side to the other: where the receiver computes, and what stands on the envelope."""
@@ -26,6 +29,15 @@ class Way:
 
 class Part(Protocol):
     """One part of a message."""
+
+    kind: ClassVar[Kind]
+
+    @property
+    def bits(self) -> int:
+        """The size of what it says."""
+
+    def write(self, way: Way) -> bytes:
+        """The part as it goes from one machine to another; `engine.letters` reads it there."""
 
     def travel(self, way: Way) -> tuple[Tensor | Parameters | bytes, int]:
         """The part as the receiver sees it, and the bits of what it says. Nothing is shared with the sender.
@@ -48,9 +60,17 @@ class Opinion:
     expertise: NDArray[np.float64] | None
     form: wire.Form
 
+    kind: ClassVar[Kind] = "opinion"
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.form.payload_bytes
+
+    def write(self, way: Way) -> bytes:
+        return wire.write_opinion(way.envelope, self.form, self.labels, self.expertise)
+
     def travel(self, way: Way) -> tuple[bytes, int]:
-        data = wire.write_opinion(way.envelope, self.form, self.labels, self.expertise)
-        return data, 8 * self.form.payload_bytes
+        return self.write(way), self.bits
 
 
 @dataclass(frozen=True)
@@ -60,15 +80,22 @@ class Consensus:
     labels: Tensor
     num_classes: int
 
-    def travel(self, way: Way) -> tuple[Tensor, int]:
-        import torch
+    kind: ClassVar[Kind] = "consensus"
 
-        labels, to = self.labels.cpu().numpy(), way.envelope
-        code = wire.LabelCode.MASKED if (labels < 0).any() else wire.LabelCode.INDEX
-        form = wire.Form(len(labels), self.num_classes, wire.Kind.CONSENSUS, code)
-        data = wire.write_consensus(to, form, labels)
-        seen = wire.read_consensus(data, wire.Expected(form, to.run, to.public, to.round, {to.client}))
-        return torch.as_tensor(seen, dtype=torch.int64), 8 * form.payload_bytes
+    @property
+    def form(self) -> wire.Form:
+        code = wire.LabelCode.MASKED if (self.labels < 0).any() else wire.LabelCode.INDEX
+        return wire.Form(len(self.labels), self.num_classes, wire.Kind.CONSENSUS, code)
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.form.payload_bytes
+
+    def write(self, way: Way) -> bytes:
+        return wire.write_consensus(way.envelope, self.form, self.labels.cpu().numpy())
+
+    def travel(self, way: Way) -> tuple[Tensor, int]:
+        return read_consensus(self.write(way), self.form, way.envelope), self.bits
 
 
 @dataclass(frozen=True)
@@ -77,9 +104,19 @@ class Weights:
 
     values: Parameters
 
+    kind: ClassVar[Kind] = "weights"
+
+    @property
+    def bits(self) -> int:
+        return sum(map(bits_of, self.values.values()))
+
+    def write(self, way: Way) -> bytes:
+        from safetensors.torch import save
+
+        return save({name: tensor.detach().cpu().contiguous() for name, tensor in self.values.items()})
+
     def travel(self, way: Way) -> tuple[Parameters, int]:
-        seen = {name: carried(tensor, way.device) for name, tensor in self.values.items()}
-        return seen, sum(bits_of(tensor) for tensor in seen.values())
+        return {name: carried(tensor, way.device) for name, tensor in self.values.items()}, self.bits
 
 
 @dataclass(frozen=True)
@@ -88,8 +125,25 @@ class Logits:
 
     values: Tensor
 
+    kind: ClassVar[Kind] = "logits"
+
+    @property
+    def bits(self) -> int:
+        return bits_of(self.values)
+
+    def write(self, way: Way) -> bytes:
+        return Weights({"logits": self.values}).write(way)
+
     def travel(self, way: Way) -> tuple[Tensor, int]:
-        return carried(self.values, self.values.device), bits_of(self.values)
+        return carried(self.values, self.values.device), self.bits
+
+
+def read_consensus(data: bytes, form: wire.Form, to: wire.Envelope) -> Tensor:
+    """What the crowd says, as whoever waits for it in this round reads it. Raises wire.RefusedError."""
+    import torch
+
+    seen = wire.read_consensus(data, wire.Expected(form, to.run, to.public, to.round, {wire.SERVER}))
+    return torch.as_tensor(seen, dtype=torch.int64)
 
 
 def carried(tensor: Tensor, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fedmosaic_cli.cotraining.mechanisms import Draws
     from fedmosaic_cli.cotraining.wire import Form
-    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.messages import Kind, Message
     from fedmosaic_cli.engine.privacy import Noise
     from fedmosaic_cli.engine.settings import Aggregation, Statistics
 
@@ -221,6 +223,10 @@ class Client(Protocol):
     def noise(self, purpose: str) -> np.random.Generator:
         """A stream of noise for this purpose, this client and this round."""
 
+    def hiding(self, purpose: str) -> Draws:
+        """The same for noise that hides what is told: drawn from the seed in a simulation, where nobody is protected,
+        and from the system where a client is somebody."""
+
     def note(self, **values: Any) -> None:
         """Values for this round's line in the log."""
 
@@ -249,6 +255,10 @@ class Method(ABC):
     """Whether it cannot do without a public set."""
     shares_labels: ClassVar[bool] = False
     """Whether clients tell labels of the public set: noise, attacks and defences are about these messages."""
+    uploads: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
+    """The parts of what clients send, where they send anything."""
+    judged_with_server: ClassVar[bool] = False
+    """Whether what the server has after a round is needed to examine its models."""
     learners: ClassVar[Learners] = "one network"
     """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
     models_held: ClassVar[int] = 1

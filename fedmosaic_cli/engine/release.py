@@ -40,7 +40,7 @@ class Speaker(Protocol):
     @property
     def class_counts(self) -> Tensor: ...
 
-    def noise(self, purpose: str) -> np.random.Generator: ...
+    def hiding(self, purpose: str) -> mechanisms.Draws: ...
 
 
 def label_code(world: World) -> LabelCode:
@@ -90,13 +90,13 @@ def released(
     else:
         enter(client, world, form, noise)
     hide = mechanisms.flipped_bits if noise.labels == "xor" else mechanisms.randomised_labels
-    said: NDArray[Any] = hide(labels, noise.label_epsilon, world.num_classes, client.noise("dp-labels"))
+    said: NDArray[Any] = hide(labels, noise.label_epsilon, world.num_classes, client.hiding("dp-labels"))
     if noise.expertise == "histogram":
         return said, histogram_of(client, world, noise)
     if noise.expertise == "none" or expertise is None:
         return said, None
     sigma = noise.sigma_scores(world.public_size, form.high)
-    return said, mechanisms.noisy_scores(expertise, sigma, form.high, client.noise("dp-expertise"))
+    return said, mechanisms.noisy_scores(expertise, sigma, form.high, client.hiding("dp-expertise"))
 
 
 def enter(client: Speaker, world: World, form: Form, noise: Noise) -> None:
@@ -114,11 +114,11 @@ def histogram_of(client: Speaker, world: World, noise: Noise) -> Floats:
     import torch
 
     if world.lying:
-        return mechanisms.noisy_histogram(client.class_counts.numpy(), 0.0, client.noise("dp-histogram"))
+        return mechanisms.noisy_histogram(client.class_counts.numpy(), 0.0, client.hiding("dp-histogram"))
     if HISTOGRAM not in client.state:
         sigma = noise.sigma_histogram(world.sizes[client.id])
         counts = client.class_counts.numpy()
-        told = mechanisms.noisy_histogram(counts, sigma, client.noise("dp-histogram"))
+        told = mechanisms.noisy_histogram(counts, sigma, client.hiding("dp-histogram"))
         client.state[HISTOGRAM] = torch.as_tensor(told)
     released_histogram: Floats = client.state[HISTOGRAM].numpy()
     return released_histogram

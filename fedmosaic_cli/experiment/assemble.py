@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.settings import TrainSettings
     from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.records.site_shards import SiteShard
 
 # So many images at a time go through a hash function.
 DIGESTED = 1000
@@ -141,10 +142,14 @@ def assemble(
     partition: Partition,
     devices: Sequence[torch.device],
     dtype: torch.dtype = torch.float32,
+    shards_digest: str = "",
 ) -> Federation:
-    """The federation at its start, its clients dealt over the devices. Close its workers when done."""
+    """The federation at its start, its clients dealt over the devices. Close its workers when done.
+
+    What the clients hold is told from what others could, by `shards_digest`.
+    """
     pooled, everybody = config.method.pooled, len(partition.shards)
-    in_a_round = min(config.train.clients_per_round or everybody, everybody)
+    in_a_round = round_size(config)
     devices = devices[: 1 if pooled else everybody]
     tables = [Table(dataset, partition, device, dtype, config.train.images) for device in devices]
     classroom = Classroom(config)
@@ -171,23 +176,8 @@ def assemble(
             )
         )
     network = clients[0].learner if isinstance(clients[0].learner, Workspace) else None
-    world = World(
-        num_classes=dataset.num_classes,
-        init=network.initial_parameters(derive(config.seed, "init")) if network else {},
-        sizes={client.id: len(client.private) for client in clients},
-        rounds=config.train.rounds,
-        participation=in_a_round / everybody,
-        aggregation=config.train.aggregation,
-        bn_buffers=config.train.bn_buffers,
-        buffers=network.buffers if network else frozenset(),
-        batch_norm=network.batch_norm if network else frozenset(),
-        number_bits=8 * dtype.itemsize,
-        public_size=len(partition.public),
-        run=run_id(config, dataset, partition),
-        public=public_digest(dataset, partition),
-        defence=config.defence,
-        noise=config.noise,
-    )
+    sizes = {client.id: len(client.private) for client in clients}
+    world = world_of(config, dataset, partition, sizes, network, shards_digest, dtype)
     exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
     standing = begin(config.method, clients, world)
@@ -207,14 +197,84 @@ def assemble(
     )
 
 
+def assemble_site(config: RunConfig, shard: SiteShard, device: torch.device) -> Federation:
+    """A federation in which one client is present, with its own data, and knows of the others what everybody does."""
+    alone = {"execution": "threads"}
+    trainings = {client: train.model_copy(update=alone) for client, train in config.trainings.items()}
+    config = replace(config, train=config.train.model_copy(update=alone), trainings=trainings)
+    dataset, partition, number = shard.dataset, shard.partition, shard.client
+    table = Table(dataset, partition, device, torch.float32, config.train.images)
+    classroom, [own] = Classroom(config), partition.shards
+    private = table.examples(own, "train")
+    learner, train = classroom.learner(number, private, table), config.train_of(number)
+    client = SimulatedClient(
+        number, config.seed, private, table.public, learner, train, dataset.num_classes, hides=True
+    )
+    network = network_of(config, dataset, device) if config.model_of(0).is_network else None
+    world = world_of(config, dataset, partition, shard.sizes, network, shard.shards.digest)
+    return Federation(
+        config.method,
+        world,
+        [exam_of(table, own, owner=number)],
+        Workers(1),
+        begin(config.method, [client], world),
+        config.seed,
+        1,
+        device,
+        "threads",
+        skips=config.train.on_nan == "skip",
+    )
+
+
+def network_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Workspace:
+    """The network of the first client, which models that are averaged are like."""
+    model, train = config.model_of(0), config.train_of(0)
+    return WORKSPACES["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
+
+
+def world_of(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    sizes: dict[int, int],
+    network: Workspace | None,
+    shards_digest: str,
+    dtype: torch.dtype = torch.float32,
+) -> World:
+    """What everybody may know. `network` is that of the first client, if it has one."""
+    return World(
+        num_classes=dataset.num_classes,
+        init=network.initial_parameters(derive(config.seed, "init")) if network else {},
+        sizes=sizes,
+        rounds=config.train.rounds,
+        participation=round_size(config) / (config.data.clients or 1),
+        aggregation=config.train.aggregation,
+        bn_buffers=config.train.bn_buffers,
+        buffers=network.buffers if network else frozenset(),
+        batch_norm=network.batch_norm if network else frozenset(),
+        number_bits=8 * dtype.itemsize,
+        public_size=len(partition.public),
+        run=run_id(config, shards_digest),
+        public=public_digest(dataset, partition),
+        defence=config.defence,
+        noise=config.noise,
+    )
+
+
+def round_size(config: RunConfig) -> int:
+    """How many clients take part in a round."""
+    everybody = config.data.clients or 1
+    return min(config.train.clients_per_round or everybody, everybody)
+
+
 def as_trained_on(partition: Partition, config: RunConfig) -> Partition:
     """Who holds what, with the labels that attackers give the examples that they train on."""
     return poisoned(partition, config.attack.clients if config.attack.kind == "poison_data" else ())
 
 
-def run_id(config: RunConfig, dataset: Dataset, partition: Partition) -> bytes:
+def run_id(config: RunConfig, shards_digest: str) -> bytes:
     """What stands for a run in its messages: one that goes on for more rounds is the same run."""
-    names = (config.setting, config.method.variant, config.seed, dataset.fingerprint, config.partition_seed)
+    names = (config.setting, config.method.variant, config.seed, shards_digest, config.partition_seed)
     return hashlib.blake2b(repr((names, config.data)).encode(), digest_size=16).digest()
 
 

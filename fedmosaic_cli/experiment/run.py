@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,15 @@ from fedmosaic_cli.engine.workers import one_core
 from fedmosaic_cli.errors import DivergenceError, FailedRunError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble, find_devices
 from fedmosaic_cli.experiment.continuation import check_departures, departures
+from fedmosaic_cli.experiment.elsewhere import (
+    assemble_remote,
+    check_engine,
+    final_models,
+    joined,
+    token_of,
+    told_of_sites,
+    where_clients_are,
+)
 from fedmosaic_cli.experiment.environment import environment
 from fedmosaic_cli.experiment.plan import configuration_of, open_shards
 from fedmosaic_cli.experiment.privacy import told_of_noise
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.engine.rounds import Federation, Round
+    from fedmosaic_cli.experiment.elsewhere import Elsewhere
     from fedmosaic_cli.records.runs import Arrays
     from fedmosaic_cli.records.shards import Shards
 
@@ -60,14 +71,23 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """Some clients have not joined yet."""
+
+    clients: set[int]
+
+
+@dataclass(frozen=True)
 class RoundDone:
-    """A round is played and logged; `rows` are its lines in the log."""
+    """A round is played and logged; `rows` are its lines in the log. `lost` are clients that were not heard of, and
+    why."""
 
     round: int
     accuracy: float
     trust: float | None
     seconds: float
     left_out: list[int]
+    lost: dict[int, str]
     rows: list[dict[str, Any]]
 
 
@@ -85,7 +105,7 @@ class Finished:
     summary: dict[str, Any]
 
 
-Event = Begun | Resumed | RoundDone | Stopped | Finished
+Event = Begun | Resumed | Waiting | RoundDone | Stopped | Finished
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,8 @@ class Terms:
     asked_to_stop: Callable[[], bool] = lambda: False
     grace: float = 30.0
     nonidentical: bool = False
+    elsewhere: Elsewhere | None = None
+    """Where the clients are, if not in this process."""
 
 
 USUAL = Terms()
@@ -114,19 +136,20 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
         return
     one_core()
     keep_freed_memory()
-    federation = assemble(config, *open_shards(shards, place), find_devices(terms.device))
-    with federation.workers:
-        now = environment(federation, shards, terms.arguments)
+    with federated(config, shards, files, place, terms) as federation:
+        now = {**environment(federation, shards, terms.arguments), **where_clients_are(federation, terms.elsewhere)}
         resumed, origin = go_back(config, files, federation, now, shards.manifest, place, terms.nonidentical)
         yield Begun(federation.devices, federation.execution, federation.workers.count)
         if resumed is not None:
             mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
             yield Resumed(resumed.round, mended + resumed.warnings)
+        for missing in joined(federation, config, shards):
+            yield Waiting(missing)
         for event in record_rounds(config, files, federation, origin, terms):
             yield event
             if isinstance(event, Stopped):
                 return
-        digests = save_models(files, federation)
+        digests = save_models(files, federation) if terms.elsewhere is None else final_models(federation)
         rows = files.rounds()
         summary = {
             **summarise(config, shards, rows),
@@ -138,9 +161,25 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
             "left_out": left_out(rows),
             "degraded": sorted({row["round"] for row in rows if "degraded" in row}),
             "models": digests,
+            **told_of_sites(terms.elsewhere, rows),
         }
         files.finish(summary)
         yield Finished(summary)
+
+
+@contextmanager
+def federated(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms: Terms) -> Iterator[Federation]:
+    """The federation at its start, with its clients here or elsewhere."""
+    devices, how = find_devices(terms.device), terms.elsewhere
+    if how is None:
+        check_engine(files)
+        federation = assemble(config, *open_shards(shards, place), devices, shards_digest=shards.digest)
+        with federation.workers:
+            yield federation
+        return
+    token = token_of(files)
+    with how.open() as carrier:
+        yield assemble_remote(config, shards, place, devices[0], carrier, how, token)
 
 
 def record_rounds(
@@ -159,14 +198,16 @@ def record_rounds(
         stopping = terms.asked_to_stop() and done.number < last
         # As long as this round took, the next one may.
         late = time.perf_counter() - saved + seconds >= terms.grace
-        due = done.number % config.train.checkpoint_every == 0 or late
+        # Sites cannot go back further than a round or two.
+        due = done.number % config.train.checkpoint_every == 0 or late or federation.elsewhere is not None
         if stopping or due or done.number == last:
             save_checkpoint(files, federation, origin)
             saved = time.perf_counter()
         trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
         accuracy = fmean(row["accuracy"] for row in done.rows)
         left_out = [row["client"] for row in done.rows if "left_out" in row]
-        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out, done.rows)
+        lost = {row["client"]: row["lost"] for row in done.rows if "lost" in row}
+        yield RoundDone(done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out, lost, done.rows)
         if stopping:
             yield Stopped(done.number)
             return

@@ -31,7 +31,7 @@ class Witness:
     seed: int
     state: State = field(default_factory=dict)
 
-    def noise(self, purpose: str) -> np.random.Generator:
+    def hiding(self, purpose: str) -> np.random.Generator:
         return generator(self.seed, "audit", purpose, self.id, self.round)
 
 

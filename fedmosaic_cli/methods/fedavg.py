@@ -18,7 +18,7 @@ from fedmosaic_cli.engine.method import Family, Method, Traffic, hyperparameters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.messages import Kind, Message
     from fedmosaic_cli.engine.method import Client, Parameters, Received, State, World
 
 
@@ -32,6 +32,8 @@ class FedAvg(Method):
     travels = "model parameters, both ways"
     citation = "McMahan et al., AISTATS 2017"
     evaluated = "the global model after aggregation"
+    uploads: ClassVar[Mapping[str, Kind]] = {"model": "weights"}
+    judged_with_server = True
     personal_entry: ClassVar[str | None] = None
     """Where a client remembers a personal model of its own; it starts as the global one does."""
 

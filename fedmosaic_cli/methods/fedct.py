@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.cotraining.consensus import Outcome
-    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.messages import Kind, Message
     from fedmosaic_cli.engine.method import Client, Parameters, Received, State, Term, World
     from fedmosaic_cli.engine.release import Speaker
 
@@ -50,6 +50,7 @@ class FedCT(Method):
     travels = "hard labels on the public set, both ways"
     needs_public = True
     shares_labels = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"opinion": "opinion"}
     learners: ClassVar[Learners] = "anything"
     citation = "Abourayya et al., AAAI 2025"
 

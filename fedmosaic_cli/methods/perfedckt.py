@@ -22,7 +22,7 @@ from fedmosaic_cli.engine.objective import TargetLogits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Message
+    from fedmosaic_cli.engine.messages import Kind, Message
     from fedmosaic_cli.engine.method import Client, Received, State, World
 
 
@@ -38,6 +38,7 @@ class PerFedCKT(Method):
     family = "PFL"
     travels = "logits on the public set up, the cluster's mean down"
     needs_public = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"logits": "logits"}
     learners: ClassVar[Learners] = "any network"
     citation = "Cho et al., 2021"
 

@@ -206,7 +206,8 @@ class RunFiles:
         digests = {
             name: sha256((self.path / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, SHARDS, ROUNDS, TIMINGS)
         }
-        digests |= {f"{MODELS}/{name}": digest for name, digest in summary["models"].items()}
+        if "federation" not in summary:  # else they are with the sites
+            digests |= {f"{MODELS}/{name}": digest for name, digest in summary["models"].items()}
         lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY: sha256(data)}.items()]
         write(self.path / DIGESTS, "".join(lines).encode())
         write(self.path / SUMMARY, data)

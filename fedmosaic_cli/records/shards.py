@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 PUBLIC = "public.npz"
+# What a manifest that makes no sense may end in.
+NONSENSE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, ValidationError)
 
 
 @dataclass(frozen=True)
@@ -150,39 +152,57 @@ def the_same(wanted: Shards, export: bool) -> Shards:
 
 def load(path: Path) -> Shards:
     """Read shards and check that they are what was written."""
+    described = read_description(path)
+    manifest, settings = described.manifest, described.partition.settings
+    try:
+        shards = tuple(load_client(path, entry, manifest) for entry in manifest["clients"])
+        partition = replace(described.partition, shards=shards)
+        if [shard.client for shard in shards] != list(range(settings.clients or 0)):
+            raise damaged(path)
+        check_disjoint(path, partition, manifest["examples"])
+        check_public(described)
+        for shard, entry in zip(shards, manifest["clients"], strict=True):
+            for name, index in shard.parts().items():
+                check_counts(entry[name], index, manifest)
+        return Shards(path, manifest, partition)
+    except NONSENSE:
+        raise damaged(path) from None
+
+
+def read_description(path: Path) -> Shards:
+    """What the manifest tells and what is public, without any client's file."""
     if not (path / MANIFEST).is_file():
         raise RequestError(
             f"no shards here ({path}): make them with 'fedmosaic partition --scheme dirichlet --out {path}'"
         )
     manifest = read_json(path / MANIFEST)
-    damaged = RequestError(f"the manifest does not match its digest ({path / MANIFEST}): make the shards anew")
     try:
         schema = manifest["schema"]
         if type(schema) is not int:
-            raise damaged
+            raise damaged(path)
         if schema != SCHEMA:
             raise RequestError(f"schema {schema} is not {SCHEMA} ({path / MANIFEST}): make the shards anew")
         manifest = read_sealed(path / MANIFEST)
         if manifest["digest"] != manifest_digest(manifest):
-            raise damaged
+            raise damaged(path)
         Manifest.model_validate(manifest)
         settings = DataSettings(**manifest["settings"])
-        shards = tuple(load_client(path, entry, manifest) for entry in manifest["clients"])
         public = load_arrays(path / PUBLIC, ["index"], manifest)["index"]
         check_digest(path / PUBLIC, {"index": public}, manifest["public"]["sha256"])
-        partition = Partition(settings, manifest["seed"], shards, public)
-        if [shard.client for shard in shards] != list(range(settings.clients or 0)):
-            raise damaged
-        check_disjoint(path, partition, manifest["examples"])
-        if len(public) != settings.public_size:
-            raise damaged
-        check_counts(manifest["public"], public, manifest)
-        for shard, entry in zip(shards, manifest["clients"], strict=True):
-            for name, index in shard.parts().items():
-                check_counts(entry[name], index, manifest)
-        return Shards(path, manifest, partition)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ValidationError):
-        raise damaged from None
+        return Shards(path, manifest, Partition(settings, manifest["seed"], (), public))
+    except NONSENSE:
+        raise damaged(path) from None
+
+
+def check_public(shards: Shards) -> None:
+    """The public set is as large as it should be, and its classes are counted."""
+    if len(shards.partition.public) != shards.partition.settings.public_size:
+        raise damaged(shards.path)
+    check_counts(shards.manifest["public"], shards.partition.public, shards.manifest)
+
+
+def damaged(path: Path) -> RequestError:
+    return RequestError(f"the manifest does not match its digest ({path / MANIFEST}): make the shards anew")
 
 
 def load_client(path: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> Shard:

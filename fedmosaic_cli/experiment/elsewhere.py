@@ -1,0 +1,155 @@
+"""A run whose clients are at sites of their own: what the coordinator has of it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli import __version__
+from fedmosaic_cli.engine.privacy_block import read_ledger
+from fedmosaic_cli.engine.release import LEDGER
+from fedmosaic_cli.engine.remote import Patience, Remote, RemoteClient
+from fedmosaic_cli.engine.rounds import Federation, Standing
+from fedmosaic_cli.engine.workers import Workers
+from fedmosaic_cli.errors import FailedRunError, RequestError
+from fedmosaic_cli.experiment.assemble import network_of, public_truth, round_size, world_of
+from fedmosaic_cli.experiment.plan import open_shards
+from fedmosaic_cli.records.checkpoints import newest_manifest
+from fedmosaic_cli.records.runs import model_name
+from fedmosaic_cli.records.site_shards import train_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.engine.carrier import Carrier
+    from fedmosaic_cli.records.runs import RunFiles
+    from fedmosaic_cli.records.shards import Shards
+
+KEY = "federation"
+"""Where environment and summary tell of the sites."""
+TOKEN_BYTES = 8
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """How the sites are reached, and how long they are waited for. `quorum`: None is all but one."""
+
+    engine: str
+    open: Callable[[], AbstractContextManager[Carrier]]
+    quorum: int | None = None
+    deadline: float | None = None
+    wait: float = 600.0
+
+
+def check_possible(config: RunConfig) -> None:
+    """Refuse what makes sense in one process alone."""
+    method = config.method
+    if method.pooled:
+        raise RequestError(f"{method.title} pools the clients' data, which no site hands over (--engine): use local")
+    if config.attack.kind != "none":
+        raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
+    if config.train.execution == "stacked":
+        raise RequestError("clients at sites cannot be stacked (train.execution, --engine): use threads or auto")
+
+
+def token_of(files: RunFiles) -> str:
+    """What tells this run, on the sites' disks, from others of the same name: it stays the same as long as there is a
+    checkpoint to go on from."""
+    manifest = newest_manifest(files.checkpoints)
+    known = manifest and manifest["environment"].get(KEY)
+    if manifest and not isinstance(known, dict):
+        raise RequestError(f"the run was begun in one process (--engine, {files.path}): go on with --engine local")
+    return str(known["token"]) if known else secrets.token_hex(TOKEN_BYTES)
+
+
+def check_engine(files: RunFiles) -> None:
+    """Refuse to go on in one process with what sites have begun: their clients' memories are not here."""
+    manifest = newest_manifest(files.checkpoints)
+    if manifest and KEY in manifest["environment"]:
+        raise RequestError(
+            f"the run was begun with clients at sites (--engine, {files.path}): go on with --engine flower"
+        )
+
+
+def assemble_remote(
+    config: RunConfig, shards: Shards, place: Place, device: torch.device, carrier: Carrier, how: Elsewhere, token: str
+) -> Federation:
+    """The federation as the coordinator has it: a server, and the numbers of its clients."""
+    dataset, partition = open_shards(shards, place)
+    network = network_of(config, dataset, device) if config.model_of(0).is_network else None
+    world = world_of(config, dataset, partition, train_sizes(shards.manifest), network, shards.digest)
+    clients = [RemoteClient(number) for number in world.sizes]
+    quorum = how.quorum if how.quorum is not None else max(1, round_size(config) - 1)
+    run = f"{config.setting}/{config.method.variant}/seed-{config.seed}/{token}"
+    patience = Patience(how.deadline)
+    remote = Remote(carrier, config.method, world, run, clients, quorum, device, patience, how.wait)
+    return Federation(
+        config.method,
+        world,
+        [],
+        Workers(1),
+        Standing(clients, config.method.open(world)),
+        config.seed,
+        round_size(config),
+        device,
+        "threads",
+        public_truth=public_truth(dataset, partition, device),
+        elsewhere=remote,
+        quorum=quorum,
+    )
+
+
+def remote_of(federation: Federation) -> Remote:
+    """The clients of a federation that are elsewhere."""
+    if not isinstance(federation.elsewhere, Remote):
+        raise TypeError("these clients are in this process")
+    return federation.elsewhere
+
+
+def where_clients_are(federation: Federation, how: Elsewhere | None) -> dict[str, Any]:
+    """What env.json says of the sites; nothing where there are none."""
+    if how is None:
+        return {}
+    remote = remote_of(federation)
+    return {KEY: {"engine": how.engine, "sites": len(remote.clients), "token": remote.run.rpartition("/")[2]}}
+
+
+def joined(federation: Federation, config: RunConfig, shards: Shards) -> Iterator[set[int]]:
+    """Tell the sites what is planned; who is missing, until nobody is. Clients in this process are there."""
+    if federation.elsewhere is not None:
+        plan = {"version": __version__, "config": config.to_dict(), "shards": shards.digest}
+        yield from remote_of(federation).join(plan)
+
+
+def final_models(federation: Federation) -> dict[str, str]:
+    """Have the sites keep their final models: the digests of the files. What noise they drew is put to their names."""
+    told = remote_of(federation).finish(federation.standing.server, federation.standing.finished)
+    for client in federation.standing.clients:
+        answer = told[client.id]
+        try:
+            if not SHA256.fullmatch(str(answer.get("model"))):
+                raise ValueError("no digest")
+            if answer.get("ledger") is not None:
+                read_ledger(answer["ledger"])
+                client.state[LEDGER] = answer["ledger"]
+        except (KeyError, TypeError, ValueError):
+            raise FailedRunError(f"client {client.id} answers nonsense (finish): look at its site") from None
+    return {model_name(client): told[client]["model"] for client in sorted(told)}
+
+
+def told_of_sites(how: Elsewhere | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the summary says of sites: the models are with them, and who was lost in how many rounds."""
+    if how is None:
+        return {}
+    lost = Counter(str(row["client"]) for row in rows if "lost" in row)
+    sites = len({row["client"] for row in rows})
+    return {KEY: {"engine": how.engine, "sites": sites, "models": "at the sites", "lost": dict(lost)}}
