@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import tempfile
+from pathlib import Path
 
 
 def create(path: Path) -> int:
     """A new file to write into; there must be none of this name."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def create_private(path: Path) -> int:
+    """The same, for nobody's eyes but ours."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def extend(path: Path) -> int:
@@ -54,6 +57,11 @@ def link(source: Path, target: Path) -> None:
 
 def make_directory(path: Path) -> None:
     path.mkdir()
+
+
+def make_private_directory(prefix: str, parent: Path) -> Path:
+    """A new directory that nobody else can look into."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 def remove_file(path: Path) -> None:

@@ -58,6 +58,11 @@ def put(path: Path, data: bytes) -> None:
     fill(disk.create(path), data)
 
 
+def put_private(path: Path, data: bytes) -> None:
+    """The same, for what nobody else may read. There must be nothing of this name yet."""
+    fill(disk.create_private(path), data)
+
+
 def append(path: Path, data: bytes) -> None:
     """Write to the end of a file."""
     fill(disk.extend(path), data)

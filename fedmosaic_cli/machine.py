@@ -42,12 +42,13 @@ def keep_freed_memory() -> bool:
     return all(accepted)
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGKILL) -> None:
     """If somebody started this process as a job, have it die when he does, however that happens: on disk everything is
-    whole at any time. Linux alone can be asked for that."""
+    whole at any time. Linux alone can be asked for that. Another signal leaves a program that is not ours time to take
+    its leave."""
     parent = os.environ.pop(PARENT, "")
     if not parent.isdigit() or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):  # it was too late to ask
         os.kill(os.getpid(), signal.SIGKILL)

@@ -22,6 +22,7 @@ ALLOWED = {
     "models": set(),
     "engine": {"cotraining", "models"},
     "methods": {"engine", "cotraining"},
+    "flower": {"engine"},
     "records": {"data"},
     "config": {"methods", "engine", "models", "data"},
     "report": {"config", "records", "methods", "data"},
@@ -77,6 +78,16 @@ def test_methods_cannot_reach_past_the_contract(path):
     for module in engine - allowed:
         assert f"engine.{module} " not in text
         assert f"engine import {module}" not in text
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_flower_is_imported_where_flower_loads_us_and_nowhere_else(path):
+    """In all other modules of that part, for its types alone or by name of a command."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    if any(name.split(".")[0] == "flwr" for name in names):
+        assert path.as_posix() in ("flower/server.py", "flower/client.py", "flower/wire.py")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

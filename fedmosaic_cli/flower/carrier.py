@@ -1,0 +1,196 @@
+"""Letters to clients at other sites, by way of Flower."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.engine.carrier import Answer, Loss
+from fedmosaic_cli.errors import FailedRunError
+from fedmosaic_cli.flower.available import check_flower
+from fedmosaic_cli.flower.errors import GONE as AWAY
+from fedmosaic_cli.flower.errors import LATE, passing
+from fedmosaic_cli.flower.link import Link, Place, free_port
+from fedmosaic_cli.flower.local import GONE, Door, pack, unpack
+from fedmosaic_cli.flower.names import client_of, node_name
+from fedmosaic_cli.flower.room import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+RELAY_SECONDS = 90.0
+"""How long a relay may take to come, and to say anything."""
+LOOK_SECONDS, PAUSE_SECONDS = 0.5, 1.0
+ATTEMPTS = 3
+
+
+class RelayLostError(Exception):
+    """Nobody relays any more."""
+
+
+@dataclass
+class Pending:
+    """A client that has not answered yet."""
+
+    letter: bytes
+    asked: bool = False
+    not_before: float = 0.0
+    reason: str = AWAY
+
+
+class FlowerCarrier:
+    """Starts a SuperLink of its own, asks those whose keys it knows, and starts anew if it breaks down in between.
+
+    `keys` are the clients' public keys. Without papers there are none, and a node is believed whom it says it is: such
+    a rehearsal is possible on this machine alone. Everything that was started ends with the thread that made this.
+    """
+
+    def __init__(self, keys: Mapping[int, Path | None], place: Place = Place()) -> None:  # noqa: B008
+        check_flower()
+        self._clients = set(keys)
+        self._numbers = count(1)
+        self._relay: Connection[bytes, bytes] | None = None
+        self._heard = 0.0
+        self._here: set[int] = set()
+        self._room = Room()
+        self._door = Door(self._room.path)
+        known = {node_name(client): key for client, key in keys.items() if key is not None}
+        place = place if place.port else replace(place, port=free_port(place.host))
+        self._link = Link(place, self._room.path, known if place.papers else {})
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where sites find us."""
+        return self._link.place.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that was started here; nothing is left."""
+        if self._relay is not None:
+            self._relay.close()
+        self._link.close()
+        self._door.close()
+        self._room.close()
+
+    def present(self) -> set[int]:
+        """Who can be reached now."""
+        self._heard = time.monotonic()
+        while True:
+            try:
+                self._tell(who=True)
+                while True:
+                    header, _ = self._next(RELAY_SECONDS) or ({}, b"")
+                    if "here" in header:
+                        return set(self._here)
+            except RelayLostError:
+                self._recover()
+
+    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
+        """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
+        lost. Who is away, or breaks down, is asked again with the same bytes as soon as he can be reached."""
+        self._heard = time.monotonic()
+        deadline = self._heard + seconds
+        waiting = {client: Pending(letter) for client, letter in letters.items()}
+        asks: dict[int, int] = {}
+        looked = 0.0
+        while waiting and (now := time.monotonic()) < deadline:
+            try:
+                if now - looked >= LOOK_SECONDS:
+                    self._tell(who=True)
+                    looked = now
+                header, payload = self._next(min(LOOK_SECONDS, deadline - now)) or ({}, b"")
+                if "here" in header:
+                    self._send(waiting, asks, deadline)
+                client = asks.get(header.get("reply", header.get("error", 0)))
+                if client in waiting and (outcome := self._outcome(client, waiting[client], header, payload)):
+                    del waiting[client]
+                    yield outcome
+            except RelayLostError:
+                self._recover()
+                waiting = {client: Pending(pending.letter) for client, pending in waiting.items()}
+        yield from [Loss(client, pending.reason) for client, pending in waiting.items()]
+
+    def _send(self, waiting: dict[int, Pending], asks: dict[int, int], deadline: float) -> None:
+        """Ask those who are here and have nothing to answer yet."""
+        now = time.monotonic()
+        for client, pending in waiting.items():
+            if not pending.asked and client in self._here and now >= pending.not_before:
+                number = next(self._numbers)
+                asks[number] = client
+                pending.asked, pending.reason = True, LATE
+                self._tell(pending.letter, ask=number, name=node_name(client), seconds=deadline - now)
+
+    def _outcome(self, client: int, pending: Pending, header: dict[str, Any], payload: bytes) -> Answer | Loss | None:
+        """What became of a client, unless it is to be asked again."""
+        if "reply" in header:
+            return Answer(client, payload)
+        reason = passing(header["code"], header["reason"])
+        if reason is None:
+            return Loss(client, f"no answer: {header['reason']}")
+        pending.asked, pending.reason, pending.not_before = False, reason, time.monotonic() + PAUSE_SECONDS
+        return None
+
+    def _tell(self, payload: bytes = b"", **header: Any) -> None:
+        try:
+            if self._relay is None:
+                raise EOFError
+            self._relay.send_bytes(pack(header, payload))
+        except GONE:
+            raise RelayLostError from None
+
+    def _next(self, seconds: float) -> tuple[dict[str, Any], bytes] | None:
+        """What the relay says next, if anything within so many seconds."""
+        try:
+            if self._relay is None or not self._link.alive or time.monotonic() - self._heard > RELAY_SECONDS:
+                raise EOFError
+            if not self._relay.poll(seconds):
+                return None
+            header, payload = unpack(self._relay.recv_bytes())
+        except GONE:
+            raise RelayLostError from None
+        self._heard = time.monotonic()
+        if "here" in header:
+            self._here = {client for name in header["here"] if (client := client_of(name)) in self._clients}
+        return header, payload
+
+    def _start(self) -> None:
+        """Start whatever does not run, and wait until the relay has come."""
+        self._link.start()
+        deadline = time.monotonic() + RELAY_SECONDS
+        while self._relay is None and self._link.alive and time.monotonic() < deadline:
+            self._relay = self._door.next(0.5)
+        if self._relay is None:
+            state = self._link.state_of_relay()
+            raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): see 'fedmosaic doctor'")
+        self._heard = time.monotonic()
+
+    def _recover(self) -> None:
+        """Start anew what broke down, a few times."""
+        for attempt in range(ATTEMPTS):
+            if self._relay is not None:
+                self._relay.close()
+                self._relay = None
+            try:
+                self._link.stop_relay()
+                self._start()
+                return
+            except FailedRunError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(PAUSE_SECONDS)

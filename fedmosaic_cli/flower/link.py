@@ -1,0 +1,210 @@
+"""Our own SuperLink: nobody else's is used, and it lives no longer than whoever started it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli import files
+from fedmosaic_cli.errors import FailedRunError, RequestError, ResourceError
+from fedmosaic_cli.flower.processes import Child, end_all, environment
+from fedmosaic_cli.machine import available_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+NAME = "fm"
+"""What the connection is called in Flower's settings."""
+START_SECONDS, COMMAND_SECONDS = 90.0, 120.0
+APP = """\
+[project]
+name = "fedmosaic-relay"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedmosaic"
+
+[tool.flwr.app.components]
+serverapp = "fedmosaic_cli.flower.server:app"
+clientapp = "fedmosaic_cli.flower.client:app"
+
+[tool.flwr.app.config]
+names-as-claimed = {claims}
+"""
+
+
+@dataclass(frozen=True)
+class Papers:
+    """What a SuperLink shows for itself: who vouches for it, its certificate, and the key to that."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a SuperLink listens. Without papers whoever reaches it is believed: that is for this machine alone."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    papers: Papers | None = None
+
+    def __post_init__(self) -> None:
+        if self.papers is None and not is_loopback(self.host):
+            raise RequestError(
+                f"{self.host} can be reached from other machines (--insecure): give certificates, or stay on 127.0.0.1"
+            )
+
+    @property
+    def address(self) -> str:
+        """What others are told; whoever listens on all addresses is reached on this machine under its own."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens at."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def settings(place: Place) -> str:
+    """Flower's own file of settings: how its commands reach our SuperLink."""
+    quoted = json.dumps(str(place.papers.authority.absolute()), ensure_ascii=False) if place.papers else ""
+    trust = f"root-certificates = {quoted}" if place.papers else "insecure = true"
+    return f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{place.address}"\n{trust}\n'
+
+
+class Link:
+    """A SuperLink that runs, with the keys that it knows and our relay in it."""
+
+    def __init__(self, place: Place, room: Path, keys: Mapping[str, Path]) -> None:
+        self.place = place
+        self._room = room
+        self._keys = keys
+        self._registered = False
+        self._child: Child | None = None
+        self._run = ""
+        for folder in ("flwr", "app"):
+            files.make_directories(room / folder)
+        files.put(room / "flwr" / "config.toml", settings(place).encode())
+        claims = "true" if place.papers is None else "false"
+        files.put(room / "app" / "pyproject.toml", APP.format(claims=claims).encode())
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.alive
+
+    def start(self) -> None:
+        """Start what does not run: the SuperLink, and in it a relay. What a SuperLink knew, the next one knows."""
+        if not self.alive:
+            end_all(self._room)
+            self._child = Child(self._command(), self._room)
+            self._wait(self._child)
+        if not self._registered:
+            with ThreadPoolExecutor(available_cores()) as pool:
+                list(pool.map(self._register, self._keys))
+            self._registered = True
+        self._run = str(self._flwr("run", str(self._room / "app"), NAME).get("run-id"))
+
+    def stop_relay(self) -> None:
+        """End the relay, if there is one; nobody minds if it has ended already."""
+        if self.alive and self._run:
+            with suppress(FailedRunError):
+                self._flwr("stop", self._run, NAME)
+        self._run = ""
+
+    def close(self) -> None:
+        """End everything that was started here."""
+        self.stop_relay()
+        end_all(self._room)
+        if self._child is not None:
+            self._child.process.wait()
+
+    def state_of_relay(self) -> str:
+        """What Flower says of the relay."""
+        if not self.alive:
+            return self._child.last_words() if self._child else "it was not started"
+        runs = self._flwr("list", NAME, "--run-id", self._run).get("runs") or [{}]
+        return " ".join(str(runs[0][key]) for key in ("status", "details") if runs[0].get(key)) or "unknown"
+
+    def traffic(self) -> dict[str, Any]:
+        """What Flower counted of the present relay: bytes to and from nodes."""
+        return dict((self._flwr("list", NAME, "--run-id", self._run).get("runs") or [{}])[0])
+
+    def _command(self) -> list[str]:
+        place = self.place
+        command = ["flower-superlink", "--host", place.host, "--port", str(place.port)]
+        command += ["--database", str(self._room / "link.db"), "--disable-runtime-dependency-installation"]
+        if place.papers is None:
+            return [*command, "--insecure"]
+        papers = {
+            "ca-certfile": place.papers.authority,
+            "certfile": place.papers.certificate,
+            "keyfile": place.papers.key,
+        }
+        command += [part for option, path in papers.items() for part in (f"--ssl-{option}", str(path.absolute()))]
+        return [*command, "--enable-supernode-auth"]
+
+    def _wait(self, child: Child) -> None:
+        """Wait until the SuperLink listens."""
+        host, _, _ = self.place.address.rpartition(":")
+        deadline = time.monotonic() + START_SECONDS
+        while child.alive and time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((host.strip("[]"), self.place.port), timeout=1):
+                return
+            time.sleep(0.1)
+        words = child.last_words() if not child.alive else f"it does not listen after {START_SECONDS:g} s"
+        raise ResourceError(f"Flower's SuperLink did not start, {words} ({self.place.address}): choose another address")
+
+    def _register(self, name: str) -> None:
+        """Have the SuperLink know a key by a name."""
+        self._flwr("supernode", "register", str(self._keys[name].absolute()), NAME, "--name", name)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """What a command of Flower's answers."""
+        command = ["flwr", *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(
+                command,
+                env=environment(self._room),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMMAND_SECONDS,
+            )
+            answer = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            raise FailedRunError(
+                f"no answer in {COMMAND_SECONDS:g} s (flwr {arguments[0]}): is the machine busy?"
+            ) from None
+        except ValueError:
+            raise FailedRunError(f"{last_line(done.stderr or done.stdout)} (flwr {arguments[0]})") from None
+        if not isinstance(answer, dict) or not answer.get("success", True):
+            words = answer.get("error-message", "it failed") if isinstance(answer, dict) else "it failed"
+            raise FailedRunError(f"{last_line(str(words))} (flwr {arguments[0]})")
+        return answer
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

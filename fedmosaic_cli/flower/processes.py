@@ -1,0 +1,136 @@
+"""Flower's programs as children of ours: silent towards the world, marked, and gone when we are."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.machine import PARENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MARK = "FEDMOSAIC_FLOWER"
+"""The variable that all descendants carry: the room of whoever started them."""
+SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "NO_COLOR": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+GRACE_SECONDS = 6.0
+MOST_LINES = 200
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+EXIT_CODE = re.compile(r"Exit Code: (\d+)")
+
+
+def environment(room: Path) -> dict[str, str]:
+    """What Flower's programs are told: nothing leaves the machine but what we send, and all of them carry our mark."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    no_proxy = ",".join([*LOOPBACK, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])])
+    own = {"PATH": path, "NO_PROXY": no_proxy, "no_proxy": no_proxy, "FLWR_HOME": str(room / "flwr"), MARK: str(room)}
+    return {**os.environ, **SILENT, **POLLING, **own}
+
+
+class Child:
+    """A program of Flower's that runs as long as we do, and the end of what it said.
+
+    It gets the signal `farewell` when the thread that started it ends, however that happens.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        room: Path,
+        farewell: signal.Signals = signal.SIGKILL,
+        hear: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._hear = hear
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedmosaic_cli.flower.child", farewell.name, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment(room), PARENT: str(os.getpid())},
+            start_new_session=True,
+        )
+        self._listener = Thread(target=self._listen, name="listener", daemon=True)
+        self._listener.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def last_words(self) -> str:
+        """Why it ended, in one line, as far as it said so."""
+        self._listener.join(timeout=0.5)
+        return telling_line(list(self._lines)) or f"it ended with code {self.process.poll()} and said nothing"
+
+    def exit_code(self) -> int | None:
+        """The code by which Flower itself knows this end, if it named one."""
+        self._listener.join(timeout=0.5)
+        codes = [match[1] for line in self._lines if (match := EXIT_CODE.search(line))]
+        return int(codes[-1]) if codes else None
+
+    def _listen(self) -> None:
+        with suppress(ValueError, OSError):
+            for said in self.process.stdout or ():
+                line = COLOUR.sub("", said.decode(errors="replace")).rstrip()
+                self._lines.append(line)
+                self._hear(line)
+
+
+def telling_line(lines: list[str]) -> str:
+    """What Flower said of its end, without its advice; else the last line that says anything."""
+    said = [line.strip() for line in lines]
+    starts = [place for place, line in enumerate(said) if EXIT_CODE.search(line)]
+    if starts:
+        told = said[starts[-1] + 1 :]
+        end = next((place for place, line in enumerate(told) if line.startswith("For more information")), len(told))
+        return "; ".join(line.rstrip(".") for line in told[:end] if line)
+    return next((line for line in reversed(said) if line), "")
+
+
+def marked(room: Path) -> list[int]:
+    """All living processes that somebody started from this room, at whatever remove."""
+    mark = f"{MARK}={room}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def end_all(room: Path, grace: float = GRACE_SECONDS) -> None:
+    """End all processes of a room: they are asked to, and then made to."""
+    deadline = time.monotonic() + grace
+    asked: set[int] = set()
+    while (running := marked(room)) and time.monotonic() < deadline:
+        send(signal.SIGTERM, [number for number in running if number not in asked])
+        asked |= set(running)
+        time.sleep(0.05)
+    while running := marked(room):
+        send(signal.SIGKILL, running)
+        time.sleep(0.02)
+
+
+def send(number: signal.Signals, processes: list[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

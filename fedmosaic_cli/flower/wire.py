@@ -1,0 +1,25 @@
+"""How bytes lie in a message of Flower's: in one record with one value, under the shortest names that it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+RECORD, VALUE = "r", "v"
+
+
+def wrap(payload: bytes) -> RecordDict:
+    """The content of a message that says just this."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({RECORD: ConfigRecord({VALUE: payload})})
+
+
+def unwrap(content: RecordDict) -> bytes:
+    """What a message says."""
+    payload = content.config_records[RECORD][VALUE]
+    if not isinstance(payload, bytes):
+        raise TypeError("a message without bytes")
+    return payload
