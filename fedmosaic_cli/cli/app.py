@@ -54,6 +54,10 @@ COMMANDS = {
         "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
     ),
     "presets": Entry("presets", "app", "Ready-made experiments: list them, read them, copy them to change them."),
+    "site": Entry("site", "app", "One client of a federation on its own machine: prepare it, start it, look after it."),
+    "federation": Entry(
+        "federation", "app", "The coordinator's side of a federation: certificates, and whose keys are known."
+    ),
     "fetch": Entry(
         "fetch", "fetch", "Download data sets, checked by size and SHA-256; a broken download goes on where it stopped."
     ),

@@ -7,6 +7,7 @@ import sys
 import traceback
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.console import notes, out, remark, say, say_json
 from fedmosaic_cli.cli.diagnosis import beside_local, document, show_beside_local, warn_of_trust
 from fedmosaic_cli.cli.dry_run import show_plan
+from fedmosaic_cli.cli.engines import Sites, check_config, check_request, is_federated
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import Device, whole_numbers
 from fedmosaic_cli.cli.place import data_place
@@ -32,6 +34,7 @@ from fedmosaic_cli.files import check_room, write
 from fedmosaic_cli.lock import locked
 from fedmosaic_cli.records import shards as shard_records
 from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.records.site_shards import exported_description
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.progress import View
     from fedmosaic_cli.cli.request import Request
     from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.experiment.elsewhere import Elsewhere
     from fedmosaic_cli.records.shards import Shards
 
 LONGEST_GRACE = 86_400
@@ -66,6 +70,7 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
     """
     if not 0 <= request.grace <= LONGEST_GRACE:
         raise RequestError(f"a time of {request.grace} s (--grace): it must be between 0 and {LONGEST_GRACE}")
+    check_request(request)
     if request.tensorboard:
         check_installed()
     layers, setting, given = layers_of(methods, request)
@@ -73,6 +78,7 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
         with data_place(request.data_dir, request.quiet or request.as_json) as place:
             runs = fitting(plan(methods, request, layers, setting, given, place), if_they_fit)
             for run in runs:
+                check_config(request, run.config)
                 run.config.check_privacy()
             if request.dry_run:
                 configs, files = [run.config for run in runs], [run.files for run in runs]
@@ -106,14 +112,19 @@ def make(runs: list[Planned], shards: dict[int, Shards | Deal], request: Request
     """Make the runs one after the other. One that fails leaves the others alone, and is the end of it in the end."""
     finished: list[tuple[Planned, dict[str, Any]]] = []
     failures: list[FailedRunError] = []
-    with stop_request(request.grace) as asked_to_stop, view(request.quiet or request.as_json, len(runs)) as progress:
+    with (
+        stop_request(request.grace) as asked_to_stop,
+        view(request.quiet or request.as_json, len(runs)) as progress,
+        ExitStack() as hold,
+    ):
+        sites = Sites(request, place, hold)
         for run in runs:
             if asked_to_stop():
                 remark(f"stopped before {run.label}: go on with --resume")
                 raise typer.Exit(asked_to_stop.code)
             on_disk = shards[run.config.partition_seed] = written(shards[run.config.partition_seed])
             try:
-                finished.append((run, follow(run, on_disk, request, place, progress, asked_to_stop)))
+                finished.append((run, follow(run, on_disk, request, place, progress, asked_to_stop, sites.of(on_disk))))
             except FailedRunError as error:
                 failures.append(error)
                 if len(runs) > 1:
@@ -221,7 +232,13 @@ def check_fit(request: Request, runs: list[Planned], shards: dict[int, Shards | 
 
 
 def follow(
-    run: Planned, shards: Shards, request: Request, place: Place, progress: View, asked_to_stop: StopRequest
+    run: Planned,
+    shards: Shards,
+    request: Request,
+    place: Place,
+    progress: View,
+    asked_to_stop: StopRequest,
+    elsewhere: Elsewhere | None,
 ) -> dict[str, Any]:
     """Make one run and show how it goes. Its summary."""
     from fedmosaic_cli.experiment import run as experiment
@@ -233,6 +250,7 @@ def follow(
         asked_to_stop=asked_to_stop,
         grace=request.grace,
         nonidentical=request.allow_nonidentical,
+        elsewhere=elsewhere,
     )
     played = experiment.run(run.config, shards, run.files, place, terms)
     with crash_kept(run.files), recorded(played, run.files, request.tensorboard) as events:
@@ -280,11 +298,14 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
         setting = preset.name
         layers.add_all(preset.layers)
     if request.shards is not None:
-        given = shard_records.load(request.shards)
+        given = load_shards(request)
         setting = request.shards.resolve().name
         layers.add(f"shards {request.shards}", {"data": given.partition.settings.model_dump(mode="json")})
     if not setting:
         raise RequestError("nothing to train on (fedmosaic): add --preset quickstart or --shards DIR")
+    if request.local_sites is not None and request.shards is None:
+        layers.add("--local-sites", {"data": {"clients": request.local_sites}})
+        setting += f"-{request.local_sites}-sites"
     if request.name is not None:
         check_name(request.name, "--name")
         setting = request.name
@@ -302,6 +323,13 @@ def layers_of(methods: list[str], request: Request) -> tuple[Layers, str, Shards
             raise RequestError("--expertise is for fedmosaic alone (fedmosaic baseline): leave it out")
         layers.add("flag", {"methods": {"fedmosaic": {"expertise": request.expertise}}})
     return layers, setting, given
+
+
+def load_shards(request: Request) -> Shards:
+    """The shards that were named. Where clients are at sites, so are their files."""
+    path = request.shards or Path()
+    sites = is_federated(request) and request.local_sites is None
+    return exported_description(path) if sites else shard_records.load(path)
 
 
 def plan(
@@ -369,7 +397,7 @@ def next_steps(runs: list[Planned], request: Request) -> list[str]:
     """The commands that one would type next: the baselines under the same conditions, and the report."""
     place = str(request.run_dir or request.runs_dir)
     report = shlex.join(["fedmosaic", "report", *([] if place == "runs" else [place])])
-    if any(run.config.method.name != "fedmosaic" for run in runs):
+    if is_federated(request) or any(run.config.method.name != "fedmosaic" for run in runs):
         return [f"next: {report}"]
     options = {
         "--preset": request.preset,

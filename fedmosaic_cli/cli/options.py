@@ -35,6 +35,17 @@ class Unit(StrEnum):
     record_assumed = "record-assumed"
 
 
+class Engine(StrEnum):
+    local = "local"
+    flower = "flower"
+
+
+class Sharing(StrEnum):
+    labels = "labels"
+    predictions = "predictions"
+    models = "models"
+
+
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DataDirOption = Annotated[
     Path | None,

@@ -15,6 +15,7 @@ from fedmosaic_cli.cli.options import (
     DebugOption,
     Device,
     DeviceOption,
+    Engine,
     Execution,
     JsonOption,
     OnNan,
@@ -120,6 +121,41 @@ class Request:
         bool, typer.Option("--tensorboard", help="Also write each round's values for TensorBoard, beside the run.")
     ] = False
     device: DeviceOption = Device.auto
+    engine: Annotated[
+        Engine, typer.Option(help="Clients in this process, or at sites of their own by way of Flower.")
+    ] = Engine.local
+    local_sites: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="flower: rehearse with so many sites on this machine.", show_default=False),
+    ] = None
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="flower: where to listen for sites.", show_default="127.0.0.1:9443"),
+    ] = None
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="flower: certificates, and keys of the sites.", show_default="federation"),
+    ] = None
+    quorum: Annotated[
+        int | None,
+        typer.Option(min=1, help="flower: how many clients a round needs.", show_default="all but one"),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="flower: seconds that a round may take.", show_default="90, or 3 times what rounds take"
+        ),
+    ] = None
+    wait: Annotated[
+        float | None, typer.Option(min=1, help="flower: seconds until all sites must be there.", show_default="600")
+    ] = None
+    insecure: Annotated[bool, typer.Option("--insecure", help="flower: no TLS and no keys; on this machine alone.")] = (
+        False
+    )
+    expose: Annotated[
+        bool,
+        typer.Option("--expose", help="flower: listen where others could start runs too; see docs/federation.md."),
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False
     )

@@ -50,17 +50,6 @@ class Elsewhere:
     wait: float = 600.0
 
 
-def check_possible(config: RunConfig) -> None:
-    """Refuse what makes sense in one process alone."""
-    method = config.method
-    if method.pooled:
-        raise RequestError(f"{method.title} pools the clients' data, which no site hands over (--engine): use local")
-    if config.attack.kind != "none":
-        raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
-    if config.train.execution == "stacked":
-        raise RequestError("clients at sites cannot be stacked (train.execution, --engine): use threads or auto")
-
-
 def token_of(files: RunFiles) -> str:
     """What tells this run, on the sites' disks, from others of the same name: it stays the same as long as there is a
     checkpoint to go on from."""

@@ -41,17 +41,8 @@ class SiteShard:
     """In the numbering of the data set; it knows of this client alone."""
 
     @property
-    def name(self) -> str:
-        return site_name(self.client)
-
-    @property
     def sizes(self) -> dict[int, int]:
         return train_sizes(self.shards.manifest)
-
-
-def site_name(client: int) -> str:
-    """What a site is called: under this name its key is registered."""
-    return f"client-{client:03d}"
 
 
 def train_sizes(manifest: dict[str, Any]) -> dict[int, int]:

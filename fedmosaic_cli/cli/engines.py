@@ -1,0 +1,158 @@
+"""`--engine flower`: from the options of a training command to a way to clients that are elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.cli.federation import KEYS
+from fedmosaic_cli.cli.options import Engine
+from fedmosaic_cli.cli.rehearsal import rehearsed
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.flower.names import node_name
+from fedmosaic_cli.flower.proxy import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from fedmosaic_cli.cli.request import Request
+    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.engine.carrier import Carrier
+    from fedmosaic_cli.experiment.elsewhere import Elsewhere
+    from fedmosaic_cli.flower.link import Papers
+    from fedmosaic_cli.flower.link import Place as Address
+    from fedmosaic_cli.records.shards import Shards
+
+OF_FLOWER = ("superlink", "federation", "local_sites", "quorum", "deadline", "wait")
+
+
+def is_federated(request: Request) -> bool:
+    return request.engine is Engine.flower
+
+
+def check_request(request: Request) -> None:
+    """Refuse what cannot be, before anything is looked at."""
+    if not is_federated(request):
+        for name in OF_FLOWER:
+            if getattr(request, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise RequestError(f"{option} is for clients at sites (fedmosaic): add --engine flower")
+        if request.insecure or request.expose:
+            raise RequestError("--insecure and --expose are for clients at sites (fedmosaic): add --engine flower")
+        return
+    from fedmosaic_cli.flower.available import check_flower
+
+    check_flower()
+    if request.local_sites is not None and (request.superlink or request.federation or request.expose):
+        raise RequestError("--local-sites starts everything by itself (fedmosaic): leave --superlink and others out")
+    if request.local_sites is None and not request.dry_run:
+        address(request)
+
+
+def check_config(request: Request, config: RunConfig) -> None:
+    """Refuse a run that makes sense in one process alone, or has another number of clients than of sites."""
+    if not is_federated(request):
+        return
+    method = config.method
+    if method.pooled:
+        raise RequestError(f"{method.title} pools the clients' data, which no site hands over (--engine): use local")
+    if config.attack.kind != "none":
+        raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
+    if config.train.execution == "stacked":
+        raise RequestError("clients at sites cannot be stacked (train.execution, --engine): use threads or auto")
+    if request.local_sites not in (None, config.data.clients):
+        raise RequestError(
+            f"this setting has {config.data.clients} clients, not {request.local_sites} (--local-sites): name as many"
+        )
+    if request.quorum is not None and request.quorum > (config.train.clients_per_round or config.data.clients or 1):
+        raise RequestError(f"a quorum of {request.quorum} is more than all who take part (--quorum): name fewer")
+
+
+def address(request: Request) -> Address:
+    """Where our SuperLink listens, and what it shows for itself."""
+    from fedmosaic_cli.flower.link import Place as Address
+    from fedmosaic_cli.flower.link import is_loopback
+
+    host, _, port = (request.superlink or f"127.0.0.1:{PORT}").rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise RequestError(f"'{request.superlink}' is no address (--superlink): write HOST:PORT")
+    if not is_loopback(host) and not request.expose:
+        raise RequestError(
+            f"whoever reaches {request.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
+            "behind a proxy (docs/federation.md), or add --expose on a network that you trust"
+        )
+    return Address(host, int(port), None if request.insecure else papers(request, host))
+
+
+def papers(request: Request, host: str) -> Papers:
+    """The coordinator's certificates, checked."""
+    from fedmosaic_cli.flower.keys import CA, SERVER, SERVER_KEY, check_certificate
+    from fedmosaic_cli.flower.link import Papers
+
+    folder = federation_of(request)
+    if not (folder / SERVER).is_file():
+        raise RequestError(
+            f"no certificates here (--federation {folder}): make them with 'fedmosaic federation init --host NAME'"
+        )
+    check_certificate(folder / CA)
+    check_certificate(folder / SERVER)
+    return Papers(folder / CA, folder / SERVER, folder / SERVER_KEY)
+
+
+def federation_of(request: Request) -> Path:
+    return request.federation or Path("federation")
+
+
+def known_keys(request: Request, clients: int) -> dict[int, Path | None]:
+    """Whose letters are read: each client's public key, as its site sent it."""
+    if request.insecure:
+        return dict.fromkeys(range(clients))
+    folder = federation_of(request) / KEYS
+    keys = {client: folder / f"{node_name(client)}.pub" for client in range(clients)}
+    missing = [path.name for path in keys.values() if not path.is_file()]
+    if missing:
+        raise RequestError(
+            f"no key of {', '.join(missing[:5])} ({folder}): have the site send what 'fedmosaic site init' made"
+        )
+    return dict(keys)
+
+
+class Sites:
+    """The way to the sites of all runs of a command: opened when first needed, for each partition once."""
+
+    def __init__(self, request: Request, place: Place, hold: ExitStack) -> None:
+        self._request = request
+        self._place = place
+        self._hold = hold
+        self._open: dict[str, Carrier] = {}
+
+    def of(self, shards: Shards) -> Elsewhere | None:
+        """Where the clients with these shards are; None for this process."""
+        request = self._request
+        if not is_federated(request):
+            return None
+        from fedmosaic_cli.experiment.elsewhere import Elsewhere
+
+        wait = 600.0 if request.wait is None else request.wait
+        return Elsewhere("flower", lambda: self._carrier(shards), request.quorum, request.deadline, wait)
+
+    def _carrier(self, shards: Shards) -> AbstractContextManager[Carrier]:
+        if shards.digest not in self._open:
+            self._open[shards.digest] = self._hold.enter_context(self._started(shards))
+        return nullcontext(self._open[shards.digest])
+
+    @contextmanager
+    def _started(self, shards: Shards) -> Iterator[Carrier]:
+        from fedmosaic_cli.flower.carrier import FlowerCarrier
+
+        clients = len(shards.manifest["clients"])
+        if self._request.local_sites is not None:
+            with rehearsed(shards, self._place, self._request.insecure, self._request.device.value) as carrier:
+                yield carrier
+            return
+        with FlowerCarrier(known_keys(self._request, clients), address(self._request)) as carrier:
+            yield carrier

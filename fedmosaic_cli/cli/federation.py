@@ -1,0 +1,58 @@
+"""`fedmosaic federation`: what a coordinator needs before sites can join."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmosaic_cli.cli.console import say, say_json
+from fedmosaic_cli.cli.options import DebugOption, JsonOption
+from fedmosaic_cli.files import make_directories, write
+from fedmosaic_cli.flower.proxy import proxy_text
+
+app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
+
+KEYS, PROXY = "keys", "nginx.conf"
+
+
+@app.callback(invoke_without_command=True)
+def federation(context: typer.Context) -> None:
+    """The coordinator's side of a federation: certificates, and whose keys are known."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where certificates and keys go.")] = Path("federation"),
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="A name or address under which sites reach this machine. May be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate holds.")] = 365,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Make an authority and a certificate for this machine, a place for the sites' keys, and a proxy's settings.
+
+    \b
+    [bold]Examples[/bold]
+    fedmosaic federation init --host fed.example.org
+    fedmosaic federation init federation --host 192.0.2.7 --host fed.example.org --days 90
+    """
+    from fedmosaic_cli.flower.keys import make_authority
+
+    names = list(dict.fromkeys([*(hosts or []), "localhost", "127.0.0.1"]))
+    papers = make_authority(folder, names, days)
+    make_directories(folder / KEYS)
+    write(folder / PROXY, proxy_text(folder.absolute(), names[0]).encode())
+    if as_json:
+        places = {"ca": papers.authority, "keys": folder / KEYS, "proxy": folder / PROXY}
+        say_json({**{name: str(path) for name, path in places.items()}, "hosts": names})
+        return
+    say(f"certificate for {', '.join(names)}, {days} days")
+    say(f"next: send {papers.authority} to every site; put the client-*.pub that they send you into {folder / KEYS}")
+    say(f"then: fedmosaic train --engine flower --federation {folder} --shards DIR")
+    say(f"sites on other machines reach you through a proxy that lets nothing but letters in: {folder / PROXY}")

@@ -1,0 +1,52 @@
+"""Settings for nginx in front of a SuperLink: letters may pass, everything else that Flower offers there may not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PORT = 9443
+"""Where the SuperLink listens, on this machine alone, unless somebody chooses otherwise."""
+OUTSIDE = 443
+
+
+def proxy_text(folder: Path, host: str) -> str:
+    """A whole configuration: `nginx -c FILE` runs it as it stands."""
+    return f"""\
+# Between the sites and the SuperLink. Whoever reaches Flower's control interface can run code at every site, and Flower
+# asks nobody there for a password: so only what sites need, /v1/fleet/, is let through. Run it with: nginx -c FILE
+worker_processes auto;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log;
+
+events {{}}
+
+http {{
+    access_log off;
+    client_max_body_size 0;
+
+    server {{
+        listen {OUTSIDE} ssl;
+        server_name {host};
+        ssl_certificate {folder}/server.pem;
+        ssl_certificate_key {folder}/server.key;
+        ssl_protocols TLSv1.2 TLSv1.3;
+
+        location /v1/fleet/ {{
+            proxy_pass https://127.0.0.1:{PORT};
+            proxy_http_version 1.1;
+            proxy_ssl_trusted_certificate {folder}/ca.crt;
+            proxy_ssl_verify on;
+            proxy_ssl_name localhost;
+            proxy_read_timeout 300s;
+            proxy_request_buffering off;
+        }}
+
+        location / {{
+            return 403;
+        }}
+    }}
+}}
+"""
