@@ -89,7 +89,9 @@ def launch(methods: list[str], request: Request, if_they_fit: Collection[str] = 
             shards = shards_by_seed(runs, given, request, place)
             notes(line for found in shards.values() if isinstance(found, Deal) for line in found.dataset.remarks)
         check_fit(request, runs, shards)
-        tell_planned((run.config, *facts_of(shards[run.config.partition_seed])) for run in runs)
+        tell_planned(
+            ((run.config, *facts_of(shards[run.config.partition_seed])) for run in runs), is_federated(request)
+        )
         warn(runs, request.quiet)
         make(runs, shards, request, place)
 

@@ -64,14 +64,14 @@ def options_of(request: Request) -> dict[str, object]:
     }
 
 
-def tell_planned(runs: Iterable[tuple[RunConfig, int, Sequence[int]]]) -> None:
+def tell_planned(runs: Iterable[tuple[RunConfig, int, Sequence[int]]], sites: bool) -> None:
     """The block of each kind of run, and a warning where delta promises nothing.
 
-    A run comes with the number of classes and the sizes of its clients; seeds make no kinds.
+    A run comes with the number of classes and the sizes of its clients, who may be at `sites`; seeds make no kinds.
     """
     told: set[str] = set()
     for config, classes, sizes in runs:
-        block = planned_privacy(config, classes, sizes)
+        block = planned_privacy(config, classes, sizes, sites)
         if block is None or config.method.variant in told:
             continue
         told.add(config.method.variant)

@@ -23,6 +23,10 @@ SEEDED = (
     "drawn from the run's seed, so it hides nothing from somebody who knows the seed; in floating point, so the "
     "formulas hold up to its last digits"
 )
+SYSTEM = (
+    "drawn by every site from its operating system, and kept by nobody; in floating point, so the formulas hold up to "
+    "its last digits"
+)
 MOST_FOR_THE_FORMULA = 1.0
 """Up to this epsilon the paper's formula is proven."""
 
@@ -91,6 +95,11 @@ def block(
         "ledger": ledger,
     }
     return {key: finite(value) for key, value in content.items()}
+
+
+def at_sites(content: dict[str, Any]) -> dict[str, Any]:
+    """The same where clients are somebody: their noise comes from no seed."""
+    return {**content, "noise": "system", "noise_means": SYSTEM}
 
 
 def label_facts(noise: Noise, num_classes: int) -> dict[str, Any]:

@@ -112,6 +112,13 @@ def where_clients_are(federation: Federation, how: Elsewhere | None) -> dict[str
     return {KEY: {"engine": how.engine, "sites": len(remote.clients), "token": remote.run.rpartition("/")[2]}}
 
 
+def devices_of(federation: Federation) -> list[str]:
+    """The kinds of devices that clients compute on."""
+    if federation.elsewhere is None:
+        return sorted({device.type for device in federation.devices})
+    return sorted({device.partition(":")[0] for device in remote_of(federation).devices.values()})
+
+
 def joined(federation: Federation, config: RunConfig, shards: Shards) -> Iterator[set[int]]:
     """Tell the sites what is planned; who is missing, until nobody is. Clients in this process are there."""
     if federation.elsewhere is not None:

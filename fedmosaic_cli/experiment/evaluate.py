@@ -109,7 +109,13 @@ def open_run(files: RunFiles, place: Place) -> Finished:
     """A run that is finished, and whole as far as it is read here."""
     check_finished(files)
     files.check(CONFIG, ENVIRONMENT)
-    return Finished(files, stored_run(files.config, place), files.summary())
+    summary = files.summary()
+    if "federation" in summary:
+        raise RequestError(
+            f"the models of this run stayed with its sites ({files.path}): each has its own, 'fedmosaic site status' "
+            "there says where"
+        )
+    return Finished(files, stored_run(files.config, place), summary)
 
 
 def fit_for(run: Finished, device: torch.device) -> Finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine.privacy import expertise_bound
-from fedmosaic_cli.engine.privacy_block import planned_block, read_ledger, spent_block
+from fedmosaic_cli.engine.privacy_block import at_sites, planned_block, read_ledger, spent_block
 from fedmosaic_cli.errors import RunStateError
 
 if TYPE_CHECKING:
@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from fedmosaic_cli.records.shards import Shards
 
 
-def planned_privacy(config: RunConfig, num_classes: int, sizes: Sequence[int] | None) -> dict[str, Any] | None:
-    """The block of a run before it starts; None where there is no noise. `sizes` are those of the training parts."""
+def planned_privacy(
+    config: RunConfig, num_classes: int, sizes: Sequence[int] | None, sites: bool = False
+) -> dict[str, Any] | None:
+    """The block of a run before it starts; None where there is no noise. `sizes` are those of the training parts.
+
+    Clients at `sites` draw their noise themselves.
+    """
     if config.noise is None:
         return None
     high = expertise_bound(getattr(config.method, "expertise", None), num_classes)
-    return planned_block(config.noise, config.exchanges, config.data.public_size or 0, num_classes, high, sizes)
+    block = planned_block(config.noise, config.exchanges, config.data.public_size or 0, num_classes, high, sizes)
+    return at_sites(block) if sites else block
 
 
-def told_of_noise(config: RunConfig, shards: Shards, ledgers: Mapping[int, Any]) -> dict[str, Any]:
+def told_of_noise(config: RunConfig, shards: Shards, ledgers: Mapping[int, Any], sites: bool = False) -> dict[str, Any]:
     """What the summary of a run says of its noise; nothing where there was none.
 
     `ledgers` are what the clients wrote down that sent anything.
@@ -33,8 +39,9 @@ def told_of_noise(config: RunConfig, shards: Shards, ledgers: Mapping[int, Any])
     if config.exchanges and not ledgers:
         raise RunStateError("no client wrote down what it let go (privacy): start the run anew in another place")
     releases = {client: read_ledger(ledger) for client, ledger in ledgers.items()}
+    block = spent_block(config.noise, releases, len(shards.manifest["class_names"]))
     return {
-        "privacy": spent_block(config.noise, releases, len(shards.manifest["class_names"])),
+        "privacy": at_sites(block) if sites else block,
         "privacy_settings": config.to_dict()["privacy"],
     }
 

@@ -23,6 +23,7 @@ from fedmosaic_cli.experiment.continuation import check_departures, departures
 from fedmosaic_cli.experiment.elsewhere import (
     assemble_remote,
     check_engine,
+    devices_of,
     final_models,
     joined,
     token_of,
@@ -153,9 +154,9 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
         rows = files.rounds()
         summary = {
             **summarise(config, shards, rows),
-            **told_of_noise(config, shards, ledgers_of(federation)),
+            **told_of_noise(config, shards, ledgers_of(federation), sites=terms.elsewhere is not None),
             **told_of_trust(config, rows),
-            "device": ", ".join(sorted({device.type for device in federation.devices})),
+            "device": ", ".join(devices_of(federation)),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
             "left_out": left_out(rows),

@@ -25,6 +25,12 @@ class LabelNoise(Part):
     """How often a label is kept, or a bit flipped, that says nothing at all."""
 
 
+SOURCES = {
+    "seeded": "; not somebody who knows the seed, from which the noise is drawn",
+    "system": "; every site draws its noise from its operating system",
+}
+
+
 class ExpertiseNoise(Part):
     mechanism: Literal["none", "gaussian", "histogram"]
     sigma: Number | None = None
@@ -49,6 +55,7 @@ class PrivacyBlock(Part):
     round_epsilon: RoundEpsilon
     eps_paper_formula: Number | None = None
     total_epsilon: Number
+    noise: Literal["seeded", "system"] = "seeded"
     verdict: Literal["strong", "good", "weak", "no meaningful guarantee"]
 
     @property
@@ -66,8 +73,7 @@ def privacy_lines(content: dict[str, Any]) -> list[str]:
         f"per-round epsilon: labels {plain(block.round_epsilon.labels)}{expertise_of(block)}",
         f"TOTAL epsilon over {counted}: {rounded_up(block.total)}   -> {verdict_of(block)}",
         *condition_of(block),
-        "against: the server, or whoever reads all messages of one client; not somebody who knows the seed, "
-        "from which the noise is drawn",
+        f"against: the server, or whoever reads all messages of one client{SOURCES[block.noise]}",
     ]
 
 

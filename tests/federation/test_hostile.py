@@ -1,0 +1,304 @@
+"""Letters that are not as they should be: none can stop the coordinator or reach the vote, and no site does more than
+its people agreed to."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fedmosaic_cli import __version__
+from fedmosaic_cli.cotraining import wire
+from fedmosaic_cli.engine import letters
+from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.experiment.site import Policy
+from fedmosaic_cli.records.site_shards import load_site_shard
+from tests.federation.sites import Sites, configured, exported, play
+from tests.federation.test_losses import asked, rows_of
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("shards"))
+
+
+def changed_head(**changes):
+    def change(letter):
+        return Letter({**letter.head, **changes}, letter.parts)
+
+    return change
+
+
+def changed_opinion(change):
+    """The same answer with other bytes in the place of its opinion."""
+
+    def changed(letter):
+        kind, data = letter.parts["opinion"]
+        return Letter(letter.head, {"opinion": (kind, change(data))})
+
+    return changed
+
+
+def resealed(**changes):
+    """An opinion that says something else of itself, in good form."""
+
+    def change(data):
+        envelope = wire.envelope_of(data)
+        fields = {name: changes.get(name, getattr(envelope, name)) for name in ("run", "public", "round", "client")}
+        head = list(wire.HEADER.unpack_from(data))
+        head[7:11] = fields.values()
+        body = wire.HEADER.pack(*head) + data[wire.HEADER.size : -wire.CHECKSUM]
+        return body + wire.checksum(body)
+
+    return changed_opinion(change)
+
+
+def not_a_number(data):
+    """Expertise that is none, where it travels as it is."""
+    body = bytearray(data[: -wire.CHECKSUM])
+    body[-4:] = np.float32(np.nan).tobytes()
+    return bytes(body) + wire.checksum(bytes(body))
+
+
+OPINIONS = {
+    "wrong round": (resealed(round=7), "future_round"),
+    "old round": (resealed(round=1), "stale_round"),
+    "wrong public set": (resealed(public=bytes(16)), "wrong_public_set"),
+    "wrong run": (resealed(run=bytes(16)), "wrong_run"),
+    "somebody else's words": (resealed(client=0), "unknown_client"),
+    "no number": (changed_opinion(not_a_number), "expertise_nonfinite"),
+    "too long": (changed_opinion(lambda data: data + bytes(9)), "too_large"),
+    "cut": (changed_opinion(lambda data: data[:-9]), "truncated"),
+    "garbage": (changed_opinion(lambda data: bytes(len(data))), "bad_magic"),
+}
+
+
+@pytest.mark.parametrize("lie", OPINIONS)
+def test_an_opinion_that_lies_about_itself_does_not_count(lie, shards, tmp_path):
+    change, reason = OPINIONS[lie]
+    config = configured(shards, "fedmosaic", tmp_path, "methods.fedmosaic.expertise_bits=float32")
+    sites = Sites(shards, tmp_path)
+
+    def spoil(client, letter, answer):
+        spoilt = client == 1 and asked(letter, "turn", 2)
+        return letters.write(change(letters.read(answer))) if spoilt else answer
+
+    sites.spoil = spoil
+    files = play(config, shards, tmp_path / "run", sites)
+    rows = rows_of(files, 2)
+    assert [row["message"] for row in rows] == ["accepted", reason, "accepted"]
+    assert rows[0]["rejected"] == {reason: 1}
+
+
+def without_sense(letter):
+    return Letter({**letter.head, "notes": {"accuracy": 1.0}}, letter.parts)
+
+
+LETTERS = {
+    "another round": (lambda a: letters.write(changed_head(round=3)(letters.read(a))), "wrong_round"),
+    "another client": (lambda a: letters.write(changed_head(client=0)(letters.read(a))), "unknown_client"),
+    "another run": (lambda a: letters.write(changed_head(run="other")(letters.read(a))), "wrong_run"),
+    "an answer to something else": (lambda a: letters.write(changed_head(kind="exam")(letters.read(a))), "wrong_round"),
+    "oversized": (lambda a: a + bytes(1 << 20), "too_large"),
+    "a flipped bit": (lambda a: a[:-20] + bytes([a[-20] ^ 1]) + a[-19:], "checksum"),
+    "nothing": (lambda a: b"", "truncated"),
+    "garbage": (lambda a: bytes(200), "bad_magic"),
+    "the log's own words": (lambda a: letters.write(without_sense(letters.read(a))), "bad_notes"),
+    "notes that are none": (lambda a: letters.write(changed_head(notes=[1])(letters.read(a))), "bad_notes"),
+    "a mark above all": (
+        lambda a: letters.write(changed_head(mark={"accuracy": 2.0, "loss": 0.1})(letters.read(a))),
+        "bad_mark",
+    ),
+    "no message": (lambda a: letters.write(Letter(letters.read(a).head, {"model": ("weights", b"")})), "wrong_parts"),
+}
+
+
+@pytest.mark.parametrize("lie", LETTERS)
+def test_an_answer_that_makes_no_sense_is_as_good_as_none(lie, shards, tmp_path):
+    change, reason = LETTERS[lie]
+    config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
+    sites.spoil = lambda c, letter, answer: change(answer) if c == 1 and asked(letter, "turn", 2) else answer
+    files = play(config, shards, tmp_path / "run", sites)
+    assert rows_of(files, 2)[1]["lost"] == reason
+    assert files.summary()["federation"]["lost"] == {"1": 1}
+
+
+def with_weights(change):
+    def changed(answer):
+        letter = letters.read(answer)
+        kind, data = letter.parts["model"]
+        return letters.write(Letter(letter.head, {"model": (kind, save(change(load(data))))}))
+
+    return changed
+
+
+MODELS = {
+    "no numbers": (with_weights(lambda m: {n: torch.full_like(t, torch.nan) for n, t in m.items()}), "not_finite"),
+    "as good as infinite": (with_weights(lambda m: {n: torch.full_like(t, 1e30) for n, t in m.items()}), "not_finite"),
+    "other names": (with_weights(lambda m: {f"{n}x": t for n, t in m.items()}), "wrong_names"),
+    "too few": (with_weights(lambda m: dict(list(m.items())[1:])), "wrong_names"),
+    "another shape": (with_weights(lambda m: {n: t[None] for n, t in m.items()}), "wrong_shape"),
+    "another type": (with_weights(lambda m: {n: t.double() for n, t in m.items()}), "wrong_shape"),
+}
+
+
+@pytest.mark.parametrize("lie", MODELS)
+def test_a_model_that_is_none_is_not_averaged(lie, shards, tmp_path):
+    change, reason = MODELS[lie]
+    config, sites = configured(shards, "fedavg", tmp_path), Sites(shards, tmp_path)
+    sites.spoil = lambda c, letter, answer: change(answer) if c == 1 and asked(letter, "turn", 2) else answer
+    files = play(config, shards, tmp_path / "run", sites)
+    assert rows_of(files, 2)[1]["lost"] == reason
+
+
+def join(site, config, **changes):
+    head = {"kind": "join", "run": f"toy/{config.method.variant}/seed-0/0123456789abcdef", "version": __version__}
+    plan = {"config": config.to_dict(), "shards": site.shard.shards.digest}
+    return letters.read(site.answer(letters.write(Letter({**head, **plan, **changes})))).head
+
+
+@pytest.mark.parametrize(
+    ("sharing", "method", "joins"),
+    [
+        ("labels", "fedmosaic", True),
+        ("labels", "fedct", True),
+        ("labels", "gated", True),
+        ("labels", "local", True),
+        ("labels", "perfedckt", False),
+        ("labels", "fedavg", False),
+        ("predictions", "perfedckt", True),
+        ("predictions", "ditto", False),
+        ("models", "ditto", True),
+    ],
+)
+def test_a_site_shares_what_its_people_agreed_to_and_no_more(sharing, method, joins, shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy(sharing)).sites[0]
+    answer = join(site, configured(shards, method, tmp_path))
+    assert answer["kind"] == ("join" if joins else "error")
+    if not joins:
+        assert answer["error"] == "refused"
+        assert f"this site shares {sharing}" in answer["text"]
+        assert not list((tmp_path / "site-0").rglob("plan.json"))
+
+
+def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    for privacy, joins in (((), False), (("privacy.epsilon=8", "privacy.labels=krr"), True)):
+        config = configured(shards, "fedct", tmp_path, *privacy)
+        assert (join(site, config)["kind"] == "join") is joins
+    more = configured(shards, "fedct", tmp_path, "privacy.epsilon=9", "privacy.labels=krr")
+    assert "this site allows 8" in join(site, more)["text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": "0.0.1"}, "use the same"),
+        ({"shards": "0" * 64}, "other shards"),
+        ({"run": "../../../../etc/cron.d/x"}, "not used"),
+        ({"run": "toy/fedct/seed-0/../../../../x"}, "not used"),
+        ({"run": "/toy/fedct/seed-0/0123456789abcdef"}, "not used"),
+        ({"run": None}, "not used"),
+        ({"config": None}, "no configuration"),
+        ({"config": {"data": 3}}, "this is not a run"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_and_nothing_is_written(changes, words, shards, tmp_path):
+    site = Sites(shards, tmp_path).sites[0]
+    answer = join(site, configured(shards, "fedct", tmp_path), **changes)
+    assert answer["kind"] == "error"
+    assert words in answer["text"]
+    assert not list(tmp_path.rglob("plan.json"))
+
+
+def test_a_plan_of_pooled_data_or_of_attacks_is_refused(shards, tmp_path):
+    site = Sites(shards, tmp_path).sites[0]
+    for method, more in (("centralized", ()), ("fedct", ("attack.kind=flip", "attack.clients=[1]"))):
+        assert "for one process" in join(site, configured(shards, method, tmp_path, *more))["text"]
+
+
+def test_one_site_that_refuses_ends_the_run_before_it_begins(shards, tmp_path):
+    sites = Sites(shards, tmp_path, Policy("labels"))
+    with pytest.raises(RequestError, match=r"the site of client \d refuses, refused: FedAvg would send model"):
+        play(configured(shards, "fedavg", tmp_path), shards, tmp_path / "run", sites)
+
+
+def test_a_site_that_did_not_join_plays_nothing(shards, tmp_path):
+    site = Sites(shards, tmp_path).sites[0]
+    head = {"kind": "turn", "run": "toy/fedct/seed-0/0123456789abcdef", "round": 1}
+    answer = letters.read(site.answer(letters.write(Letter(head)))).head
+    assert "has not joined" in answer["text"]
+
+
+@given(st.binary(max_size=300))
+def test_a_site_has_an_answer_to_anything(shards, tmp_path_factory, data):
+    site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
+    assert letters.read(site.answer(data)).head["kind"] == "error"
+
+
+HEADS = st.dictionaries(
+    st.sampled_from(["kind", "run", "round", "config", "shards", "version", "parts", "known"]),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.text(max_size=5),
+        st.just("turn"),
+        st.just("join"),
+        st.lists(st.integers(), max_size=2),
+    ),
+)
+
+
+@given(HEADS)
+def test_a_site_has_an_answer_to_any_head(shards, tmp_path_factory, head):
+    site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
+    body = json.dumps(head).encode()
+    data = letters.FRONT.pack(letters.MAGIC, letters.VERSION, len(body)) + body
+    assert letters.read(site.answer(data + letters.checksum(data))).head["kind"] == "error"
+
+
+PARTS = st.dictionaries(
+    st.text("abc", min_size=1, max_size=3),
+    st.tuples(st.sampled_from(letters.KINDS), st.binary(max_size=50)),
+    max_size=3,
+)
+
+
+@given(PARTS)
+def test_a_letter_is_read_as_it_was_written(parts):
+    letter = Letter({"kind": "turn", "round": 3}, parts)
+    assert letters.read(letters.write(letter)) == letter
+
+
+@given(PARTS, st.data())
+def test_any_flipped_bit_is_found(parts, data):
+    written = bytearray(letters.write(Letter({"kind": "turn"}, parts)))
+    place = data.draw(st.integers(0, 8 * len(written) - 1))
+    written[place // 8] ^= 1 << place % 8
+    with pytest.raises(RefusedLetterError):
+        letters.read(bytes(written))
+
+
+def test_a_shard_of_other_shards_or_a_changed_one_is_refused(shards, tmp_path):
+    import shutil
+
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    for name in ("manifest.json", "public.npz", "client-001.npz"):
+        shutil.copy(shards.path / name, carried)
+    assert load_site_shard(carried / "client-001.npz").client == 1
+    shutil.copy(shards.path / "client-000.npz", carried / "client-001.npz")
+    with pytest.raises(RequestError, match="damaged"):
+        load_site_shard(carried / "client-001.npz")
+    shutil.copy(shards.path / "client-000.npz", carried / "client-007.npz")
+    with pytest.raises(RequestError, match="knows of 3 clients, not of client 7"):
+        load_site_shard(carried / "client-007.npz")
+    with pytest.raises(RequestError, match="no shard of a client"):
+        load_site_shard(carried / "client-002.npz")
