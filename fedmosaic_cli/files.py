@@ -198,9 +198,12 @@ def of_directory(path: Path) -> int | None:
         return None
 
 
-def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left in a directory: nobody holds a lock on it any more."""
-    for leftover in [entry for entry in folder.glob(".*.part") if TEMPORARY.fullmatch(entry.name)]:
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove what writers that were killed left in a directory: nobody holds a lock on it any more.
+
+    In a directory that is not ours alone, only what was to have a certain name.
+    """
+    for leftover in [entry for entry in folder.glob(f".{name}*.part") if TEMPORARY.fullmatch(entry.name)]:
         with suppress(OSError):
             handle = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -38,7 +38,11 @@ def exit_code(number: int) -> int:
 
 
 def listen() -> None:
-    """From now on signals end the command in order. One that was started to outlive its terminal (nohup) does."""
+    """From now on signals end the command in order. One that was started to outlive its terminal (nohup) does.
+
+    Whoever starts us may keep signals to himself, as Ray's workers do with Ctrl-C; that is not meant for us.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for number in SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)

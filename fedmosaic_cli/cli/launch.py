@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from fedmosaic_cli.cli.at_sites import Sites, check_config, check_request, is_federated
 from fedmosaic_cli.cli.console import notes, out, remark, say, say_json
 from fedmosaic_cli.cli.diagnosis import beside_local, document, show_beside_local, warn_of_trust
 from fedmosaic_cli.cli.dry_run import show_plan
-from fedmosaic_cli.cli.engines import Sites, check_config, check_request, is_federated
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import Device, whole_numbers
 from fedmosaic_cli.cli.place import data_place

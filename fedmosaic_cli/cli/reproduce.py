@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import time
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.engine import (
+    Engine,
+    EngineOption,
+    JobCpusOption,
+    JobGpusOption,
+    RayAddressOption,
+    RetriesOption,
+    Way,
+)
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import (
     DataDirOption,
@@ -25,6 +35,7 @@ from fedmosaic_cli.cli.options import (
 )
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.report import check_targets
+from fedmosaic_cli.cli.reproduce_commands import command_of, say_commands
 from fedmosaic_cli.cli.reproduce_report import outcome, to_json, write_report
 from fedmosaic_cli.cli.reproduce_view import Plan, list_studies, show_plan, view
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError, unknown
@@ -32,7 +43,6 @@ from fedmosaic_cli.experiment.durations import estimate
 from fedmosaic_cli.experiment.jobs import Crew
 from fedmosaic_cli.experiment.reproduction import Order, planned
 from fedmosaic_cli.experiment.studies import STUDIES, Scale
-from fedmosaic_cli.machine import available_cores
 
 if TYPE_CHECKING:
     from fedmosaic_cli.cli.reproduce_view import View
@@ -58,10 +68,19 @@ def reproduce(
         str | None, typer.Option(help="Only these, e.g. fedavg,ditto; local stays.", show_default="all of the study's")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs side by side.", show_default="one a core")
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs side by side.", show_default="as many as have room")
     ] = None,
+    engine: EngineOption = Engine.local,
+    ray_address: RayAddressOption = None,
+    job_cpus: JobCpusOption = None,
+    job_gpus: JobGpusOption = None,
+    retries: RetriesOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what is done and what remains, make nothing.")
+    ] = False,
+    print_commands: Annotated[
+        bool,
+        typer.Option("--print-commands", help="A command a run that remains, for Slurm and the like; make nothing."),
     ] = False,
     assignments: Annotated[
         list[str] | None,
@@ -96,12 +115,20 @@ def reproduce(
     fedmosaic reproduce hybrid --methods fedavg,ditto,fedmosaic --jobs 2
     fedmosaic reproduce public-size --seeds 0 --out figure
     fedmosaic reproduce label-skew --scale paper --device cuda --jobs 1
+    fedmosaic reproduce label-skew --engine ray --ray-address auto --job-cpus 4
+    fedmosaic reproduce label-skew --print-commands > commands.txt
     """
     if what is None:
         list_studies(as_json)
         return
     if what not in STUDIES:
         raise unknown("study", what, STUDIES, "WHAT", "'fedmosaic reproduce' lists them")
+    if print_commands and (dry_run or as_json or engine is Engine.ray):
+        raise RequestError(
+            "commands are all there is to show (--print-commands): without --dry-run, --json or --engine"
+        )
+    way = Way(engine, ray_address, jobs, job_cpus, job_gpus, retries, device)
+    way.check()
     target = output or Path("results") / f"{what}-{scale.value}"
     check_targets(target, target / "index.html")
     order = Order(
@@ -109,19 +136,18 @@ def reproduce(
         names(methods, "--methods") if methods is not None else (),
         tuple(assignments or ()),
         runs_dir,
-        passed_on(data_dir, device),
+        passed_on(data_dir, way.device),
     )
     silent = quiet or as_json
     with data_place(data_dir, silent) as place:
-        plan = planned_work(what, scale, order, jobs or available_cores(), place)
+        plan = planned_work(what, scale, order, way, place)
+    if print_commands:
+        say_commands(plan)
+        return
     if dry_run:
         say_json(to_json(plan)) if as_json else show_plan(plan, dry=True)
         return
-    if not silent:
-        show_plan(plan, dry=False)
-    crew = Crew.of(plan.jobs, plan.at_once, max(1, available_cores() // plan.at_once), GRACE_SECONDS)
-    with view(silent, plan) as progress:
-        carry_out(crew, progress)
+    plan, crew = work(plan, way, silent)
     table = write_report(plan, target, figures, silent)
     outcome(plan, crew, table, target, as_json)
     tell_ends(plan, crew)
@@ -133,7 +159,7 @@ def passed_on(data_dir: Path | None, device: Device) -> tuple[str, ...]:
     return words if device is Device.auto else (*words, "--device", device.value)
 
 
-def planned_work(what: str, scale: Scale, order: Order, at_once: int, place: Place) -> Plan:
+def planned_work(what: str, scale: Scale, order: Order, way: Way, place: Place) -> Plan:
     """What there is to do, and about how long it takes; what is left out is told."""
     program = planned(STUDIES[what], scale, order, place)
     for line in program.left_out:
@@ -143,8 +169,23 @@ def planned_work(what: str, scale: Scale, order: Order, at_once: int, place: Pla
     if order.changes:
         remark(f"with {', '.join(order.changes)} settings are not the study's, and have names of their own (--set)")
     states = program.states()
-    todo = program.jobs(states)
+    todo, at_once = program.jobs(states, apart=way.with_ray), way.at_once()
     return Plan(what, scale, program, states, todo, at_once, estimate(todo, program.cells, at_once))
+
+
+def work(plan: Plan, way: Way, silent: bool) -> tuple[Plan, Crew]:
+    """Have everything made that remains: the plan as it was carried out, and the crew. For nothing, nobody is asked."""
+    if not plan.jobs:
+        way = replace(way, engine=Engine.local)
+    with way.pool(plan.program.order.runs_dir, silent) as (pool, at_once):
+        expected = estimate(plan.jobs, plan.program.cells, at_once)
+        plan = replace(plan, at_once=at_once, expected=expected)
+        if not silent:
+            show_plan(plan, dry=False)
+        crew = Crew(deque(plan.jobs), pool, at_once, way.workers(at_once), GRACE_SECONDS, way.retries)
+        with view(silent, plan) as progress:
+            carry_out(crew, progress)
+    return plan, crew
 
 
 def carry_out(crew: Crew, progress: View) -> None:
@@ -157,7 +198,7 @@ def carry_out(crew: Crew, progress: View) -> None:
                 if asked_to_stop() and not passed_on:
                     passed_on = True
                     crew.tell(asked_to_stop.code - 128)
-                time.sleep(PAUSE_SECONDS if crew.running else 0)
+                time.sleep(PAUSE_SECONDS if crew.busy else 0)
         finally:
             crew.tell(signal.SIGTERM)
         if asked_to_stop():
@@ -169,7 +210,7 @@ def tell_ends(plan: Plan, crew: Crew) -> None:
     """Name what failed, each with the command that tries it again, and what others are making."""
     for failure in crew.failures:
         remark(f"failed: {failure.job.title}: {failure.error}")
-        remark(f"  again: {shlex.join(['fedmosaic', *failure.job.arguments(), '--resume'])}")
+        remark(f"  again: {command_of(failure.job, '--resume')}")
     for job in crew.held:
         remark(f"held by another process, and left to it: {', '.join(cell.title for cell in job.cells)}")
     if crew.failures:

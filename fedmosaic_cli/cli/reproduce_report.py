@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.cli.console import remark, say_json
 from fedmosaic_cli.cli.place import watching
 from fedmosaic_cli.cli.report import form_of, show_tables, tell_skipped, write_page, write_results
+from fedmosaic_cli.cli.reproduce_commands import command_of
 from fedmosaic_cli.experiment.reproduction import Job, State
 from fedmosaic_cli.experiment.studies import STUDIES
 
@@ -100,8 +100,3 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "left_out": list(plan.program.left_out),
         "runs": runs,
     }
-
-
-def command_of(job: Job) -> str:
-    """The command that makes a job, as one would type it."""
-    return shlex.join(["fedmosaic", *job.arguments()])

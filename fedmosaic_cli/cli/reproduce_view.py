@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.experiment.durations import Estimate
     from fedmosaic_cli.experiment.jobs import Crew
+    from fedmosaic_cli.experiment.processes import Process
     from fedmosaic_cli.experiment.reproduction import Cell, Job, Program
     from fedmosaic_cli.experiment.studies import Scale
     from fedmosaic_cli.report.progress import Progress
@@ -155,13 +156,18 @@ class Lines(Silent):
         self._total = plan.remaining
         self._finished = 0
         self._failed = 0
+        self._crashed = 0
 
     def update(self, crew: Crew, finished: Sequence[Cell]) -> None:
         for cell in finished:
             self._finished += 1
             progress = WatchedRun(cell.files.path, whole=False).look()
             accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.2f}%"
-            remark(f"[{self._finished}/{self._total}] {cell.title}{accuracy}  {progress.seconds:.1f} s")
+            host = f"  on {crew.hosts[cell.files.path]}" if cell.files.path in crew.hosts else ""
+            remark(f"[{self._finished}/{self._total}] {cell.title}{accuracy}  {progress.seconds:.1f} s{host}")
+        for crash in crew.crashes[self._crashed :]:
+            remark(f"crashed, and dealt again: {crash.job.title}: {crash.error}")
+        self._crashed = len(crew.crashes)
         for failure in crew.failures[self._failed :]:
             remark(f"failed: {failure.job.title}: {failure.error}")
         self._failed = len(crew.failures)
@@ -208,11 +214,16 @@ class Moving(Silent):
             parts += sum(share(progress) for cell, progress in looks if cell.files.path not in self._finished)
             cell, progress = next(((c, p) for c, p in looks if p.round < (p.rounds or 1)), looks[-1])
             accuracy = "" if progress.accuracy is None else f"  acc {100 * progress.accuracy:.2f}%"
-            lines.append(Text(f"{cell.title}  round {progress.round}/{cell.config.train.rounds}{accuracy}"))
+            lines.append(
+                Text(
+                    f"{cell.title}  round {progress.round}/{cell.config.train.rounds}{accuracy}{place(running.process)}"
+                )
+            )
         done = len(self._finished) + parts
         left = None if self._expected is None else max(0.0, self._expected - (now - self._estimated))
         head = Table.grid(padding=(0, 1))
         failed = f"  {len(crew.failures)} failed" if crew.failures else ""
+        failed += f"  {len(crew.crashes)} dealt again" if crew.crashes else ""
         head.add_row(
             Text(f"{self._plan.what}: {int(done)} of {self._plan.remaining} runs{failed}"),
             ProgressBar(total=self._plan.remaining, completed=done, width=24),
@@ -222,6 +233,13 @@ class Moving(Silent):
 
     def _look(self, cell: Cell) -> Progress:
         return self._watched.setdefault(cell.files.path, WatchedRun(cell.files.path, whole=False)).look()
+
+
+def place(process: Process) -> str:
+    """Where a job is under way, if it is not here."""
+    if process.host is None:
+        return "  waits for room"
+    return f"  on {process.host}, process {process.pid}" if process.host else ""
 
 
 def share(progress: Progress) -> float:

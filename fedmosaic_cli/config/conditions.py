@@ -27,6 +27,7 @@ SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
 ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
 # Where data lies and what computes is in no configuration: whoever said it will have to say it again.
 PASSED_ON = ("--data-dir", "--device")
+RUNS_DIR = "FEDMOSAIC_RUNS"
 
 
 def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Place) -> list[str]:
@@ -104,7 +105,7 @@ def shards_of(told: str | None, setting: str, environment: Mapping[str, Any]) ->
 
 def default_runs_dir() -> Path:
     """Where runs are written if nobody says otherwise."""
-    return Path(os.environ.get("FEDMOSAIC_RUNS") or "runs")
+    return Path(os.environ.get(RUNS_DIR) or "runs")
 
 
 def nearby(path: Path) -> str:

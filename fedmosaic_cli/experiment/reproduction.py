@@ -107,13 +107,17 @@ class Program:
     order: Order
     left_out: tuple[str, ...] = field(default=())
 
-    def jobs(self, states: dict[Path, State]) -> list[Job]:
-        """What remains, setting by setting, a job a row; runs that somebody else is making are jobs of their own."""
-        rows: dict[tuple[Scenario, Row, bool], list[Cell]] = {}
+    def jobs(self, states: dict[Path, State], apart: bool = False) -> list[Job]:
+        """What remains, setting by setting, a job a row; runs that somebody else is making are jobs of their own.
+
+        With `apart` every run is: there are many places for them.
+        """
+        rows: dict[tuple[Scenario, Row, State | Path], list[Cell]] = {}
         for cell in self.cells:
             state = states[cell.files.path]
             if state is not State.DONE:
-                rows.setdefault((cell.scenario, cell.row, state is State.HELD), []).append(cell)
+                held = State.HELD if state is State.HELD else State.TO_DO
+                rows.setdefault((cell.scenario, cell.row, cell.files.path if apart else held), []).append(cell)
         return [Job(tuple(cells), self.order) for cells in rows.values()]
 
     def states(self) -> dict[Path, State]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from fedmosaic_cli.cli.app import load_command
+from fedmosaic_cli.config.conditions import values_told
 from fedmosaic_cli.config.run import check_name
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.experiment import durations, jobs, reproduction
 from fedmosaic_cli.experiment.jobs import Crew
-from fedmosaic_cli.experiment.reproduction import Job, Order, State, label_of, planned
+from fedmosaic_cli.experiment.reproduction import Order, State, label_of, planned
 from fedmosaic_cli.experiment.studies import FEW, STUDIES, Scale
 from fedmosaic_cli.lock import locked
 from fedmosaic_cli.methods import METHODS
@@ -178,40 +180,49 @@ def test_runs_tell_how_long_others_take():
 # Jobs, of which none is a run
 
 
-class Process:
-    """One that has ended already."""
+class Ended:
+    """A process that has ended already."""
 
-    stderr = None
+    said, host, pid = b"note: x\nerror: it broke (here): mend it\n", "", None
 
-    def __init__(self, returncode):
-        self.returncode = returncode
+    def __init__(self, code):
+        self.code = code
 
-    def poll(self):
-        return self.returncode
+    def look(self):
+        pass
+
+
+@dataclass
+class Pool:
+    """Jobs end as soon as they start, with the next of the codes that `ends` has for their method; the rest well."""
+
+    ends: dict[str, list[int]] = field(default_factory=dict)
+    started: list[list[str]] = field(default_factory=list)
+    finished: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def start(self, words):
+        self.started.append(words)
+        told = values_told(words)
+        codes = self.ends.get(words[1], [])
+        code = codes.pop(0) if codes else 0
+        self.finished |= {(told["--preset"], words[1], seed) for seed in told["--seeds"].split(",") if code == 0}
+        return Ended(code)
 
 
 @pytest.fixture
 def crew(monkeypatch):
-    """Jobs end as soon as they start, with the code that `ends` has for their method."""
+    """A crew with such a pool."""
     program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0, 1), methods=("fedavg", "apfl")), Place())
-    ends, started = {}, []
-
-    def start(job, workers, grace):
-        started.append(job)
-        method = job.cells[0].row.method
-        for cell in job.cells if not ends.get(method) else ():
-            finished.add(cell.files.path)
-        return jobs.Running(job, Process(ends.get(method, 0)), b"note: x\nerror: it broke (here): mend it\n")
-
-    finished = set()
+    pool = Pool()
     real = reproduction.Cell.state
-    monkeypatch.setattr(jobs, "start", start)
-    monkeypatch.setattr(
-        reproduction.Cell, "state", lambda cell: State.DONE if cell.files.path in finished else real(cell)
-    )
-    crew = Crew(deque(program.jobs(program.states())), 2, 1, 1.0)
-    crew.ends, crew.started = ends, started
-    return crew
+
+    def state(cell):
+        made = (cell.scenario.preset, cell.row.method, str(cell.config.seed)) in pool.finished
+        return State.DONE if made else real(cell)
+
+    monkeypatch.setattr(reproduction.Cell, "state", state)
+    monkeypatch.setattr(jobs, "REST_SECONDS", 0.01)
+    return Crew(deque(program.jobs(program.states())), pool, 2, 1, 1.0)
 
 
 def play(crew):
@@ -223,7 +234,7 @@ def play(crew):
 
 
 def test_a_job_that_fails_leaves_the_others_alone(crew):
-    crew.ends["fedavg"] = 1
+    crew.pool.ends["fedavg"] = [1, 1]
     done = play(crew)
     assert {cell.row.method for cell in done} == {"local", "apfl"}
     assert len(done) == 2 * 2 * 2
@@ -240,7 +251,7 @@ def test_what_another_process_holds_is_tried_again_and_then_left_to_it(crew):
     assert [cell.title for job in crew.held for cell in job.cells] == [held.title]
     assert held not in done
     assert len(done) == 11
-    assert crew.started[0].cells == crew.started[0].cells[:1]
+    assert values_told(crew.pool.started[0])["--seeds"] == "0"
     assert crew.failures == []
 
 
@@ -251,9 +262,37 @@ def test_what_another_process_held_is_made_when_it_is_free_again(crew):
     done += play(crew)
     assert crew.held == []
     assert held in done
-    assert crew.started[-1] == Job((held,), crew.started[0].order)
+    assert values_told(crew.pool.started[-1])["--seeds"] == "1"
 
 
 def test_asked_to_stop_nothing_is_started(crew):
     assert crew.look(go_on=False) == []
-    assert crew.started == []
+    assert crew.pool.started == []
+
+
+def test_a_job_that_crashed_is_dealt_again_but_not_for_ever(crew):
+    crew.retries = 2
+    crew.pool.ends |= {"fedavg": [-9, -9], "apfl": [-9] * 6}
+    done = play(crew)
+    assert {cell.row.method for cell in done} == {"local", "fedavg"}
+    assert len(done) == 2 * 2 * 2
+    assert [crash.job.cells[0].row.method for crash in crew.crashes].count("fedavg") == 2
+    assert len(crew.crashes) == 2 + 4
+    assert [failure.job.title for failure in crew.failures] == [
+        *("hybrid-office10-quick, apfl", "quickstart-hybrid, apfl")
+    ]
+
+
+def test_what_failed_by_itself_would_fail_again_and_is_not_dealt_again(crew):
+    crew.retries = 2
+    crew.pool.ends["fedavg"] = [1, 1]
+    play(crew)
+    assert crew.crashes == []
+    assert len(crew.failures) == 2
+
+
+def test_for_other_machines_every_seed_is_a_job():
+    program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0, 1), methods=("fedavg",)), Place())
+    apart = program.jobs(program.states(), apart=True)
+    assert [cell for job in apart for cell in job.cells] == list(program.cells)
+    assert all(len(job.cells) == 1 for job in apart)
