@@ -235,7 +235,7 @@ class Remote:
                 raise DivergenceError(client, int(letter.head.get("round") or 0), str(letter.head.get("text"))[:200])
             if letter.head.get("error") == REFUSED and letter.head.get("asked") == "join":
                 return letter
-            return plain(letter.head)
+            return UNKNOWN_PARTS if letter.head.get("error") == UNKNOWN_PARTS else plain(letter.head)
         if letter.head.get("client") != client:
             return "unknown_client"
         if letter.head.get("run") != self.run:

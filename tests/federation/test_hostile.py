@@ -157,9 +157,9 @@ def test_a_model_that_is_none_is_not_averaged(lie, shards, tmp_path):
     assert rows_of(files, 2)[1]["lost"] == reason
 
 
-def join(site, config, **changes):
-    head = {"kind": "join", "run": f"toy/{config.method.variant}/seed-0/0123456789abcdef", "version": __version__}
-    plan = {"config": config.to_dict(), "shards": site.shard.shards.digest}
+def join(site, planned, /, **changes):
+    head = {"kind": "join", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "version": __version__}
+    plan = {"config": planned.to_dict(), "shards": site.shard.shards.digest}
     return letters.read(site.answer(letters.write(Letter({**head, **plan, **changes})))).head
 
 
