@@ -8,10 +8,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine.carrier import Answer, Loss
-from fedmosaic_cli.errors import FailedRunError
+from fedmosaic_cli.errors import FailedRunError, RequestError
 from fedmosaic_cli.flower.available import check_flower
 from fedmosaic_cli.flower.errors import GONE as AWAY
 from fedmosaic_cli.flower.errors import LATE, passing
+from fedmosaic_cli.flower.keys import check_certificate, check_public_key
 from fedmosaic_cli.flower.link import Link, Place, free_port
 from fedmosaic_cli.flower.local import GONE, Door, pack, unpack
 from fedmosaic_cli.flower.names import client_of, node_name
@@ -53,6 +54,7 @@ class FlowerCarrier:
 
     def __init__(self, keys: Mapping[int, Path | None], place: Place = Place()) -> None:  # noqa: B008
         check_flower()
+        check_papers(keys, place)
         self._clients = set(keys)
         self._numbers = count(1)
         self._relay: Connection[bytes, bytes] | None = None
@@ -60,7 +62,7 @@ class FlowerCarrier:
         self._here: set[int] = set()
         self._room = Room()
         self._door = Door(self._room.path)
-        known = {node_name(client): key for client, key in keys.items() if key is not None}
+        known = {node_name(client): key.absolute() for client, key in keys.items() if key is not None}
         place = place if place.port else replace(place, port=free_port(place.host))
         self._link = Link(place, self._room.path, known if place.papers else {})
         try:
@@ -73,6 +75,11 @@ class FlowerCarrier:
     def address(self) -> str:
         """Where sites find us."""
         return self._link.place.address
+
+    def traffic(self) -> tuple[int, int]:
+        """The bytes that Flower counted to nodes and from them since its relay was started."""
+        counted = self._link.counts().get("network-traffic", {})
+        return int(counted.get("outbound-bytes", 0)), int(counted.get("inbound-bytes", 0))
 
     def __enter__(self) -> Self:
         return self
@@ -194,3 +201,15 @@ class FlowerCarrier:
                 if attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(PAUSE_SECONDS)
+
+
+def check_papers(keys: Mapping[int, Path | None], place: Place) -> None:
+    """Refuse papers that are not in order, before anything is started."""
+    if place.papers is None:
+        return
+    check_certificate(place.papers.authority)
+    check_certificate(place.papers.certificate, place.reached)
+    for client, key in keys.items():
+        if key is None:
+            raise RequestError(f"client {client} has no public key (keys): register one, or rehearse without papers")
+        check_public_key(key)

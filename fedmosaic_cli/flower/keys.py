@@ -101,6 +101,7 @@ def check_certificate(path: Path, host: str | None = None) -> None:
 def check_key(path: Path) -> None:
     """Refuse what is no private key of a site, or lies open to others."""
     check_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -108,12 +109,29 @@ def check_key(path: Path) -> None:
         key = load_ssh_private_key(files.read_file(path, 1 << 16), None)
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
-    except ValueError:
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # the second if it wants a password
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
         raise RequestError(f"not the private key of a site ({path}): make one anew")
     if path.stat().st_mode & 0o077:
         raise RequestError(f"others can read this key ({path}): chmod 600, and make a new one if anybody did")
+
+
+def check_public_key(path: Path) -> None:
+    """Refuse what is no public key of a site."""
+    check_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(files.read_file(path, 1 << 16))
+    except FileNotFoundError:
+        raise RequestError(f"file is missing ({path}): check the path") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # the second if it wants a password
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise RequestError(f"not the public key of a site ({path}): give the file that ends in .pub")
 
 
 def check_cryptography() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import files
 from fedmosaic_cli.errors import FailedRunError, RequestError, ResourceError
-from fedmosaic_cli.flower.processes import Child, end_all, environment
-from fedmosaic_cli.machine import available_cores
+from fedmosaic_cli.flower.commands import flwr
+from fedmosaic_cli.flower.processes import Child, end_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +21,9 @@ if TYPE_CHECKING:
 
 NAME = "fm"
 """What the connection is called in Flower's settings."""
-START_SECONDS, COMMAND_SECONDS = 90.0, 120.0
+LISTENING = "Uvicorn running on"
+"""What a SuperLink says once it has its port."""
+START_SECONDS = 90.0
 APP = """\
 [project]
 name = "fedmosaic-relay"
@@ -67,10 +67,14 @@ class Place:
             )
 
     @property
+    def reached(self) -> str:
+        """The host under which this machine reaches it: whoever listens on all addresses does so on this one, too."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+
+    @property
     def address(self) -> str:
-        """What others are told; whoever listens on all addresses is reached on this machine under its own."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        """Host and port under which this machine reaches it."""
+        return f"[{self.reached}]:{self.port}" if ":" in self.reached else f"{self.reached}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:
@@ -85,6 +89,18 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def check_free(place: Place) -> None:
+    """Refuse to start where somebody else listens."""
+    with socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((place.host, place.port))
+        except OSError as error:
+            raise ResourceError(
+                f"the SuperLink cannot listen here, {error.strerror} ({place.address}): choose another port"
+            ) from None
 
 
 def settings(place: Place) -> str:
@@ -118,19 +134,20 @@ class Link:
         """Start what does not run: the SuperLink, and in it a relay. What a SuperLink knew, the next one knows."""
         if not self.alive:
             end_all(self._room)
+            check_free(self.place)
             self._child = Child(self._command(), self._room)
             self._wait(self._child)
-        if not self._registered:
-            with ThreadPoolExecutor(available_cores()) as pool:
-                list(pool.map(self._register, self._keys))
-            self._registered = True
-        self._run = str(self._flwr("run", str(self._room / "app"), NAME).get("run-id"))
+        keys = {} if self._registered else self._keys
+        registrations = [("supernode", "register", str(key), NAME, "--name", name) for name, key in keys.items()]
+        answers = flwr(self._room, *registrations, ("run", str(self._room / "app"), NAME))
+        self._registered = True
+        self._run = str(answers[-1].get("run-id"))
 
     def stop_relay(self) -> None:
         """End the relay, if there is one; nobody minds if it has ended already."""
         if self.alive and self._run:
             with suppress(FailedRunError):
-                self._flwr("stop", self._run, NAME)
+                flwr(self._room, ("stop", self._run, NAME))
         self._run = ""
 
     def close(self) -> None:
@@ -144,12 +161,13 @@ class Link:
         """What Flower says of the relay."""
         if not self.alive:
             return self._child.last_words() if self._child else "it was not started"
-        runs = self._flwr("list", NAME, "--run-id", self._run).get("runs") or [{}]
-        return " ".join(str(runs[0][key]) for key in ("status", "details") if runs[0].get(key)) or "unknown"
+        run = self.counts()
+        return ", ".join(str(run[key]) for key in ("status", "status-details") if run.get(key)) or "unknown"
 
-    def traffic(self) -> dict[str, Any]:
-        """What Flower counted of the present relay: bytes to and from nodes."""
-        return dict((self._flwr("list", NAME, "--run-id", self._run).get("runs") or [{}])[0])
+    def counts(self) -> dict[str, Any]:
+        """What Flower knows of the present relay: among others, the bytes to and from nodes."""
+        [answer] = flwr(self._room, ("list", NAME, "--run-id", self._run))
+        return dict((answer.get("runs") or [{}])[0])
 
     def _command(self) -> list[str]:
         place = self.place
@@ -166,45 +184,11 @@ class Link:
         return [*command, "--enable-supernode-auth"]
 
     def _wait(self, child: Child) -> None:
-        """Wait until the SuperLink listens."""
-        host, _, _ = self.place.address.rpartition(":")
+        """Wait until our SuperLink listens: that something does at this address is not enough."""
         deadline = time.monotonic() + START_SECONDS
         while child.alive and time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection((host.strip("[]"), self.place.port), timeout=1):
+            if child.said(LISTENING):
                 return
-            time.sleep(0.1)
+            time.sleep(0.05)
         words = child.last_words() if not child.alive else f"it does not listen after {START_SECONDS:g} s"
         raise ResourceError(f"Flower's SuperLink did not start, {words} ({self.place.address}): choose another address")
-
-    def _register(self, name: str) -> None:
-        """Have the SuperLink know a key by a name."""
-        self._flwr("supernode", "register", str(self._keys[name].absolute()), NAME, "--name", name)
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """What a command of Flower's answers."""
-        command = ["flwr", *arguments, "--format", "json"]
-        try:
-            done = subprocess.run(
-                command,
-                env=environment(self._room),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=COMMAND_SECONDS,
-            )
-            answer = json.loads(done.stdout)
-        except subprocess.TimeoutExpired:
-            raise FailedRunError(
-                f"no answer in {COMMAND_SECONDS:g} s (flwr {arguments[0]}): is the machine busy?"
-            ) from None
-        except ValueError:
-            raise FailedRunError(f"{last_line(done.stderr or done.stdout)} (flwr {arguments[0]})") from None
-        if not isinstance(answer, dict) or not answer.get("success", True):
-            words = answer.get("error-message", "it failed") if isinstance(answer, dict) else "it failed"
-            raise FailedRunError(f"{last_line(str(words))} (flwr {arguments[0]})")
-        return answer
-
-
-def last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

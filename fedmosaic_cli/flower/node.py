@@ -63,6 +63,7 @@ class Node:
         self._tell = tell
         self._closing = Flag()
         self._connected = Flag()
+        self._child: Child | None = None
         self._room = Room()
         files.make_directories(self._room.path / "flwr")
         self._door = Door(self._room.path)
@@ -92,6 +93,7 @@ class Node:
                     guest.send_bytes(answer)
                 except GONE:
                     self._tell(Event("unheard", "whoever asked did not wait for the answer"))
+                    self._start_anew()
 
     def close(self) -> None:
         """End the SuperNode and all that it started; nothing is left."""
@@ -106,7 +108,7 @@ class Node:
         failures = 0
         while not self._closing.is_set():
             self._connected.clear()
-            child = Child(self._command(), self._room.path, signal.SIGTERM, self._hear)
+            child = self._child = Child(self._command(), self._room.path, signal.SIGTERM, self._hear)
             self._tell(Event("started"))
             child.process.wait()
             if self._closing.is_set():
@@ -116,6 +118,11 @@ class Node:
             failures = 0 if self._connected.is_set() else failures + 1
             self._closing.wait(PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)])
         end_all(self._room.path)
+
+    def _start_anew(self) -> None:
+        """End the SuperNode: it would take a minute to notice that its app is gone, and takes nothing else before."""
+        if (child := self._child) is not None:
+            child.process.terminate()
 
     def _hear(self, line: str) -> None:
         if CONNECTED in line:

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli import disk, files
 from fedmosaic_cli.machine import PARENT
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ SILENT = {
 POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 6.0
-MOST_LINES = 200
+LISTEN_SECONDS = 0.1
+MOST_LINES, MOST_BYTES = 200, 1 << 20
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 EXIT_CODE = re.compile(r"Exit Code: (\d+)")
 
@@ -49,7 +51,8 @@ def environment(room: Path) -> dict[str, str]:
 class Child:
     """A program of Flower's that runs as long as we do, and the end of what it said.
 
-    It gets the signal `farewell` when the thread that started it ends, however that happens.
+    It gets the signal `farewell` when the thread that started it ends, however that happens. What it says goes to a
+    file: writing to a pipe that nobody reads any more, it could not take its leave.
     """
 
     def __init__(
@@ -61,14 +64,20 @@ class Child:
     ) -> None:
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
         self._hear = hear
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedmosaic_cli.flower.child", farewell.name, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environment(room), PARENT: str(os.getpid())},
-            start_new_session=True,
-        )
+        self._output = room / "output"
+        files.remove(self._output)
+        handle = disk.extend(self._output)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedmosaic_cli.flower.child", farewell.name, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=handle,
+                env={**environment(room), PARENT: str(os.getpid())},
+                start_new_session=True,
+            )
+        finally:
+            os.close(handle)
         self._listener = Thread(target=self._listen, name="listener", daemon=True)
         self._listener.start()
 
@@ -76,23 +85,44 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def said(self, words: str) -> bool:
+        """Whether any of its last lines holds these words."""
+        return any(words in line for line in list(self._lines))
+
     def last_words(self) -> str:
         """Why it ended, in one line, as far as it said so."""
-        self._listener.join(timeout=0.5)
+        self._listener.join(timeout=1)
         return telling_line(list(self._lines)) or f"it ended with code {self.process.poll()} and said nothing"
 
     def exit_code(self) -> int | None:
         """The code by which Flower itself knows this end, if it named one."""
-        self._listener.join(timeout=0.5)
+        self._listener.join(timeout=1)
         codes = [match[1] for line in self._lines if (match := EXIT_CODE.search(line))]
         return int(codes[-1]) if codes else None
 
     def _listen(self) -> None:
-        with suppress(ValueError, OSError):
-            for said in self.process.stdout or ():
-                line = COLOUR.sub("", said.decode(errors="replace")).rstrip()
-                self._lines.append(line)
-                self._hear(line)
+        """Take in line by line what it says, until it ends. The file is emptied when it has grown."""
+        with self._output.open("rb") as file:
+            ended = False
+            while not ended:
+                ended = not self.alive
+                for said in file:
+                    line = COLOUR.sub("", said.decode(errors="replace")).rstrip()
+                    self._lines.append(line)
+                    self._hear(line)
+                if file.tell() > MOST_BYTES:
+                    empty(self._output)
+                    file.seek(0)
+                time.sleep(LISTEN_SECONDS)
+
+
+def empty(path: Path) -> None:
+    """Drop what a file holds that others write to the end of."""
+    handle = disk.extend(path)
+    try:
+        disk.empty(handle)
+    finally:
+        os.close(handle)
 
 
 def telling_line(lines: list[str]) -> str:

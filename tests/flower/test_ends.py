@@ -1,0 +1,102 @@
+"""However a coordinator or a site ends: no process is left, no port is taken, and nothing lies about."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.engine.carrier import Answer
+from fedmosaic_cli.errors import ResourceError
+from fedmosaic_cli.flower.carrier import FlowerCarrier
+from fedmosaic_cli.flower.keys import make_authority, make_node_key
+from fedmosaic_cli.flower.link import Place
+from fedmosaic_cli.flower.processes import marked
+from fedmosaic_cli.flower.room import Room
+from tests.flower.federation import Federation, wait
+
+pytestmark = pytest.mark.flower
+
+
+def is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def test_a_coordinator_that_closes_leaves_nothing(tmp_path):
+    papers = make_authority(tmp_path / "papers", ["127.0.0.1"])
+    carrier = FlowerCarrier({0: make_node_key(tmp_path / "site-0")}, Place(papers=papers))
+    room, address = carrier._room.path, carrier.address
+    assert len(marked(room)) >= 3
+    assert room.stat().st_mode & 0o777 == 0o700
+    assert not is_free(address)
+    carrier.close()
+    assert marked(room) == []
+    assert is_free(address)
+    assert not room.exists()
+
+
+def test_a_coordinator_that_is_killed_leaves_nothing_either(tmp_path):
+    command = [sys.executable, "-m", "tests.flower.coordinator", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
+        told = json.loads(coordinator.stdout.readline())
+        room = Path(told["room"])
+        assert len(marked(room)) >= 3
+        coordinator.kill()
+    wait(lambda: marked(room) == [], 20, pause=0.05)
+    assert is_free(told["address"])
+    assert room.exists()
+    Room().close()  # whoever comes next clears up
+    assert not room.exists()
+
+
+def test_sites_that_end_leave_nothing_and_those_that_are_killed_neither(tmp_path):
+    federation = Federation(tmp_path, clients=2)
+    try:
+        federation.wait_for_all()
+        rooms = [federation.room_of_site(client) for client in federation.clients]
+        federation.sites["0"].terminate()
+        federation.sites["0"].wait(timeout=20)
+        assert marked(rooms[0]) == []
+        assert not rooms[0].exists()
+        federation.sites["1"].kill()
+        federation.sites["1"].wait()
+        wait(lambda: marked(rooms[1]) == [], 20, pause=0.05)
+        wait(lambda: federation.carrier.present() == set(), 20)
+    finally:
+        federation.close()
+
+
+def test_a_rehearsal_without_keys(tmp_path):
+    with FlowerCarrier({0: None, 1: None}) as carrier:
+        command = [sys.executable, "-m", "tests.flower.site"]
+        sites = [
+            subprocess.Popen([*command, str(client), carrier.address, "-", "-", str(tmp_path)]) for client in (0, 1)
+        ]
+        try:
+            answers = {answer.client: answer for answer in carrier.ask({0: b"echo a", 1: b"echo b"}, 90)}
+            assert answers == {0: Answer(0, b"0:echo a"), 1: Answer(1, b"1:echo b")}
+        finally:
+            for site in sites:
+                site.terminate()
+                site.wait(timeout=20)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    papers = make_authority(tmp_path / "papers", ["127.0.0.1"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = Place(port=taken.getsockname()[1], papers=papers)
+        with pytest.raises(ResourceError, match="Address already in use"):
+            FlowerCarrier({0: make_node_key(tmp_path / "site-0")}, place)

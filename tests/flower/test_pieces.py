@@ -1,0 +1,266 @@
+"""What can be known without Flower: frames, sockets, settings, names, refusals, children and their ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.flower import available, local, room
+from fedmosaic_cli.flower.commands import documents, last_line
+from fedmosaic_cli.flower.errors import NO_SITE, SITE_ENDED, passing
+from fedmosaic_cli.flower.link import APP, Papers, Place, is_loopback, settings
+from fedmosaic_cli.flower.local import Door, connect, pack, unpack
+from fedmosaic_cli.flower.names import client_of, node_name
+from fedmosaic_cli.flower.processes import MARK, Child, end_all, environment, marked, telling_line
+from fedmosaic_cli.flower.room import Room
+
+PAPERS = Papers(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\n", b"\0\xff" * 1000, b'{"a": 1}\n'])
+def test_a_frame_holds_a_header_and_any_bytes(payload):
+    assert unpack(pack({"ask": 3, "name": "x\ny"}, payload)) == ({"ask": 3, "name": "x\ny"}, payload)
+
+
+@pytest.mark.parametrize("frame", [b"", b"[1]\n", b"\x80\x04]\x94.\n", b"{"])
+def test_what_is_no_frame_is_not_read(frame):
+    with pytest.raises(ValueError, match=r"Expecting|header|codec|utf"):
+        unpack(frame)
+
+
+@pytest.mark.parametrize("client", [0, 7, 999, 1000, 123456])
+def test_a_name_stands_for_one_client(client):
+    assert client_of(node_name(client)) == client
+
+
+@pytest.mark.parametrize(
+    "name", ["", "client-1", "client-0001", "client-01 ", "Client-001", "client--01", "client-\u0660\u0660\u0661"]
+)
+def test_other_names_stand_for_nobody(name):
+    assert client_of(name) is None
+
+
+def test_a_door_lets_guests_in_one_after_another(tmp_path):
+    door = Door(tmp_path)
+    assert (tmp_path / local.KEY).stat().st_mode & 0o777 == 0o600
+    guests = [threading.Thread(target=speak, args=(tmp_path, word)) for word in (b"one", b"two")]
+    for guest in guests:
+        guest.start()
+    heard = set()
+    for _ in guests:
+        with door.next(5) as guest:
+            heard.add(guest.recv_bytes())
+            guest.send_bytes(b"yes")
+    for guest in guests:
+        guest.join()
+    assert heard == {b"one", b"two"}
+    assert door.next(0) is None
+    door.close()
+    with pytest.raises(local.GONE):
+        connect(tmp_path)
+
+
+def speak(folder: Path, word: bytes) -> None:
+    with connect(folder) as door:
+        door.send_bytes(word)
+        assert door.recv_bytes() == b"yes"
+
+
+def test_who_does_not_know_the_key_is_not_let_in(tmp_path):
+    from multiprocessing import AuthenticationError
+    from multiprocessing.connection import Client
+
+    door = Door(tmp_path)
+    with pytest.raises((AuthenticationError, *local.GONE)):
+        Client(str(tmp_path / local.SOCKET), "AF_UNIX", authkey=b"guess")
+    assert door.next(0.1) is None
+    threading.Thread(target=speak, args=(tmp_path, b"three")).start()
+    with door.next(5) as guest:  # others still are
+        assert guest.recv_bytes() == b"three"
+        guest.send_bytes(b"yes")
+    door.close()
+
+
+def test_nothing_leaves_the_machine_and_everybody_is_marked(monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    told = environment(tmp_path)
+    assert told["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert told["FLWR_DISABLE_UPDATE_CHECK"] == told["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert told["FLWR_HOME"] == str(tmp_path / "flwr")
+    assert told[MARK] == str(tmp_path)
+    assert told["NO_PROXY"] == told["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
+    assert told["PATH"].endswith(os.environ["PATH"])
+
+
+def test_flower_is_told_how_to_reach_our_superlink():
+    [(name, link)] = [
+        (name, link)
+        for name, link in tomllib.loads(settings(Place(port=1234, papers=PAPERS)))["superlink"].items()
+        if name != "default"
+    ]
+    assert link == {"address": "127.0.0.1:1234", "root-certificates": "/a b/ca.crt"}
+    insecure = tomllib.loads(settings(Place(port=1234)))["superlink"][name]
+    assert insecure == {"address": "127.0.0.1:1234", "insecure": True}
+    assert Place("0.0.0.0", 9, PAPERS).address == "127.0.0.1:9"
+    assert Place("::1", 9).address == "[::1]:9"
+
+
+def test_the_app_holds_no_code_and_needs_nothing():
+    app = tomllib.loads(APP.format(claims="false"))
+    assert app["project"]["dependencies"] == []
+    for component in app["tool"]["flwr"]["app"]["components"].values():
+        module, _, attribute = component.partition(":")
+        path = Path(room.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+        assert re.search(rf"^{attribute} = ", path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "hospital.example", "localhost.example"])
+def test_without_papers_nobody_else_may_reach_us(host):
+    with pytest.raises(RequestError, match=r"--insecure\): give certificates, or stay on 127\.0\.0\.1"):
+        Place(host)
+    assert Place(host, papers=PAPERS).host == host
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "called"),
+    [
+        (5, "", "gone"),
+        (8, "", "crashed"),
+        (2, f"<class 'ConnectionError'>:<'{NO_SITE}'>", "crashed"),
+        (2, f"<class 'ConnectionError'>:<'{SITE_ENDED}'>", "crashed"),
+        (2, "<class 'ZeroDivisionError'>:<'division by zero'>", None),
+        (1, "", None),
+        (3, "", "deadline"),
+        (7, "", None),
+    ],
+)
+def test_errors_that_pass_and_others(code, reason, called):
+    assert passing(code, reason) == called
+
+
+def test_what_flower_says_of_its_end():
+    lines = [
+        "INFO :  Starting",
+        "ERROR :  Exit Code: 305",
+        "Failed to connect.",
+        "[code: 7] no",
+        "",
+        "For more information",
+    ]
+    assert telling_line(lines) == "Failed to connect; [code: 7] no"
+    assert telling_line(["a", "", "b", ""]) == "b"
+    assert telling_line([]) == ""
+
+
+def test_answers_of_several_commands():
+    assert documents('{"a": 1}\n {"b": [2]}\n') == [{"a": 1}, {"b": [2]}]
+    assert documents('{"a": 1}\nTraceback') == [{"a": 1}]
+    assert documents("") == []
+    assert last_line("a\nb\n\n") == "b"
+
+
+def test_flower_that_is_not_there_and_flower_of_another_kind(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(available, "version", absent)
+    with pytest.raises(RequestError, match=r"\(--engine flower\): pip install 'fedmosaic\[flower\]'"):
+        available.check_flower()
+    for other in ("1.40.9", "1.4", "2.41.0"):
+        monkeypatch.setattr(available, "version", lambda name, found=other: found)
+        with pytest.raises(RequestError, match=rf"flwr {other} is installed, and 1\.41 is needed"):
+            available.check_flower()
+    monkeypatch.setattr(available, "version", lambda name: "1.41.3")
+    assert available.check_flower() == "1.41.3"
+
+
+def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = Room()
+    assert mine.path.parent == tmp_path
+    assert mine.path.stat().st_mode & 0o777 == 0o700
+    script = "import os, signal; from fedmosaic_cli.flower.room import Room; r = Room(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    other = Room()
+    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path])
+    mine.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_room_has_a_short_name(monkeypatch, tmp_path):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    here = Room()
+    assert here.path.parent == room.SHORT
+    here.close()
+
+
+SLEEPER = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+
+
+def test_a_child_and_all_that_it_started_end_when_they_are_told(tmp_path):
+    child = Child([sys.executable, "-c", SLEEPER], tmp_path)
+    until(lambda: len(marked(tmp_path)) == 2)
+    end_all(tmp_path)
+    assert marked(tmp_path) == []
+    assert child.process.wait() == -signal.SIGTERM
+
+
+def test_a_child_that_does_not_listen_is_made_to_end(tmp_path):
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    child = Child([sys.executable, "-c", deaf], tmp_path)
+    until(lambda: child.said("deaf"))
+    end_all(tmp_path, grace=0.5)
+    assert child.process.wait() == -signal.SIGKILL
+
+
+def test_a_child_hears_of_our_death(tmp_path):
+    child = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda n, f: sys.exit(open('heard', 'w').close())); "
+    )
+    child += "open('ready', 'w').close(); time.sleep(60)"
+    parent = (
+        "import os, signal, sys, time; from pathlib import Path; from fedmosaic_cli.flower.processes import Child\n"
+        f"Child([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), signal.SIGTERM)\n"
+        "while not Path('ready').exists(): time.sleep(0.05)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=30)
+    until((tmp_path / "heard").exists)
+    until(lambda: marked(tmp_path) == [])
+
+
+def test_what_a_child_says_last(tmp_path):
+    heard: list[str] = []
+    child = Child([sys.executable, "-c", "print('one'); print('\\x1b[31mtwo\\x1b[0m')"], tmp_path, hear=heard.append)
+    child.process.wait()
+    assert child.last_words() == "two"
+    assert heard == ["one", "two"]
+    assert child.exit_code() is None
+    silent = Child([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
+    silent.process.wait()
+    assert silent.last_words() == "it ended with code 3 and said nothing"
+
+
+def until(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
