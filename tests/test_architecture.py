@@ -27,7 +27,7 @@ ALLOWED = {
     "config": {"methods", "engine", "models", "data"},
     "report": {"config", "records", "methods", "data"},
     "experiment": {"config", "records", "methods", "engine", "cotraining", "models", "data"},
-    "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data"},
+    "cli": {"experiment", "report", "config", "records", "methods", "models", "engine", "data", "flower"},
     "disk": set(),
     "errors": set(),
     "files": set(),
@@ -138,7 +138,7 @@ INSTANT = [
         [command, "--help"]
         for command in (
             *("partition", "train", "baseline", "reproduce", "watch"),
-            *("evaluate", "report", "presets", "doctor"),
+            *("evaluate", "report", "presets", "doctor", "site", "federation"),
         )
     ),
     ["presets", "list"],
@@ -161,6 +161,11 @@ INSTANT = [
     ["train", "--preset", "quickstart", "--expertise", "guess"],
     ["train", "--preset", "quickstart", "--seeds", "0,x"],
     ["train", "--preset", "quickstart", "--bogus"],
+    ["train", "--preset", "quickstart", "--local-sites", "3"],
+    ["train", "--preset", "quickstart", "--engine", "flower", "--superlink", "0.0.0.0:9443"],
+    ["site", "init", "--shard", "no-such-shard"],
+    ["site", "start"],
+    ["site", "status"],
     ["train", "--preset", "quickstart", "--dp", "foo"],
     ["train", "--preset", "quickstart", "--dp", "krr"],
     ["train", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "much"],
