@@ -1,0 +1,37 @@
+"""A site whose key is registered and that does not play by the rules: what it answers in each round is spoilt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.engine import letters
+from fedmosaic_cli.experiment.assemble import find_devices
+from fedmosaic_cli.experiment.site import Policy, Site
+from fedmosaic_cli.flower.names import node_name
+from fedmosaic_cli.flower.node import Node
+from fedmosaic_cli.records.site_shards import load_site_shard
+from tests.federation.test_hostile import OPINIONS
+
+LIES = {2: "wrong round", 3: "wrong public set", 4: "no number", 5: "oversized"}
+
+
+def spoilt(letter: bytes, answer: bytes) -> bytes:
+    head = letters.read(letter).head
+    lie = LIES.get(head.get("round", 0), "") if head["kind"] == "turn" else ""
+    if lie == "oversized":
+        return answer + bytes(1 << 20)
+    return letters.write(OPINIONS[lie][0](letters.read(answer))) if lie else answer
+
+
+def main(shard: str, folder: str, superlink: str, root: str) -> None:
+    held = load_site_shard(Path(shard))
+    site = Site(held, Path(folder), find_devices("cpu")[0], Place(Path(folder)), Policy("models"))
+    key = Path(folder) / node_name(held.client)
+    with Node(held.client, superlink, lambda x: spoilt(x, site.answer(x)), root=Path(root), key=key) as node:
+        node.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
