@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 # From malloc.h: the largest block at the end of the heap that is kept, what is fetched beyond need, and how many
 # blocks may be fetched one by one.
@@ -52,3 +53,20 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):  # it was too late to ask
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_descendants() -> None:
+    """Kill whatever was started below this process, and below that, where the system tells of it (Linux)."""
+    from pathlib import Path
+
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):  # gone meanwhile
+            # The name of the program stands in brackets before its state and its parent, and may hold anything.
+            parents[int(status.parent.name)] = int(status.read_text(errors="replace").rpartition(")")[2].split()[1])
+    level = {os.getpid()}
+    while level:
+        level = {process for process, parent in parents.items() if parent in level}
+        for process in level:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)

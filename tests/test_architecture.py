@@ -149,6 +149,11 @@ INSTANT = [
     ["reproduce", "compact", "--methods", "fedpox"],
     ["reproduce", "label-skew", "--dry-run"],
     ["reproduce", "compact", "--dry-run", "--json"],
+    ["reproduce", "compact", "--dry-run", "--engine", "ray", "--ray-address", "auto", "--job-cpus", "2"],
+    ["reproduce", "compact", "--engine", "ray", "--methods", "fedpox"],
+    ["reproduce", "compact", "--engine", "ray", "--job-gpus", "1.5"],
+    ["reproduce", "compact", "--job-cpus", "2"],
+    ["reproduce", "compact", "--print-commands"],
     ["report", "no-such-directory"],
     ["watch", "no-such-directory"],
     ["partition", "--scheme", "round-robin"],
@@ -186,8 +191,8 @@ def run_apart(script: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
-    """One process for all of them: had any imported torch, it would show at the end."""
+def test_help_reports_and_wrong_requests_import_neither_torch_nor_ray(tmp_path):
+    """One process for all of them: had any imported one of the two, it would show at the end."""
     script = (
         "import sys\n"
         "from fedmosaic_cli.cli.app import app\n"
@@ -196,7 +201,7 @@ def test_help_reports_and_wrong_requests_do_not_import_torch(tmp_path):
         "        app(arguments)\n"
         "    except SystemExit as leaving:\n"
         "        assert leaving.code in (0, 2), (arguments, leaving.code)\n"
-        "    assert 'torch' not in sys.modules, arguments\n"
+        "    assert not {'torch', 'ray'} & sys.modules.keys(), arguments\n"
     )
     run_apart(script, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from fedmosaic_cli.cli.console import out, say_json
 from fedmosaic_cli.cli.options import DataDirOption, DebugOption, JsonOption
 from fedmosaic_cli.data.place import DATA_DIR, default_cache
 from fedmosaic_cli.errors import RequestError
+
+EXTRAS = ("ray",)
 
 
 def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
@@ -40,7 +44,7 @@ def examine(data_dir: Path) -> dict[str, dict[str, Any]]:
     if torch.backends.mps.is_available():
         gpus["mps"] = "Apple GPU"
     return {
-        "versions": versions(),
+        "versions": {**versions(), **extras()},
         "devices": {"cpu": f"{available_cores()} cores", **(gpus or {"gpu": "none found"})},
         "threads": {"workers by default": available_cores(), "threads a worker": 1},
         "data sets": data_sets(data_dir),
@@ -48,6 +52,15 @@ def examine(data_dir: Path) -> dict[str, dict[str, Any]]:
         "presets": {"directory": str(presets_directory()), "found": len(preset_names())},
         "disk": {"here": str(Path.cwd()), "free": f"{disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB"},
     }
+
+
+def extras() -> dict[str, str]:
+    """The versions of what some need and others do without, where it is installed. No run depends on them."""
+    found = {}
+    for name in EXTRAS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def data_sets(data_dir: Path) -> dict[str, str]:

@@ -12,6 +12,8 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from fedmosaic_cli.machine import end_descendants
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -78,8 +80,9 @@ class StopRequest:
         self._leave(f"the round did not end within {self._grace:g} s and is dropped: {self._way_on}")
 
     def _leave(self, text: str) -> NoReturn:
-        # Workers are threads, and everything on disk is whole at any time: there is nothing to wait for.
+        # Everything on disk is whole at any time, here and in whatever we started: there is nothing to wait for.
         tell((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
+        end_descendants()
         os._exit(self.code)
 
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
+import socket
 import tempfile
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -25,7 +27,11 @@ STORE_BYTES = 100 * 2**20
 FOLDER = "fedmosaic-ray"
 # Ray's sockets lie deep below its directory, and the system takes names of at most 107 bytes.
 LONGEST_FOLDER = 20
-CLIENT = "ray://"
+AUTO = "auto"
+ADDRESS = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
+PATIENCE_SECONDS = 10.0
+TRIES = 3
+"""How often Ray asks a cluster that does not answer."""
 
 
 def check_installed() -> None:
@@ -36,11 +42,29 @@ def check_installed() -> None:
 
 
 def check_address(address: str) -> None:
-    """Refuse what cannot be joined."""
-    if not address or address.startswith(CLIENT):
+    """Refuse what is no address of a cluster; nobody is asked."""
+    if address != AUTO and not ADDRESS.fullmatch(address):
         raise RequestError(
             f"cannot join '{address}' (--ray-address): call this on a machine of the cluster, with auto or host:port"
         )
+
+
+def check_reachable(address: str) -> None:
+    """Refuse at once where nobody answers: Ray would try for minutes."""
+    found = ADDRESS.fullmatch(address)
+    if found:
+        try:
+            socket.create_connection((found["host"].strip("[]"), int(found["port"])), PATIENCE_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise cannot(address, error) from error
+
+
+def cannot(address: str | None, error: Exception) -> ResourceError:
+    """The error for a Ray that is not to be had."""
+    reason = next(iter(str(error).strip().splitlines()), "")
+    what = "Ray cannot be started" if address is None else f"the Ray cluster at '{address}' cannot be joined"
+    way_out = f"see that ray works ({WAY_OUT})" if address is None else "see 'ray status' there"
+    return ResourceError(f"{what}, {type(error).__name__}: {reason} (--engine ray): {way_out}")
 
 
 @contextmanager
@@ -53,6 +77,7 @@ def session(address: str | None, cores: int) -> Iterator[None]:
         end.enter_context(redirect_stdout(end.enter_context(Path(os.devnull).open("w", encoding="utf-8"))))
         folder = end.enter_context(own_folder()) if address is None else None
         set_variables(alone=address is None)
+        check_reachable(address or AUTO)
         end.callback(leave)
         begin(address, cores, folder)
         yield
@@ -61,30 +86,33 @@ def session(address: str | None, cores: int) -> Iterator[None]:
 def set_variables(alone: bool) -> None:
     """Ray reads them when it is loaded. A Ray of our own takes requests from nobody else, though its ports are open."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(TRIES))
     if alone:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def begin(address: str | None, cores: int, folder: Path | None) -> None:
-    """Start Ray, or join it. It would take our signals for itself."""
+    """Start Ray, or join it. It takes SIGTERM for itself and makes an exit of its own of it: we take it back."""
     options: dict[str, Any] = {"address": address}
     if folder is not None:
         options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
         options |= {"object_store_memory": STORE_BYTES, "_temp_dir": str(folder)}
+    asked_to_stop = False
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         import ray
 
         ray.init(**options, log_to_driver=False, logging_level=CRITICAL)
+    except SystemExit:
+        asked_to_stop = True
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), "")
-        what = "Ray cannot be started" if address is None else f"the Ray cluster at '{address}' cannot be joined"
-        way_out = f"see that ray works ({WAY_OUT})" if address is None else "see 'ray status' there"
-        raise ResourceError(f"{what}, {type(error).__name__}: {reason} (--engine ray): {way_out}") from error
+        raise cannot(address, error) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if asked_to_stop:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def leave() -> None:
