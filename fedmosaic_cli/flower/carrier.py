@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-RELAY_SECONDS = 90.0
-"""How long a relay may take to come, and to say anything."""
-LOOK_SECONDS, PAUSE_SECONDS = 0.5, 1.0
-ATTEMPTS = 3
+RELAY_SECONDS, SILENCE_SECONDS = 90.0, 300.0
+"""How long a relay may take to come, and to answer anything: it may have much to hand on."""
+LOOK_SECONDS, PAUSE_SECONDS = 1.0, 1.0
+ATTEMPTS, MOST_WORDS = 3, 200
 
 
 class RelayLostError(Exception):
@@ -58,7 +58,7 @@ class FlowerCarrier:
         self._clients = set(keys)
         self._numbers = count(1)
         self._relay: Connection[bytes, bytes] | None = None
-        self._heard = 0.0
+        self._silent_since: float | None = None
         self._here: set[int] = set()
         self._room = Room()
         self._door = Door(self._room.path)
@@ -73,7 +73,7 @@ class FlowerCarrier:
 
     @property
     def address(self) -> str:
-        """Where sites find us."""
+        """Where this machine finds our SuperLink; others may know it by another name."""
         return self._link.place.address
 
     def traffic(self) -> tuple[int, int]:
@@ -97,29 +97,27 @@ class FlowerCarrier:
 
     def present(self) -> set[int]:
         """Who can be reached now."""
-        self._heard = time.monotonic()
-        while True:
+        for _ in range(ATTEMPTS):
             try:
-                self._tell(who=True)
-                while True:
-                    header, _ = self._next(RELAY_SECONDS) or ({}, b"")
-                    if "here" in header:
-                        return set(self._here)
+                self._look()
+                while "here" not in (self._next(LOOK_SECONDS) or ({}, b""))[0]:
+                    pass
+                return set(self._here)
             except RelayLostError:
                 self._recover()
+        raise FailedRunError(f"Flower's relay keeps ending ({self.address}): see 'fedmosaic doctor'")
 
     def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
         """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
         lost. Who is away, or breaks down, is asked again with the same bytes as soon as he can be reached."""
-        self._heard = time.monotonic()
-        deadline = self._heard + seconds
+        deadline = time.monotonic() + seconds
         waiting = {client: Pending(letter) for client, letter in letters.items()}
         asks: dict[int, int] = {}
         looked = 0.0
         while waiting and (now := time.monotonic()) < deadline:
             try:
                 if now - looked >= LOOK_SECONDS:
-                    self._tell(who=True)
+                    self._look()
                     looked = now
                 header, payload = self._next(min(LOOK_SECONDS, deadline - now)) or ({}, b"")
                 if "here" in header:
@@ -149,9 +147,15 @@ class FlowerCarrier:
             return Answer(client, payload)
         reason = passing(header["code"], header["reason"])
         if reason is None:
-            return Loss(client, f"no answer: {header['reason']}")
+            return Loss(client, f"no answer: {' '.join(header['reason'].split())[:MOST_WORDS]}")
         pending.asked, pending.reason, pending.not_before = False, reason, time.monotonic() + PAUSE_SECONDS
         return None
+
+    def _look(self) -> None:
+        """Ask who is here, unless that is still to be answered."""
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+            self._tell(who=True)
 
     def _tell(self, payload: bytes = b"", **header: Any) -> None:
         try:
@@ -164,15 +168,17 @@ class FlowerCarrier:
     def _next(self, seconds: float) -> tuple[dict[str, Any], bytes] | None:
         """What the relay says next, if anything within so many seconds."""
         try:
-            if self._relay is None or not self._link.alive or time.monotonic() - self._heard > RELAY_SECONDS:
+            if self._relay is None or not self._link.alive:
                 raise EOFError
             if not self._relay.poll(seconds):
+                if time.monotonic() - (self._silent_since or time.monotonic()) > SILENCE_SECONDS:
+                    raise EOFError
                 return None
             header, payload = unpack(self._relay.recv_bytes())
         except GONE:
             raise RelayLostError from None
-        self._heard = time.monotonic()
         if "here" in header:
+            self._silent_since = None
             self._here = {client for name in header["here"] if (client := client_of(name)) in self._clients}
         return header, payload
 
@@ -185,7 +191,7 @@ class FlowerCarrier:
         if self._relay is None:
             state = self._link.state_of_relay()
             raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): see 'fedmosaic doctor'")
-        self._heard = time.monotonic()
+        self._silent_since = None
 
     def _recover(self) -> None:
         """Start anew what broke down, a few times."""

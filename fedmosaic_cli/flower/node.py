@@ -18,6 +18,7 @@ from fedmosaic_cli.flower.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -84,22 +85,30 @@ class Node:
             if guest is None:
                 continue
             with guest:
-                try:
-                    letter = guest.recv_bytes()
-                except GONE:
-                    continue
-                answer = self._answer(letter)
-                try:
-                    guest.send_bytes(answer)
-                except GONE:
-                    self._tell(Event("unheard", "whoever asked did not wait for the answer"))
-                    self._start_anew()
+                self._attend(guest)
+
+    def _attend(self, guest: Connection[bytes, bytes]) -> None:
+        """Answer one letter."""
+        asked_by = self._child
+        try:
+            letter = guest.recv_bytes()
+        except GONE:
+            return
+        answer = self._answer(letter)
+        try:
+            guest.send_bytes(answer)
+        except GONE:
+            self._tell(Event("unheard", "whoever asked did not wait for the answer"))
+            if asked_by is not None and asked_by is self._child:
+                # It would take a minute to notice that its app is gone, and take no other letter before.
+                asked_by.process.terminate()
 
     def close(self) -> None:
         """End the SuperNode and all that it started; nothing is left."""
         self._closing.set()
-        end_all(self._room.path)
-        self._thread.join()
+        while self._thread.is_alive():  # one more may just have been started
+            end_all(self._room.path)
+            self._thread.join(timeout=LOOK_SECONDS)
         self._door.close()
         self._room.close()
 
@@ -108,6 +117,7 @@ class Node:
         failures = 0
         while not self._closing.is_set():
             self._connected.clear()
+            end_all(self._room.path)
             child = self._child = Child(self._command(), self._room.path, signal.SIGTERM, self._hear)
             self._tell(Event("started"))
             child.process.wait()
@@ -118,11 +128,6 @@ class Node:
             failures = 0 if self._connected.is_set() else failures + 1
             self._closing.wait(PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)])
         end_all(self._room.path)
-
-    def _start_anew(self) -> None:
-        """End the SuperNode: it would take a minute to notice that its app is gone, and takes nothing else before."""
-        if (child := self._child) is not None:
-            child.process.terminate()
 
     def _hear(self, line: str) -> None:
         if CONNECTED in line:

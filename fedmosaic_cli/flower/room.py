@@ -25,15 +25,17 @@ class Room:
         parent = SHORT if too_long(parent / f"{PREFIX}12345678") and SHORT.is_dir() else parent
         sweep(parent)
         self.path = disk.make_private_directory(PREFIX, parent)
-        self._handle = disk.create_private(self.path / LOCK)
+        self._handle: int | None = disk.create_private(self.path / LOCK)
         fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
         """Remove the directory with all that is in it."""
+        if self._handle is None:
+            return
         with suppress(OSError):
             files.remove(self.path)
-        with suppress(OSError):
-            os.close(self._handle)
+        os.close(self._handle)
+        self._handle = None
 
 
 def sweep(parent: Path) -> None:

@@ -7,8 +7,11 @@ ends when the socket does. Who somebody is, is the name under which his key was 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
@@ -26,18 +29,15 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 app = ServerApp()
-PAUSE_SECONDS, NAME_SECONDS = 0.2, 60.0
+PAUSE_SECONDS, NAME_SECONDS = 0.3, 60.0
 CLAIMS = "names-as-claimed"
 """The setting of a rehearsal without keys: there, a node is who it says it is."""
 
 
 def main(grid: Grid, context: Context) -> None:
     """Relay until the coordinator is gone."""
-    with connect(Path(os.environ[MARK])) as coordinator:
-        try:
-            Relay(grid, coordinator, claims=bool(context.run_config[CLAIMS])).run()
-        except GONE:
-            return
+    with connect(Path(os.environ[MARK])) as coordinator, suppress(BrokenPipeError):
+        Relay(grid, coordinator, claims=bool(context.run_config[CLAIMS])).run()
 
 
 app.main()(main)
@@ -59,20 +59,34 @@ class Relay:
     grid: Grid
     coordinator: Connection[bytes, bytes]
     claims: bool = False
+    _letters: Queue[bytes | None] = field(default_factory=Queue)
     _open: dict[str, tuple[int, Node]] = field(default_factory=dict)
     _claimed: dict[int, str] = field(default_factory=dict)
     _claiming: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
+        """Do what the coordinator says until it is gone."""
+        Thread(target=self._read, name="reader", daemon=True).start()
         while True:
-            if self.coordinator.poll(PAUSE_SECONDS):
-                header, payload = unpack(self.coordinator.recv_bytes())
-                if "ask" in header:
-                    self._ask(int(header["ask"]), str(header["name"]), float(header["seconds"]), payload)
-                else:
-                    self._tell_who_is_here()
-            else:
+            try:
+                letter = self._letters.get(timeout=PAUSE_SECONDS)
+            except Empty:
                 self._collect()
+                continue
+            if letter is None:
+                return
+            header, payload = unpack(letter)
+            if "ask" in header:
+                self._ask(int(header["ask"]), str(header["name"]), float(header["seconds"]), payload)
+            else:
+                self._tell_who_is_here()
+
+    def _read(self) -> None:
+        """Take in all that is said at once: else both sides could wait until the other one listens."""
+        with suppress(*GONE):
+            while True:
+                self._letters.put(self.coordinator.recv_bytes())
+        self._letters.put(None)
 
     def _tell(self, payload: bytes = b"", **header: Any) -> None:
         self.coordinator.send_bytes(pack(header, payload))
