@@ -148,4 +148,4 @@ def told_of_sites(how: Elsewhere | None, rows: list[dict[str, Any]]) -> dict[str
         return {}
     lost = Counter(str(row["client"]) for row in rows if "lost" in row)
     sites = len({row["client"] for row in rows})
-    return {KEY: {"engine": how.engine, "sites": sites, "models": "at the sites", "lost": dict(lost)}}
+    return {KEY: {"engine": how.engine, "sites": sites, "models": "at the sites"}, "lost": dict(lost)}

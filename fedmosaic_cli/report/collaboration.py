@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ODDITIES = {
     "nonidentical": "went on under other conditions than it began",
     "left_out": "left clients that diverged out of rounds",
+    "lost": "lost sites in some rounds",
 }
 # Accuracies are quotients of whole numbers: times the number of examples they are whole again, but for rounding.
 ROUNDING = 1e-6

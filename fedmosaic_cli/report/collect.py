@@ -33,8 +33,9 @@ CAVEATS = {
     "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
     "‡": "with a run in which clients that diverged were left out of rounds (--on-nan skip)",
     "§": "with a run in which rounds had too few valid messages and kept the consensus of before (defence.min_clients)",
+    "¶": "with a run in which sites were lost in some rounds, and went on without them",
 }
-CAVEAT_KEYS = {"†": "nonidentical", "‡": "left_out", "§": "degraded"}
+CAVEAT_KEYS = {"†": "nonidentical", "‡": "left_out", "§": "degraded", "¶": "lost"}
 # Below a run directory these hold nothing that is a run, and very many files.
 NO_RUNS_INSIDE = {MODELS, "checkpoints", "tensorboard"}
 

@@ -194,6 +194,7 @@ def escape_latex(text: str) -> str:
         "†": "\\textdagger{}",
         "‡": "\\textdaggerdbl{}",
         "§": "\\textsection{}",
+        "¶": "\\textparagraph{}",
         "[": "{[}",
         "]": "{]}",
         "<": "\\textless{}",

@@ -126,7 +126,7 @@ def test_an_answer_that_makes_no_sense_is_as_good_as_none(lie, shards, tmp_path)
     sites.spoil = lambda c, letter, answer: change(answer) if c == 1 and asked(letter, "turn", 2) else answer
     files = play(config, shards, tmp_path / "run", sites)
     assert rows_of(files, 2)[1]["lost"] == reason
-    assert files.summary()["federation"]["lost"] == {"1": 1}
+    assert files.summary()["lost"] == {"1": 1}
 
 
 def with_weights(change):

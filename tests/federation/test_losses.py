@@ -35,7 +35,7 @@ def test_one_may_be_lost_in_a_round_and_take_part_in_the_next(method, shards, tm
     assert lost["lost"] == "deadline"
     assert (lost["bits_up"], lost["bits_down"], lost["loss_private"]) == (0, 0, None)
     assert [row["client"] for row in files.rounds() if "lost" in row] == [1]
-    assert files.summary()["federation"]["lost"] == {"1": 1}
+    assert files.summary()["lost"] == {"1": 1}
     if method == "fedmosaic":
         assert lost["accuracy"] == rows_of(files, 1)[1]["accuracy"], "as far as anybody knows its model is the same"
         assert lost["message"] == "missing"
