@@ -145,6 +145,9 @@ def run(config: RunConfig, shards: Shards, files: RunFiles, place: Place, terms:
             mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
             yield Resumed(resumed.round, mended + resumed.warnings)
         for missing in joined(federation, config, shards):
+            if terms.asked_to_stop():
+                yield Stopped(federation.standing.finished)
+                return
             yield Waiting(missing)
         for event in record_rounds(config, files, federation, origin, terms):
             yield event

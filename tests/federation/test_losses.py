@@ -161,6 +161,24 @@ def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
         play(config, shards, tmp_path / "run", sites)
 
 
+def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
+    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.experiment.elsewhere import Elsewhere
+    from fedmosaic_cli.experiment.run import Stopped, Waiting
+    from fedmosaic_cli.records.runs import RunFiles
+
+    config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
+    sites.present = set
+    (tmp_path / "run").mkdir()
+    seen = []
+    terms = Terms(
+        device="cpu", elsewhere=Elsewhere("test", sites.opened), asked_to_stop=lambda: Waiting({0, 1, 2}) in seen
+    )
+    for event in run(config, shards, RunFiles(tmp_path / "run"), Place(tmp_path), terms):
+        seen.append(event)
+    assert seen[-1] == Stopped(0)
+
+
 def test_noise_at_sites_comes_from_no_seed(shards, tmp_path):
     config = configured(shards, "fedct", tmp_path, "privacy.labels=krr", "privacy.epsilon=50")
     files, said = [], []
