@@ -15,7 +15,7 @@ from fedmosaic_cli.cli.options import DataDirOption, DebugOption, JsonOption
 from fedmosaic_cli.data.place import DATA_DIR, default_cache
 from fedmosaic_cli.errors import RequestError
 
-EXTRAS = ("ray",)
+EXTRAS = ("flwr", "ray")
 
 
 def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
