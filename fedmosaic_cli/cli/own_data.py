@@ -22,7 +22,6 @@ ImageSizeOption = Annotated[
     typer.Option(min=1, max=4096, help="Side that images are brought to.", show_default="as they are, if all alike"),
 ]
 PublicOption = Annotated[Path, typer.Option(help="The file of 'fedmosaic federation public', the same for all sites.")]
-KNOWN_TO = "the coordinator and, by the manifest, all sites"
 
 
 def public(
@@ -76,8 +75,9 @@ def pack(
 ) -> None:
     """Pack this site's own images: client-003.npz, which stays here, and client-003.json, which tells of it.
 
-    The description holds no example, but how many there are of each class: the coordinator will know that and, by
-    the manifest, all sites (docs/privacy.md, "What is not promised").
+    The description holds no image, but how many there are of each class.
+
+    The coordinator will know that, and so will all sites (docs/privacy.md, "What is not promised").
 
     \b
     [bold]Examples[/bold]
@@ -103,7 +103,7 @@ def pack(
         return
     show_parts({name: description[name] for name in paths}, class_names)
     say(f"written to {file}, which stays here: it holds the images")
-    say(f"next: send {about} to the coordinator. It holds these counts and no image; {KNOWN_TO} will know them")
+    say(f"next: send {about} to the coordinator. It holds no image, but these counts, which all sites will know")
     say(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
     say(f"      fedmosaic site init --shard {file}")
 
@@ -120,8 +120,9 @@ def gather(
 ) -> None:
     """Make shards out of what sites say of their own data: manifest.json and public.npz.
 
-    The manifest tells all sites how many examples of each class each of them has (docs/privacy.md, "What is not
-    promised"). The examples stay with the sites.
+    The examples stay with the sites. The manifest is for all of them, and tells how many of each class each has.
+
+    What that gives away: docs/privacy.md, "What is not promised".
 
     \b
     [bold]Examples[/bold]

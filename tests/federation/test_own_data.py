@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -488,37 +489,48 @@ def test_a_class_that_nobody_has_is_noted(one_site, tmp_path):
     assert "note: no client has a training example of 'fox'" in fine(call(*gather, "--out", tmp_path / "out"))
 
 
-def test_the_commands_as_typed(tmp_path):
-    """From images to a run, as docs/data.md has it; without torch until it trains."""
-    there = {"cwd": tmp_path, "FEDMOSAIC_CACHE": str(tmp_path / "cache")}
+def documented(*words: str) -> list[str]:
+    """The command of docs/data.md that begins like this."""
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    section = text.partition("## A site's own data")[2].partition("\n## ")[0]
+    start = f"    fedmosaic {' '.join(words)} "
+    [line] = [line for line in section.splitlines() if line.startswith(start)]
+    return shlex.split(line)[1:]
 
-    def typed(*arguments: str) -> str:
-        done = fedmosaic(*arguments, **there)
+
+def test_the_commands_as_the_documentation_has_them(tmp_path):
+    """From images to a run on the shards, each command in a process of its own."""
+
+    def typed(arguments: list[str], place: Path = tmp_path) -> str:
+        done = fedmosaic(*arguments, cwd=place, FEDMOSAIC_CACHE=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     save_public(tmp_path / "open-images")
-    made = json.loads(typed("federation", "public", "--images", "open-images", "--image-size", "6", "--json"))
-    assert (made["public"], made["images"], made["image_shape"]) == ("public.npz", 30, [6, 6, 3])
-    for client in range(2):
-        site_data(tmp_path / "scans", client)
-        given = ("--train", "scans/train", "--test", "scans/test", "--classes", ",".join(CLASSES))
-        text = typed("site", "pack", "--client", str(client), *given, "--public", "public.npz", "--out", "shards/ours")
-        assert f"next: send shards/ours/client-00{client}.json to the coordinator" in text
-        shutil.rmtree(tmp_path / "scans")
-    (tmp_path / "shards" / "ours").rename(tmp_path / "sent")
-    sent = ("sent/client-000.json", "sent/client-001.json")
-    text = typed("federation", "gather", *sent, "--public", "public.npz", "--name", "scans", "--out", "shards/ours")
-    assert "client 1: 21 train, 9 test" in text
+    made = json.loads(typed([*documented("federation", "public"), "--json"]))
+    assert (made["public"], made["images"], made["image_shape"]) == ("public.npz", 30, [64, 64, 3])
+    for client in range(4):
+        site = tmp_path / f"site-{client}"
+        for part, first in (("train", 0), ("test", 500)):
+            save_classes(site / "scans" / part, {"cat": 3 + client, "dog": 3}, 1_000 * (client + 1) + first)
+            (site / "scans" / part / "cat").rename(site / "scans" / part / "benign")
+            (site / "scans" / part / "dog").rename(site / "scans" / part / "malignant")
+        shutil.copy(tmp_path / "public.npz", site)
+        command = documented("site", "pack", "--client", "3")
+        command[command.index("3")] = str(client)
+        assert f"next: send shard/client-00{client}.json to the coordinator" in typed(command, site)
+        shutil.copy(site / "shard" / f"client-00{client}.json", tmp_path)
+    text = typed([*documented("federation", "gather"), "--name", "scans"])
+    assert "client 3: 9 train, 9 test" in text
+    assert "next: send shards/ours/manifest.json and shards/ours/public.npz to every site" in text
     assert json.loads((tmp_path / "shards" / "ours" / "manifest.json").read_text())["dataset"] == "scans"
-    for client in range(2):
-        shutil.copy(tmp_path / "sent" / f"client-00{client}.npz", tmp_path / "shards" / "ours")
-    short = ("--rounds", "2", "--set", "train.local_steps=2", "--set", "model.name=mlp", "--quiet")
-    typed("train", "--shards", "shards/ours", "--execution", "threads", *short)
+    for client in range(4):
+        shutil.copy(tmp_path / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "shards" / "ours")
+    short = ("--rounds", "2", "--set", "train.local_steps=1", "--set", "model.name=mlp", "--quiet")
+    typed([*documented("train", "--shards"), *short])
     [rounds] = (tmp_path / "runs" / "ours").glob("*/seed-0/rounds.jsonl")
     rows = [json.loads(line) for line in rounds.read_text().splitlines()]
-    assert [(row["round"], row["client"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert "ours" in typed("report")
+    assert [(row["round"], row["client"]) for row in rows] == [(number, who) for number in (1, 2) for who in range(4)]
 
 
 @pytest.mark.parametrize("command", [("site", "pack"), ("federation", "public"), ("federation", "gather")])
