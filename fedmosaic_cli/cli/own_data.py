@@ -22,6 +22,7 @@ ImageSizeOption = Annotated[
     typer.Option(min=1, max=4096, help="Side that images are brought to.", show_default="as they are, if all alike"),
 ]
 PublicOption = Annotated[Path, typer.Option(help="The file of 'fedmosaic federation public', the same for all sites.")]
+ALL_NOTES = "--json tells all"
 
 
 def public(
@@ -49,7 +50,7 @@ def public(
     with data_place(None, quiet or as_json) as place:
         pixels, remarks = own_images(images, image_size, place)
         made = public_set(pixels)
-    notes(remarks)
+    notes(remarks, ALL_NOTES)
     write_new({output: made.content})
     if as_json:
         say_json({"public": str(output), **facts(made), "remarks": remarks})
@@ -95,7 +96,7 @@ def pack(
         own = {name: own_examples(path, class_names, image_size, place) for name, path in paths.items()}
         parts = prepared(own, common)
     remarks = [remark for part in parts.values() for remark in part.remarks]
-    notes(remarks)
+    notes(remarks, ALL_NOTES)
     content, description = packed(client, parts, class_names, common)
     file, about = save_packed(output, client, content, description)
     if as_json:

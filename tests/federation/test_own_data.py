@@ -361,6 +361,26 @@ def test_grey_is_pillow_s():
     assert np.array_equal(to_grey(every)[..., 0], [np.asarray(Image.fromarray(image).convert("L")) for image in every])
 
 
+def test_long_work_shows_how_far_it_is(one_site, monkeypatch):
+    site, public = one_site
+    monkeypatch.setattr("fedmosaic_cli.cli.place.SECONDS_BETWEEN_LINES", 0.0)
+    assert "decoding images  100%" in fine(pack(site, 0, public))
+    open_images = ("federation", "public", "--images", site.parent / "open", "--image-size")
+    assert "decoding images  100%" in fine(call(*open_images, "7", "--out", site / "public.npz"))
+    assert "decoding" not in fine(call(*open_images, "8", "--out", site / "quiet.npz", "--quiet"))
+
+
+def test_images_that_cannot_be_read_are_left_out_and_noted(one_site):
+    site, public = one_site
+    for number in range(12):
+        (site / "train" / "cat" / f"broken-{number:02d}.png").write_bytes(b"no image")
+    text = fine(pack(site, 0, public))
+    assert "note: left out, cannot be read: cat/broken-00.png (not an image)" in text
+    assert "note: ... and 2 more, --json tells all" in text
+    assert read_packed(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
+    assert "broken" not in (site / "shard" / "client-000.json").read_text()
+
+
 def test_a_public_set_from_anywhere(tmp_path):
     save_image(tmp_path / "open" / "b.png", 1)
     save_image(tmp_path / "open" / "deep" / "deeper" / "a.png", 2)
