@@ -37,13 +37,13 @@ def remark(text: str) -> None:
         sys.stderr.flush()
 
 
-def notes(lines: Iterable[str]) -> None:
-    """What there is to know about the data, a line each to stderr; the first of very many."""
+def notes(lines: Iterable[str], all_of_them: str = "see the manifest's remarks") -> None:
+    """What there is to know about the data, a line each to stderr; the first of very many, and where the others are."""
     different = list(dict.fromkeys(lines))
     for line in different[:MOST_NOTES]:
         remark(f"note: {line}")
     if len(different) > MOST_NOTES:
-        remark(f"note: ... and {len(different) - MOST_NOTES} more, see the manifest's remarks")
+        remark(f"note: ... and {len(different) - MOST_NOTES} more, {all_of_them}")
 
 
 def say_json(content: Any) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from fedmosaic_cli.cli.console import say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption
+from fedmosaic_cli.cli.own_data import gather, public
 from fedmosaic_cli.files import make_directories, write
 from fedmosaic_cli.flower.proxy import proxy_text
 
@@ -22,6 +23,10 @@ def federation(context: typer.Context) -> None:
     """The coordinator's side of a federation: certificates, and whose keys are known."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app.command()(public)
+app.command()(gather)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.console import out, remark, say, say_json
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
+from fedmosaic_cli.cli.own_data import pack
 from fedmosaic_cli.config.checks import checked
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import make_directories, write
@@ -53,6 +54,9 @@ def site(context: typer.Context) -> None:
     """One client of a federation on its own machine: prepare it, start it, look after it."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app.command()(pack)
 
 
 @app.command()

@@ -163,7 +163,9 @@ def facts_of_shards(shards: Shards) -> DataFacts:
     manifest = shards.manifest
     height, width, channels = manifest["image_shape"]
     sizes = [client["train"]["size"] for client in manifest["clients"]]
-    megabytes = manifest["examples"] * height * width * channels / 1e6
+    # Shards that carry their examples carry no others.
+    examples = manifest["examples"] - (manifest["left_out"] if shards.exported else 0)
+    megabytes = examples * height * width * channels / 1e6
     return DataFacts((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
 
 

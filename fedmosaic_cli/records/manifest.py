@@ -34,6 +34,7 @@ NOT_IN_DIGEST = ("digest", "export", "files", "found_at", "remarks")
 MOST_CLASSES = 65_536
 MOST_PIXELS = 10**9
 Simple = str | int | float | bool | None
+Counts = list[Annotated[int, Field(ge=0)]]
 
 
 class Part(BaseModel):
@@ -42,13 +43,16 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True)
 
     size: Annotated[int, Field(ge=1)]
-    class_counts: list[Annotated[int, Field(ge=0)]]
+    class_counts: Counts
 
 
-class PublicPart(Part):
-    """The one part that may be empty."""
+class PublicPart(BaseModel):
+    """The one part that may be empty, and of which nobody need know the classes."""
+
+    model_config = ConfigDict(strict=True)
 
     size: Annotated[int, Field(ge=0)]
+    class_counts: Counts | None
 
 
 class ClientEntry(BaseModel):

@@ -195,10 +195,12 @@ def read_description(path: Path) -> Shards:
 
 
 def check_public(shards: Shards) -> None:
-    """The public set is as large as it should be, and its classes are counted."""
-    if len(shards.partition.public) != shards.partition.settings.public_size:
+    """The public set is as large as it should be, and its classes are counted where somebody knows them."""
+    described, size = shards.manifest["public"], len(shards.partition.public)
+    if not described["size"] == size == shards.partition.settings.public_size:
         raise damaged(shards.path)
-    check_counts(shards.manifest["public"], shards.partition.public, shards.manifest)
+    if described["class_counts"] is not None:
+        check_counts(described, shards.partition.public, shards.manifest)
 
 
 def damaged(path: Path) -> RequestError:

@@ -14,6 +14,7 @@ from fedmosaic_cli.records.exported import load_exported
 from fedmosaic_cli.records.shards import (
     MANIFEST,
     NONSENSE,
+    PUBLIC,
     Shards,
     check_disjoint,
     check_public,
@@ -55,8 +56,12 @@ def load_site_shard(path: Path) -> SiteShard:
     match = CLIENT_FILE.fullmatch(path.name)
     if match is None or not path.is_file():
         raise RequestError(
-            f"no shard of a client ({path}): name a file such as client-003.npz of 'fedmosaic partition --export'"
+            f"no shard of a client ({path}): name a file such as client-003.npz of 'fedmosaic site pack' or "
+            "'fedmosaic partition --export'"
         )
+    for name in (MANIFEST, PUBLIC):
+        if not (path.parent / name).is_file():
+            raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
     shards, client = exported_description(path.parent), int(match[1])
     entries = [entry for entry in shards.manifest["clients"] if entry["id"] == client]
     if not entries:
@@ -75,7 +80,7 @@ def exported_description(path: Path) -> Shards:
     if not shards.exported:
         raise RequestError(
             f"these shards do not carry their examples ({path / MANIFEST}): make them with "
-            "'fedmosaic partition --export'"
+            "'fedmosaic partition --export' or 'fedmosaic federation gather'"
         )
     try:
         check_public(shards)

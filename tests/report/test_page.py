@@ -387,6 +387,19 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
     assert [f"s, seed {seed}: no run kept" in text for seed in (0, 1, 2)] == [False, True, True]
 
 
+def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):
+    from fedmosaic_cli.files import sealed
+    from fedmosaic_cli.report.figures.clients import makes_sense
+
+    run = write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
+    manifest = manifest_of([[0, 1], [1, 2]], digest="shards-0")
+    manifest["public"]["class_counts"] = None
+    (run / "shards.json").write_bytes(sealed(manifest))
+    [held] = numbers_in(page_of(tmp_path))["settings"][0]["shards"]
+    assert (held["public"], held["public_size"]) == (None, 8)
+    assert makes_sense(manifest)
+
+
 def test_statistics_have_a_section_only_if_there_are_any(federation):
     assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'

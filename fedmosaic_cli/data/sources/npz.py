@@ -60,16 +60,19 @@ def look(path: Path) -> Look:
     return Look(size, domains, len(clients) or None)
 
 
-def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Those arrays of the file that are asked for."""
+def read(
+    path: Path, names: Collection[str], known: Collection[str] = KNOWN, needed: tuple[str, ...] = ("x", "y")
+) -> dict[str, NDArray[Any]]:
+    """Those arrays of the file that are asked for. `needed` are the names of the images and, if wanted, the labels."""
+    example = ", ".join(f"{name}=..." for name in needed)
 
     def choose(there: Collection[str]) -> list[str]:
-        strange = set(there) - set(KNOWN)
+        strange = set(there) - set(known)
         if strange:
-            raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(KNOWN)}")
-        missing = {"x", "y"} - set(there)
+            raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(known)}")
+        missing = set(needed) - set(there)
         if missing:
-            raise RequestError(f"no array '{min(missing)}' ({path}): x are the images, y the labels")
+            raise RequestError(f"no array '{min(missing)}' ({path}): write it with numpy.savez(file, {example})")
         return [name for name in names if name in there]
 
     try:
@@ -77,18 +80,18 @@ def read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     except (RequestError, MemoryError, PermissionError):
         raise
     except Exception as error:  # a hostile archive fails in any way it likes
-        raise RequestError(f"cannot read: {error} ({path}): write it with numpy.savez(file, x=..., y=...)") from None
+        raise RequestError(f"cannot read: {error} ({path}): write it with numpy.savez(file, {example})") from None
 
 
-def as_images(x: NDArray[Any], path: Path) -> NDArray[np.uint8]:
+def as_images(x: NDArray[Any], path: Path, name: str = "x") -> NDArray[np.uint8]:
     if x.dtype != np.uint8:
-        raise RequestError(f"x is {x.dtype}, not uint8 ({path}): save pixels from 0 to 255")
+        raise RequestError(f"{name} is {x.dtype}, not uint8 ({path}): save pixels from 0 to 255")
     images = x[..., None] if x.ndim == 3 else x
-    if not len(images):
-        raise RequestError(f"x holds no examples ({path}): save some")
+    if x.ndim and not len(images):
+        raise RequestError(f"{name} holds no examples ({path}): save some")
     if images.ndim != 4 or images.shape[-1] not in CHANNELS or 0 in images.shape:
         raise RequestError(
-            f"x has shape {x.shape} ({path}): it must be [n, height, width] or [n, height, width, 1 or 3]"
+            f"{name} has shape {x.shape} ({path}): it must be [n, height, width] or [n, height, width, 1 or 3]"
         )
     return images
 
@@ -97,7 +100,7 @@ def column(arrays: dict[str, NDArray[Any]], name: str, size: int, path: Path) ->
     """One value an example."""
     values = arrays[name]
     if values.shape != (size,):
-        raise RequestError(f"{name} has shape {values.shape} and x {size} examples ({path}): there must be one each")
+        raise RequestError(f"{name} has shape {values.shape} for {size} examples ({path}): there must be one each")
     return values
 
 

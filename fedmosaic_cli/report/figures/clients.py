@@ -233,6 +233,8 @@ def public_set_figure(setting: Setting) -> Figure:
     public = manifest["public"]
     if not public["size"]:
         raise NoFigureError("there is no public set")
+    if public["class_counts"] is None:
+        raise NoFigureError("nobody has counted the classes of the public set")
     title = f"{setting.label}, shards of seed {manifest['seed']}: public set, {public['size']} examples"
     return public_figure(public["class_counts"], manifest["class_names"], title, PAGE_INCHES)
 
@@ -253,5 +255,8 @@ def makes_sense(manifest: dict[str, Any]) -> bool:
     except ValidationError:
         return False
     parts = [part for client in checked.clients for part in (client.train, client.test, client.val) if part]
-    lengths = {len(part.class_counts) for part in (checked.public, *parts)}
+    counts = [part.class_counts for part in parts]
+    if checked.public.class_counts is not None:
+        counts.append(checked.public.class_counts)
+    lengths = {len(part) for part in counts}
     return bool(checked.clients) and lengths == {len(checked.class_names)}

@@ -235,12 +235,14 @@ def write_numbers(axes: Axes, table: Any, dark: float) -> None:
 
 
 def manifests_of(family: Family) -> dict[int, dict[str, Any]]:
-    """The manifest of each member's first seed, by the member's place, as far as there is one with these classes."""
+    """The manifest of each member's first seed, by the member's place, as far as one counts these classes."""
     found: dict[int, dict[str, Any]] = {}
     for number, setting in enumerate(family.members.values()):
         try:
             manifest = first_manifest(setting)
         except NoFigureError:
+            continue
+        if manifest["public"]["class_counts"] is None:
             continue
         if not found or len(manifest["class_names"]) == len(next(iter(found.values()))["class_names"]):
             found[number] = manifest

@@ -52,13 +52,13 @@ def manifest_of(setting: Setting, digest: str) -> Manifest | None:
         manifest = Manifest.model_validate(setting.manifests.get(digest))
     except ValidationError:
         return None
-    parts = [manifest.public, *(client.train for client in manifest.clients)]
-    fits = all(len(part.class_counts) == len(manifest.class_names) for part in parts)
+    counts = [manifest.public.class_counts, *(client.train.class_counts for client in manifest.clients)]
+    fits = all(part is None or len(part) == len(manifest.class_names) for part in counts)
     return manifest if fits and manifest.clients else None
 
 
 def distribution(manifest: Manifest) -> dict[str, Any]:
-    """Training examples by client and class, and those of the public set."""
+    """Training examples by client and class, and those of the public set, whose classes nobody need know."""
     return {
         "classes": manifest.class_names,
         "clients": [client.id for client in manifest.clients],
@@ -68,4 +68,5 @@ def distribution(manifest: Manifest) -> dict[str, Any]:
         "train": [client.train.class_counts for client in manifest.clients],
         "tests": [client.test.size for client in manifest.clients],
         "public": manifest.public.class_counts,
+        "public_size": manifest.public.size,
     }

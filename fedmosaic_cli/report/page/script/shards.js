@@ -66,7 +66,9 @@ function rowsOf(shards) {
   const clients = shards.clients.map((id, at) => {
     return row(String(id), about(at).filter(Boolean).join(", "), shards.train[at], `Client ${id}`);
   });
-  return [row("U", "public", shards.public, "Public set"), ...clients];
+  const counts = shards.public ?? shards.classes.map(() => 0);
+  const open = row("U", shards.public ? "public" : "public, not counted", counts, "Public set");
+  return [{ ...open, total: shards.public_size }, ...clients];
 }
 
 function nameOf(row) {
@@ -164,6 +166,7 @@ function tellField(map, { row, column }) {
   const { said, more, counts, total } = map.rows[row];
   const share = total ? ` (${((100 * counts[column]) / total).toFixed(1)}% of ${grouped(total)})` : "";
   const who = row && more ? `${said}, ${more}` : said;
+  if (!row && !map.shards.public) return `${said}: ${grouped(total)}, of classes that nobody has counted`;
   return `${who}, class ${map.shards.classes[column]}: ${grouped(counts[column])}${share}`;
 }
 
