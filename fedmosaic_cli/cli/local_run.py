@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.conditions import conditions_of, default_runs_dir
 from fedmosaic_cli.config.run import stored_run
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, RunStateError
 from fedmosaic_cli.experiment.plan import check_finished
 from fedmosaic_cli.records.runs import SUMMARY, RunFiles
 from fedmosaic_cli.report.collaboration import caveats, compare, misfit
@@ -95,9 +95,12 @@ def find_local(
         return NoLocalRun("there is no Local run to compare with", path, f"make it: {making}")
     try:
         return judged(run, recorded(path), split, place)
+    except RunStateError:
+        reason, way_out = "another process is making the Local run", "examine this run when it is finished"
     except RequestError:
         making = shlex.join([*making_of(run, place, path), "--resume"])
-        return NoLocalRun("the Local run is not finished, or damaged", path, f"mend it: {making}")
+        reason, way_out = "the Local run is not finished, or damaged", f"mend it: {making}"
+    return NoLocalRun(reason, path, way_out)
 
 
 def usual_place(run: Recorded) -> Path:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.files import claim, of_directory, remove, sweep
+from fedmosaic_cli.machine import end_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,12 @@ def session(address: str | None, cores: int) -> Iterator[None]:
         set_variables(alone=address is None)
         check_reachable(address or AUTO)
         end.callback(leave)
-        begin(address, cores, folder)
+        try:
+            begin(address, cores, folder)
+        except BaseException:
+            if address is None:  # of what it had started by then, Ray itself would forget some
+                end_descendants()
+            raise
         yield
 
 

@@ -198,39 +198,71 @@ def test_stopped_while_ray_starts_it_leaves_no_process_behind(tmp_path):
         wait_for(lambda: sweep.left() == [], patience=10.0)
 
 
+MACHINES = """
+import sys
+from ray.cluster_utils import Cluster
+small = {"object_store_memory": 10**8, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": sys.argv[1], **small})
+first, second = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    cluster.remove_node(first, allow_graceful=False)
+cluster.shutdown()
+"""
+
+
+@dataclass
+class Machines:
+    """A cluster that is there already: two machines with a core each, as far as Ray can tell."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def lose_one(self):
+        """One of them is gone, and all that ran there."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
 @pytest.fixture
-def head(tmp_path_factory):
-    """The address of a cluster that is there already: two cores of this machine."""
-    with socket.socket() as any_port, tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
-        any_port.bind(("127.0.0.1", 0))
-        port = any_port.getsockname()[1]
-        any_port.close()
-        words = ["start", "--head", "--block", "--port", str(port), "--num-cpus", "2", "--temp-dir", folder]
-        words += ["--include-dashboard", "false", "--object-store-memory", "100000000", "--disable-usage-stats"]
-        with subprocess.Popen(
-            [str(Path(sys.executable).with_name("ray")), *words],
-            env={**os.environ, "FEDMOSAIC_RUNS": "not-here"},
-            stdout=subprocess.DEVNULL,
+def machines():
+    with (
+        tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", MACHINES, folder],
+            env={**os.environ, "FEDMOSAIC_RUNS": "not-here", "RAY_USAGE_STATS_ENABLED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-        ) as process:
-            yield f"127.0.0.1:{port}"
-            process.terminate()
+            text=True,
+        ) as process,
+    ):
+        yield Machines(process, process.stdout.readline().strip())
+        process.stdin.close()
 
 
-def test_a_cluster_that_is_there_is_joined_and_left_as_it_was(head, plain, tmp_path):
-    arguments = (*STUDY, *RAY, "--ray-address", head)
-    wait_for(lambda: fedmosaic("reproduce", *arguments, "--job-cpus", "64", cwd=tmp_path).returncode == 2)
-    refused = fedmosaic("reproduce", *arguments, "--job-cpus", "64", cwd=tmp_path)
-    assert refused.stderr.splitlines()[-1] == (
-        "error: no machine of the cluster has 64 cores and 0 GPUs for a run (--job-cpus, --job-gpus): ask for less"
-    )
-    for _ in range(2):
-        done = fedmosaic("reproduce", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert (results_in(tmp_path), done.stdout) == plain["short"]
+def test_a_cluster_that_is_there_is_joined_and_left_as_it_was(machines, plain, tmp_path):
+    arguments = (*STUDY, *RAY, "--ray-address", machines.address)
+    done = fedmosaic("reproduce", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (results_in(tmp_path), done.stdout) == plain["short"]
     assert not (tmp_path / "not-here").exists()
-    again = fedmosaic("reproduce", *arguments, "--job-cpus", "64", "--runs-dir", "others", cwd=tmp_path)
-    assert again.returncode == 2, "it is still there"
+    refused = fedmosaic("reproduce", *arguments, "--job-cpus", "2", "--runs-dir", "others", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == (
+        "error: no machine of the cluster has 2 cores and 0 GPUs for a run (--job-cpus, --job-gpus): ask for less"
+    )
+
+
+def test_a_machine_that_is_lost_loses_nothing(machines, plain, tmp_path):
+    with started(tmp_path, *LONG, *RAY, "--ray-address", machines.address) as sweep:
+        wait_for(lambda: len({path.parent for path in checkpoints(tmp_path)}) == 2)
+        machines.lose_one()
+        code, said, told = sweep.end()
+    assert code == 0, told
+    assert "crashed, and dealt again: " in told
+    assert (results_in(tmp_path), said) == plain["long"]
 
 
 def test_a_cluster_that_is_not_there_is_named(tmp_path):
