@@ -12,15 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.engine import (
-    Engine,
-    EngineOption,
-    JobCpusOption,
-    JobGpusOption,
-    RayAddressOption,
-    RetriesOption,
-    Way,
-)
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import (
     DataDirOption,
@@ -36,6 +27,15 @@ from fedmosaic_cli.cli.options import (
 from fedmosaic_cli.cli.place import data_place
 from fedmosaic_cli.cli.report import check_targets
 from fedmosaic_cli.cli.reproduce_commands import command_of, say_commands
+from fedmosaic_cli.cli.reproduce_engine import (
+    Engine,
+    EngineOption,
+    JobCpusOption,
+    JobGpusOption,
+    RayAddressOption,
+    RetriesOption,
+    Way,
+)
 from fedmosaic_cli.cli.reproduce_report import outcome, to_json, write_report
 from fedmosaic_cli.cli.reproduce_view import Plan, list_studies, show_plan, view
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError, unknown

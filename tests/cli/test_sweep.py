@@ -13,8 +13,8 @@ import pytest
 
 from fedmosaic_cli.cli import reproduce_view
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.engine import Engine, Way
 from fedmosaic_cli.cli.options import Device
+from fedmosaic_cli.cli.reproduce_engine import Engine, Way
 from fedmosaic_cli.experiment.cluster import Errand, Hand, Share, marked
 from fedmosaic_cli.experiment.jobs import Crew, Failure
 from fedmosaic_cli.lock import locked
