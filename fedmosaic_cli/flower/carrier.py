@@ -190,7 +190,7 @@ class FlowerCarrier:
             self._relay = self._door.next(0.5)
         if self._relay is None:
             state = self._link.state_of_relay()
-            raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): is Flower installed beside us?")
+            raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): is flwr beside fedmosaic?")
         self._silent_since = None
 
     def _recover(self) -> None:
