@@ -105,7 +105,7 @@ class FlowerCarrier:
                 return set(self._here)
             except RelayLostError:
                 self._recover()
-        raise FailedRunError(f"Flower's relay keeps ending ({self.address}): see 'fedmosaic doctor'")
+        raise FailedRunError(f"Flower's relay keeps ending ({self.address}): has the machine enough memory?")
 
     def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
         """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
@@ -190,7 +190,7 @@ class FlowerCarrier:
             self._relay = self._door.next(0.5)
         if self._relay is None:
             state = self._link.state_of_relay()
-            raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): see 'fedmosaic doctor'")
+            raise FailedRunError(f"Flower's relay did not start, {state} ({self.address}): is flwr beside fedmosaic?")
         self._silent_since = None
 
     def _recover(self) -> None:

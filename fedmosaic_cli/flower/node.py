@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from threading import Event as Flag
 from threading import Thread
@@ -118,7 +117,7 @@ class Node:
         while not self._closing.is_set():
             self._connected.clear()
             end_all(self._room.path)
-            child = self._child = Child(self._command(), self._room.path, signal.SIGTERM, self._hear)
+            child = self._child = Child(self._command(), self._room.path, takes_leave=True, hear=self._hear)
             self._tell(Event("started"))
             child.process.wait()
             if self._closing.is_set():

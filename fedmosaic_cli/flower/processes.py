@@ -16,13 +16,12 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli import disk, files
+from fedmosaic_cli.flower.child import ASK, KILL, MARK, ROOM
 from fedmosaic_cli.machine import PARENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MARK = "FEDMOSAIC_FLOWER"
-"""The variable that all descendants carry: the room of whoever started them."""
 SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -51,29 +50,31 @@ def environment(room: Path) -> dict[str, str]:
 class Child:
     """A program of Flower's that runs as long as we do, and the end of what it said.
 
-    It gets the signal `farewell` when the thread that started it ends, however that happens. What it says goes to a
-    file: writing to a pipe that nobody reads any more, it could not take its leave.
+    When the thread that started it ends, however that happens, it is killed, or asked to end if it `takes_leave`. What
+    it says goes to a file: writing to a pipe that nobody reads any more, it could not take its leave.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         room: Path,
-        farewell: signal.Signals = signal.SIGKILL,
+        takes_leave: bool = False,
         hear: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
         self._hear = hear
         self._output = room / "output"
         files.remove(self._output)
+        variables = {**environment(room), ROOM: str(room), PARENT: str(os.getpid())}
+        del variables[MARK]
         handle = disk.extend(self._output)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedmosaic_cli.flower.child", farewell.name, *command],
+                [sys.executable, "-m", "fedmosaic_cli.flower.child", ASK if takes_leave else KILL, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,
-                env={**environment(room), PARENT: str(os.getpid())},
+                env=variables,
                 start_new_session=True,
             )
         finally:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 
+from fedmosaic_cli.flower.child import MARK
 from fedmosaic_cli.flower.errors import OFFLINE
 from fedmosaic_cli.flower.local import GONE, connect, pack, unpack
-from fedmosaic_cli.flower.processes import MARK
 from fedmosaic_cli.flower.wire import unwrap, wrap
 
 if TYPE_CHECKING:

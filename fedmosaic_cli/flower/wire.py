@@ -1,4 +1,7 @@
-"""How bytes lie in a message of Flower's: in one record with one value, under the shortest names that it takes."""
+"""How bytes lie in a message of Flower's: in one record of settings with one value.
+
+That takes about 580 bytes more than they are, each way; a record of arrays would take 1150.
+"""
 
 from __future__ import annotations
 

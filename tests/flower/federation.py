@@ -14,9 +14,11 @@ from typing import Any
 
 from fedmosaic_cli.engine.carrier import Answer, Loss
 from fedmosaic_cli.flower.carrier import FlowerCarrier
+from fedmosaic_cli.flower.child import MARK
 from fedmosaic_cli.flower.keys import make_authority, make_node_key
 from fedmosaic_cli.flower.link import Place
-from fedmosaic_cli.flower.processes import MARK, marked
+from fedmosaic_cli.flower.processes import marked
+from fedmosaic_cli.machine import PARENT
 
 
 class Federation:
@@ -38,7 +40,7 @@ class Federation:
         folder.mkdir(exist_ok=True)
         key = key or self.folder / f"site-{client}"
         arguments = [str(client), self.carrier.address, str(root or self.papers.authority), str(key), str(folder)]
-        self.sites[name or str(client)] = subprocess.Popen([sys.executable, "-m", "tests.flower.site", *arguments])
+        self.sites[name or str(client)] = start_site(*arguments)
 
     def diary(self, client: int, name: str = "") -> list[dict[str, Any]]:
         """What a site noted."""
@@ -64,7 +66,7 @@ class Federation:
     def room_of_site(self, client: int) -> Path:
         """Where a site keeps its socket: its SuperNode carries the mark."""
         site = self.sites[str(client)].pid
-        for process in children(site):
+        for process in [grandchild for child in children(site) for grandchild in children(child)]:
             if room := mark_of(process):
                 return room
         raise AssertionError("no SuperNode runs")
@@ -75,6 +77,12 @@ class Federation:
         self.carrier.close()
         for site in self.sites.values():
             site.wait(timeout=30)
+
+
+def start_site(*arguments: str) -> subprocess.Popen[bytes]:
+    """A site that does not outlive the tests."""
+    command = [sys.executable, "-m", "tests.flower.site", *arguments]
+    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
 
 
 def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.3) -> float:
@@ -112,9 +120,3 @@ def kill(room: Path, program: str) -> None:
     victims = [process for process in marked(room) if program in command_of(process)]
     assert len(victims) == 1, victims
     os.kill(victims[0], signal.SIGKILL)
-
-
-def everybody(mark: str = MARK) -> list[str]:
-    """The command lines of all of Flower's processes that we started, whoever of us did."""
-    processes = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-    return [command_of(process) for process in processes if mark_of(process)]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from fedmosaic_cli.flower.node import Event, Node
+from fedmosaic_cli.machine import end_with_parent
 
 
 def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
@@ -44,4 +45,5 @@ def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main(*sys.argv[1:])

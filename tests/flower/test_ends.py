@@ -17,7 +17,7 @@ from fedmosaic_cli.flower.keys import make_authority, make_node_key
 from fedmosaic_cli.flower.link import Place
 from fedmosaic_cli.flower.processes import marked
 from fedmosaic_cli.flower.room import Room
-from tests.flower.federation import Federation, wait
+from tests.flower.federation import Federation, start_site, wait
 
 pytestmark = pytest.mark.flower
 
@@ -79,10 +79,7 @@ def test_sites_that_end_leave_nothing_and_those_that_are_killed_neither(tmp_path
 
 def test_a_rehearsal_without_keys(tmp_path):
     with FlowerCarrier({0: None, 1: None}) as carrier:
-        command = [sys.executable, "-m", "tests.flower.site"]
-        sites = [
-            subprocess.Popen([*command, str(client), carrier.address, "-", "-", str(tmp_path)]) for client in (0, 1)
-        ]
+        sites = [start_site(str(client), carrier.address, "-", "-", str(tmp_path)) for client in (0, 1)]
         try:
             answers = {answer.client: answer for answer in carrier.ask({0: b"echo a", 1: b"echo b"}, 90)}
             assert answers == {0: Answer(0, b"0:echo a"), 1: Answer(1, b"1:echo b")}

@@ -17,12 +17,13 @@ import pytest
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.flower import available, local, room
+from fedmosaic_cli.flower.child import MARK
 from fedmosaic_cli.flower.commands import documents, last_line
 from fedmosaic_cli.flower.errors import NO_SITE, SITE_ENDED, passing
 from fedmosaic_cli.flower.link import APP, Papers, Place, is_loopback, settings
 from fedmosaic_cli.flower.local import Door, connect, pack, unpack
 from fedmosaic_cli.flower.names import client_of, node_name
-from fedmosaic_cli.flower.processes import MARK, Child, end_all, environment, marked, telling_line
+from fedmosaic_cli.flower.processes import Child, end_all, environment, marked, telling_line
 from fedmosaic_cli.flower.room import Room
 
 PAPERS = Papers(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
@@ -231,20 +232,33 @@ def test_a_child_that_does_not_listen_is_made_to_end(tmp_path):
     assert child.process.wait() == -signal.SIGKILL
 
 
-def test_a_child_hears_of_our_death(tmp_path):
+def test_a_child_hears_of_our_death_once(tmp_path):
+    """Whoever has threads dies several times over."""
     child = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda n, f: sys.exit(open('heard', 'w').close())); "
+        "import signal, sys, time\n"
+        "def hear(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    time.sleep(1)\n"
+        "    open('heard', 'w').close()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, hear)\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(60)\n"
     )
-    child += "open('ready', 'w').close(); time.sleep(60)"
     parent = (
-        "import os, signal, sys, time; from pathlib import Path; from fedmosaic_cli.flower.processes import Child\n"
-        f"Child([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), signal.SIGTERM)\n"
+        "import os, signal, sys, threading, time\n"
+        "from pathlib import Path\n"
+        "from fedmosaic_cli.flower.processes import Child\n"
+        "for _ in range(20):\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        f"start = lambda: Child([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), takes_leave=True)\n"
+        "threading.Thread(target=lambda: (start(), time.sleep(60)), daemon=True).start()\n"
         "while not Path('ready').exists(): time.sleep(0.05)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=30)
-    until((tmp_path / "heard").exists)
     until(lambda: marked(tmp_path) == [])
+    assert (tmp_path / "heard").exists()
 
 
 def test_what_a_child_says_last(tmp_path):
