@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +17,7 @@ from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
 from fedmosaic_cli.cli.own_data import pack
 from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.files import make_directories, write
 from fedmosaic_cli.flower.names import node_name
 from fedmosaic_cli.lock import check_free, is_held, locked, note
@@ -91,7 +93,7 @@ def init(
         make_directories(site_dir)
         make_node_key(key)
     files.save_settings(settings)
-    write(files.unit, unit_text(sys.executable, site_dir.absolute()).encode())
+    write(files.unit, unit_text(sys.executable, site_dir.absolute(), os.getuid()).encode())
     about = facts(held)
     public = f"{key}.pub"
     if as_json:
@@ -277,8 +279,10 @@ class Diary:
         self._note(connection="stopped", since=now())
 
     def _note(self, **values: str) -> None:
+        """Write down the last of it; on a full disk that has to wait, and the coordinator is answered all the same."""
         self._status |= values
-        self._files.save_status(self._status)
+        with suppress(OSError, ResourceError):
+            self._files.save_status(self._status)
 
 
 def now() -> str:

@@ -27,6 +27,8 @@ SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
 ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
 # Where data lies and what computes is in no configuration: whoever said it will have to say it again.
 PASSED_ON = ("--data-dir", "--device")
+# The same goes for where the clients are; those of a rehearsal are here.
+OF_SITES = ("--engine", "--superlink", "--federation")
 RUNS_DIR = "FEDMOSAIC_RUNS"
 
 
@@ -55,7 +57,8 @@ def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Plac
         words += ["--config", str(file)]
     words += ["--name", config.setting] if called(words) != config.setting else []
     plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
-    kept = [word for name in PASSED_ON if name in told for word in (name, told[name])]
+    passed_on = PASSED_ON if "--local-sites" in told else (*PASSED_ON, *OF_SITES)
+    kept = [word for name in passed_on if name in told for word in (name, told[name])]
     return [*words, *changes(plain, config), *kept]
 
 

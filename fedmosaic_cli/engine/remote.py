@@ -17,7 +17,7 @@ from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.engine.messages import Weights, bits_of
 from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.engine.present import way
-from fedmosaic_cli.errors import DivergenceError, FailedRunError, RequestError
+from fedmosaic_cli.errors import DivergenceError, FailedRunError, RequestError, RunStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +34,8 @@ ROOM = 1 << 16
 PAUSE_SECONDS = 0.5
 JOIN_SECONDS = 120.0
 UNKNOWN_PARTS, DIVERGED, REFUSED = "unknown_parts", "diverged", "refused"
+HEARD = "heard"
+"""What is remembered of a client: the last round that it answered in. A site that knows of less has lost something."""
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Remote:
                 if isinstance(answer, str):
                     why[client] = f" ({answer})"
                     continue
-                check_welcome(client, answer)
+                check_welcome(self.clients[client], answer)
                 missing.discard(client)
                 self.devices[client] = str(answer.head.get("device"))[:40]
                 if answer.head.get("mark") is not None:
@@ -199,7 +201,8 @@ class Remote:
         return packed
 
     def _asking(self, kind: str, number: int, client: int, parts: Parts) -> bytes:
-        head = {"kind": kind, "run": self.run, "round": number}
+        heard = self.clients[client].state.get(HEARD)
+        head = {"kind": kind, "run": self.run, "round": number, **({HEARD: heard} if heard else {})}
         known = self._held.get(client) if parts else None
         if known and known == letters.digest_of(parts):
             return letters.write(Letter(head, known=known))
@@ -268,6 +271,7 @@ class Remote:
             return str(error)
         client.notes = dict(notes)
         client.left_out = answer.head.get("left_out") is True
+        client.state[HEARD] = client.round
         return Turn(upload, Traffic(self._bits(upload), sum(part.bits for part in sent.values())))
 
     def _bits(self, upload: Received) -> int:
@@ -296,10 +300,20 @@ def plain(head: Mapping[str, Any]) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def check_welcome(client: int, answer: Letter) -> None:
-    """Refuse to begin where a site does not want to take part."""
+def check_welcome(client: RemoteClient, answer: Letter) -> None:
+    """Refuse to begin where a site does not want to take part, or no longer knows what it did."""
     if answer.kind == "error":
-        raise RequestError(f"the site of client {client} refuses, {plain(answer.head)}")
+        raise RequestError(f"the site of client {client.id} refuses, {plain(answer.head)}")
+    known, heard = answer.head.get("round"), client.state.get(HEARD, 0)
+    if type(known) is not int or known < heard:
+        raise RunStateError(
+            f"client {client.id} has answered in round {heard}, and its site remembers round {plain_number(known)}: "
+            "put the site's directory back, or begin the run anew in another place"
+        )
+
+
+def plain_number(value: Any) -> str:
+    return str(value) if type(value) is int else "none"
 
 
 def mark_of(answer: Letter, client: int) -> Mark:

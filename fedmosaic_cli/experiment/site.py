@@ -20,7 +20,7 @@ from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.engine.present import examined, part_in, way
 from fedmosaic_cli.engine.release import LEDGER
-from fedmosaic_cli.engine.remote import DIVERGED, REFUSED, UNKNOWN_PARTS
+from fedmosaic_cli.engine.remote import DIVERGED, HEARD, REFUSED, UNKNOWN_PARTS
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError
 from fedmosaic_cli.experiment.assemble import assemble_site
 from fedmosaic_cli.experiment.environment import versions
@@ -236,6 +236,13 @@ class Site:
         """The run that a letter is about, from memory or from the disk."""
         if self._run is None or self._run.name != letter.head.get("run"):
             self._run = self._open(letter)
+        heard = letter.head.get(HEARD, 0)
+        if type(heard) is not int:
+            letters.refuse("bad_head")
+        if self._run.round < heard:
+            raise RequestError(
+                f"this site remembers round {self._run.round} and has answered in round {heard}: put its directory back"
+            )
         return self._run
 
     def _open(self, letter: Letter) -> SiteRun:

@@ -83,8 +83,8 @@ class SiteFiles:
         return {}
 
 
-def unit_text(python: str, site: Path) -> str:
-    """A unit for systemd that keeps the site running: whatever ends it, it is started again."""
+def unit_text(python: str, site: Path, user: int) -> str:
+    """A unit for systemd that keeps the site running as this user: whatever ends it, it is started again."""
     return f"""\
 [Unit]
 Description=fedmosaic site {site}
@@ -93,6 +93,7 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
+User={user}
 ExecStart="{python}" -m fedmosaic_cli site start --site-dir "{site}"
 Restart=always
 RestartSec=15

@@ -49,6 +49,13 @@ def test_what_changes_no_result_is_not_told():
     ]
 
 
+def test_where_clients_are_is_said_again_unless_that_was_a_rehearsal():
+    arguments = ["train", "--engine", "flower", "--federation", "ours"]
+    for more, words in (([], arguments[1:]), (["--local-sites", "10"], [])):
+        found = conditions_of(run_of(), {"arguments": [*arguments, *more]}, Place())
+        assert found == ["--preset", "quickstart", *words]
+
+
 def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(setting="mine", seed=1, partition_seed=5)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from fedmosaic_cli.engine import letters
-from fedmosaic_cli.errors import FailedRunError, RequestError
+from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError
 from fedmosaic_cli.experiment.run import Terms, run
+from fedmosaic_cli.records.runs import RunFiles
 from tests.federation.sites import Sites, configured, exported, play
 
 
@@ -154,6 +156,30 @@ def test_a_site_that_has_forgotten_what_it_was_sent_is_sent_it_again(shards, tmp
     assert sizes[1] < 300
 
 
+@pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
+@pytest.mark.parametrize("what", ["checkpoints", "everything"])
+def test_a_site_that_lost_what_it_had_learnt_does_not_begin_anew_unnoticed(what, method, shards, tmp_path):
+    config, sites = configured(shards, method, tmp_path), Sites(shards, tmp_path)
+
+    def lose(client, letter, answer):
+        if client == 1 and asked(letter, "turn", 2):
+            [plan] = (tmp_path / "site-1").rglob("plan.json")
+            shutil.rmtree(plan.parent if what == "everything" else plan.parent / "checkpoints")
+            sites.restart(1)
+        return answer
+
+    sites.spoil = lose
+    with pytest.raises(FailedRunError, match=r"all rounds are played, but not everybody is here, client 1: refused: "):
+        play(config, shards, tmp_path / "run", sites)
+    lost = [row["lost"] for row in RunFiles(tmp_path / "run").rounds() if "lost" in row]
+    told = "has not joined the run" if what == "everything" else "remembers round 0 and has answered in round 2"
+    assert len(lost) == 2 + (method == "fedavg")
+    assert all(told in reason for reason in lost)
+    sites.spoil = lambda client, letter, answer: answer
+    with pytest.raises(RunStateError, match=r"client 1 has answered in round 2, and its site remembers round 0: put"):
+        play(config, shards, tmp_path / "run", sites)
+
+
 def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.present = lambda: {0, 2}
@@ -243,7 +269,6 @@ def test_events_name_the_lost(shards, tmp_path):
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.experiment.elsewhere import Elsewhere
     from fedmosaic_cli.experiment.run import RoundDone
-    from fedmosaic_cli.records.runs import RunFiles
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.spoil = lambda client, letter, answer: None if client == 2 and asked(letter, "turn", 1) else answer

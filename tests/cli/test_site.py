@@ -1,0 +1,33 @@
+"""What a site says of itself, and what keeps it running."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from fedmosaic_cli.cli.site import Diary
+from fedmosaic_cli.experiment.site import Answered
+from fedmosaic_cli.records.site import SiteFiles, unit_text
+
+
+def test_a_full_disk_does_not_end_a_site_that_has_an_answer(tmp_path, monkeypatch):
+    diary = Diary(SiteFiles(tmp_path), quiet=True)
+    diary.answered(Answered("turn", "toy", 1, 0.1, 10))
+    before = (tmp_path / "status.json").read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmosaic_cli.records.site.write", full)
+        diary.answered(Answered("turn", "toy", 2, 0.1, 10, "failed"))
+    assert (tmp_path / "status.json").read_bytes() == before
+    diary.answered(Answered("turn", "toy", 3, 0.1, 10))
+    assert "turn 3 of toy" in (tmp_path / "status.json").read_text()
+
+
+@pytest.mark.parametrize("line", ["User=1000", 'ReadWritePaths="/srv/our site"', "Restart=always"])
+def test_systemd_runs_a_site_as_whoever_made_it_and_lets_it_write_nowhere_else(line):
+    assert line in unit_text("/usr/bin/python3", Path("/srv/our site"), 1000).splitlines()

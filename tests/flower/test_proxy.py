@@ -1,0 +1,93 @@
+"""The proxy's settings: nginx takes them, lets letters through and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fedmosaic_cli.flower import proxy
+from fedmosaic_cli.flower.keys import make_authority
+from fedmosaic_cli.flower.link import free_port
+
+pytest.importorskip("cryptography")
+needs_nginx = pytest.mark.skipif(
+    shutil.which("nginx") is None or os.geteuid() != 0, reason="nginx is not installed, or may not be started"
+)
+INSIDE = ("/v1/fleet/pull-messages", "/v1/fleet/push-object")
+OUTSIDE = (
+    *("/", "/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task", "//v1/control/list-nodes"),
+    *("/v1/fleet/../control/list-nodes", "/v1/fleet/%2e%2e/control/x", "/v1/fleet/%2e%2e%2fcontrol/x"),
+)
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with as many bytes as it was sent."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxied(tmp_path, monkeypatch):
+    """A server that echoes behind nginx with our settings, in a directory with a space in its name."""
+    monkeypatch.setattr(proxy, "PORT", free_port())
+    monkeypatch.setattr(proxy, "OUTSIDE", f"127.0.0.1:{free_port()}")
+    folder = tmp_path / "the federation"
+    papers = make_authority(folder, ["fed.example.org", "localhost", "127.0.0.1"])
+    server = ThreadingHTTPServer(("127.0.0.1", proxy.PORT), Echo)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(papers.certificate, papers.key)
+    server.socket = shown.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (folder / "nginx.conf").write_text(proxy.proxy_text(folder, "fed.example.org"))
+    nginx = subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"])
+    try:
+        yield ssl.create_default_context(cafile=papers.authority)
+    finally:
+        nginx.terminate()
+        nginx.wait(timeout=20)
+        server.shutdown()
+        server.server_close()
+
+
+def post(path: str, trust: ssl.SSLContext, body: bytes = b"x") -> tuple[int, bytes]:
+    """What comes back from outside; nginx may need a moment to start."""
+    for _ in range(100):
+        try:
+            host, _, port = proxy.OUTSIDE.rpartition(":")
+            line = http.client.HTTPSConnection(host, int(port), context=trust, timeout=20)
+            line.request("POST", path, body)
+            answer = line.getresponse()
+            return answer.status, answer.read()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        finally:
+            line.close()
+    raise AssertionError("nginx does not listen")
+
+
+@needs_nginx
+def test_letters_pass_and_nothing_else_does(proxied):
+    for path in INSIDE:
+        assert post(path, proxied) == (200, b"x"), path
+    for path in OUTSIDE:
+        assert post(path, proxied)[0] == 403, path
+    model = os.urandom(20 << 20)
+    assert post(INSIDE[1], proxied, model) == (200, model)
