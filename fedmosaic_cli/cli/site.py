@@ -45,7 +45,7 @@ ShareOption = Annotated[
 ]
 EpsilonOption = Annotated[
     float | None,
-    typer.Option(help="Take part only where planned noise keeps the total epsilon below.", show_default="no limit"),
+    typer.Option(help="The largest total epsilon, of all data here, that one run may spend.", show_default="no limit"),
 ]
 
 

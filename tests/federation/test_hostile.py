@@ -196,6 +196,58 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
     assert "this site allows 8" in join(site, more)["text"]
 
 
+SPARING = ("train.rounds=2", "privacy.epsilon=8", "privacy.labels=krr")
+
+
+def turn(site, planned, number):
+    head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
+    return letters.read(site.answer(letters.write(Letter(head)))).head
+
+
+def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):
+    site, config = Sites(shards, tmp_path).sites[0], configured(shards, "fedct", tmp_path, *SPARING)
+    join(site, config)
+    assert [turn(site, config, number)["kind"] for number in (1, 2, 3)] == ["turn", "turn", "error"]
+    assert "none of the 2 that are planned" in turn(site, config, 3)["text"]
+
+
+def test_what_was_spent_counts_when_a_run_is_planned_anew(shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    config = configured(shards, "fedct", tmp_path, *SPARING)
+    join(site, config)
+    assert [turn(site, config, number)["kind"] for number in (1, 2)] == ["turn", "turn"]
+    assert join(site, configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=40"))["kind"] == "join"
+    assert "above the limit of 8" in turn(site, config, 3)["text"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("privacy.delta=0.99",), "delta 0.99 is not below 1/"),
+        (("privacy.unit=record-assumed", "privacy.changed_rows=1"), "is that of a record"),
+    ],
+)
+def test_an_epsilon_that_only_looks_small_is_refused(more, words, shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    assert words in join(site, configured(shards, "fedct", tmp_path, *SPARING, *more))["text"]
+
+
+def test_a_plan_that_lies_about_the_public_set_is_refused(shards, tmp_path):
+    """Else the budget of one label would be given to each of many."""
+    site, config = Sites(shards, tmp_path).sites[0], configured(shards, "fedct", tmp_path, *SPARING)
+    content = config.to_dict()
+    content["data"]["public_size"] = 1
+    assert "other data than this site's" in join(site, config, config=content)["text"]
+
+
+def test_people_who_change_their_minds_are_heard_in_runs_that_were_begun(shards, tmp_path):
+    sites, config = Sites(shards, tmp_path, Policy("models")), configured(shards, "fedavg", tmp_path)
+    assert join(sites.sites[0], config)["kind"] == "join"
+    sites.policy = Policy("labels")
+    sites.restart(0)
+    assert "this site shares labels" in turn(sites.sites[0], config, 1)["text"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
