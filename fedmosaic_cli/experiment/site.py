@@ -6,6 +6,7 @@ is on its disk before it leaves, and whoever asks again gets the same bytes: noi
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import traceback
@@ -177,8 +178,9 @@ class Site:
         if problem:
             self._run = None  # what was begun is not known to be whole: the disk knows better
         number = letter.head.get("round") if type(letter.head.get("round")) is int else None
-        name, asked = str(letter.head.get("run", ""))[:200], letter.kind[:20]
-        self.tell(Answered(asked, name, number, time.monotonic() - started, len(reply), problem))
+        name, asked = letters.printable(str(letter.head.get("run", "")), 200), letters.printable(letter.kind, 20)
+        took = time.monotonic() - started
+        self.tell(Answered(asked, name, number, took, len(reply), letters.printable(problem, 1000)))
         return reply
 
     @property
@@ -240,6 +242,8 @@ class Site:
 
     def _mark(self, run: SiteRun, server: Received) -> dict[str, float]:
         mark = examined(run.federation.method, run.client, run.federation.exams[0], server)
+        if not math.isfinite(mark.loss):
+            raise DivergenceError(run.client.id, run.client.round, "its loss on test examples")
         return {"accuracy": mark.accuracy, "loss": mark.loss, **mark.extra}
 
     def _received(self, letter: Letter, run: SiteRun, number: int) -> Received:
