@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
 from fedmosaic_cli.cli.own_data import pack
 from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.files import make_directories, write
 from fedmosaic_cli.flower.names import node_name
 from fedmosaic_cli.lock import check_free, is_held, locked, note
@@ -247,12 +249,16 @@ def run_site(
 
 
 class Diary:
-    """Says and writes down how a site is doing: a line an event, and the last of them in its status."""
+    """Says and writes down how a site is doing: a line an event, and the last of them in its status.
+
+    Two threads tell it things: who keeps the connection, and who answers letters.
+    """
 
     def __init__(self, files: SiteFiles, quiet: bool) -> None:
         self._files = files
         self._quiet = quiet
         self._status: dict[str, Any] = {}
+        self._one_at_a_time = Lock()
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -277,8 +283,10 @@ class Diary:
         self._note(connection="stopped", since=now())
 
     def _note(self, **values: str) -> None:
-        self._status |= values
-        self._files.save_status(self._status)
+        with self._one_at_a_time:
+            self._status |= values
+            with suppress(OSError, ResourceError):  # a full disk is no reason to stop answering
+                self._files.save_status(self._status)
 
 
 def now() -> str:
