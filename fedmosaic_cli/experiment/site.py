@@ -23,7 +23,7 @@ from fedmosaic_cli.engine.present import examined, part_in, way
 from fedmosaic_cli.engine.privacy_block import too_likely
 from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.remote import DIVERGED, REFUSED, UNKNOWN_PARTS
-from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError
+from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble_site
 from fedmosaic_cli.experiment.environment import versions
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
@@ -272,6 +272,9 @@ class Site:
         config = self.policy.limited(self._config(read_sealed(folder / PLAN)["config"]))
         run = SiteRun(letter.head["run"], config, assemble_site(config, self.shard, self.device), RunFiles(folder))
         checkpoint, damaged = checkpoints.load_newest(run.files.checkpoints)
+        if damaged and config.noise is not None:
+            # To play those rounds again would be to draw other noise for the same truth, and to forget what was spent.
+            raise RunStateError(f"{next(iter(damaged.values()))}: put it back, or begin another run")
         if checkpoint is not None:
             restore(run.federation, checkpoint.arrays, checkpoint.values, checkpoint.round)
         for path in damaged:

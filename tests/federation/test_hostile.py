@@ -316,6 +316,21 @@ def test_an_epsilon_that_only_looks_small_is_refused(more, words, shards, tmp_pa
     assert words in join(site, configured(shards, "fedct", tmp_path, *SPARING, *more))["text"]
 
 
+@pytest.mark.parametrize("noise", [True, False])
+def test_noise_is_not_drawn_twice_where_a_disk_forgot_what_was_said(noise, shards, tmp_path):
+    sites = Sites(shards, tmp_path)
+    config = configured(shards, "fedct", tmp_path, *(SPARING if noise else SPARING[:1]))
+    join(sites.sites[0], config)
+    for number in (1, 2):
+        assert turn(sites.sites[0], config, number)["kind"] == "turn"
+    [state] = tmp_path.rglob("round-00002/state.json")
+    state.write_bytes(b"damaged")
+    sites.restart(0)
+    answers = [turn(sites.sites[0], config, 2) for _ in range(2)]
+    assert [answer["kind"] for answer in answers] == (["error"] * 2 if noise else ["turn"] * 2)
+    assert not noise or "checkpoint file is damaged" in answers[0]["text"]
+
+
 def test_a_plan_that_lies_about_the_public_set_is_refused(shards, tmp_path):
     """Else the budget of one label would be given to each of many."""
     site, config = Sites(shards, tmp_path).sites[0], configured(shards, "fedct", tmp_path, *SPARING)
