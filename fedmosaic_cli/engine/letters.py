@@ -36,7 +36,19 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MOST_NOTES = 64
 # What a line of the log says by itself: no site puts its own words there.
 OURS = (
-    *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "message", "left_out"),
+    *(
+        "round",
+        "client",
+        "lambda",
+        "accuracy",
+        "test_loss",
+        "bits_up",
+        "bits_down",
+        "lost",
+        "unexamined",
+        "message",
+        "left_out",
+    ),
     *("received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
 )
 OURS_END = "_accuracy"

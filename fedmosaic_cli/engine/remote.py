@@ -109,10 +109,12 @@ class Remote:
     _heard_at: float = 0.0
     """When somebody last answered."""
 
-    def join(self, plan: Mapping[str, Any]) -> Iterator[set[int]]:
-        """Tell every site what is planned. Yields who is not there yet, until all are; refused by one is by all."""
+    def join(self, plan: Mapping[str, Any], server: State, finished: int) -> Iterator[set[int]]:
+        """Tell every site what is planned, after so many rounds. Yields who is not there yet, until all are; refused by
+        one is by all."""
         missing = {client.id for client in self.clients}
-        letter = letters.write(Letter({"kind": "join", "run": self.run, **plan}))
+        parts = self._server_parts(server, finished + 1)
+        letter = {c: letters.write(Letter({"kind": "join", "run": self.run, **plan}, parts[c])) for c in missing}
         why: dict[int, str] = {}
         until = time.monotonic() + self.wait
         while missing:
@@ -120,9 +122,9 @@ class Remote:
             if time.monotonic() > until:
                 who = ", ".join(f"client {client}{why.get(client, '')}" for client in sorted(missing))
                 raise FailedRunError(f"not everybody joined within {self.wait:g} s (--wait), {who}: start their sites")
-            asked = dict.fromkeys(sorted(missing & self.carrier.present()), letter)
+            asked = {client: letter[client] for client in sorted(missing & self.carrier.present())}
             time.sleep(0 if asked else PAUSE_SECONDS)
-            for client, answer in self._answers(asked, JOIN_SECONDS).items():
+            for client, answer in self._answers("join", None, asked, JOIN_SECONDS).items():
                 if isinstance(answer, str):
                     why[client] = f" ({answer})"
                     continue
@@ -130,8 +132,8 @@ class Remote:
                 missing.discard(client)
                 device = answer.head.get("device")
                 self.devices[client] = device if isinstance(device, str) and DEVICE.fullmatch(device) else "unknown"
-                if answer.head.get("mark") is not None:
-                    self._marks[client] = self._understood(client, answer)
+                self._marks[client] = self._understood(client, answer)
+                self._held[client] = letters.digest_of(parts[client])
 
     def turns(self, clients: Sequence[RemoteClient], letter: Callable[[int], Message]) -> dict[int, Turn]:
         """Who does not answer in time, or not as one should, is lost; too few, and those are asked once more."""
@@ -145,7 +147,7 @@ class Remote:
             if attempt and len(turns) >= min(self.quorum, len(members)):
                 break
             asked = {client: self._asking("turn", number, client, parts[client]) for client in missing}
-            for client, answer in self._answers(asked, self.patience.seconds(), parts).items():
+            for client, answer in self._answers("turn", number, asked, self.patience.seconds(), parts).items():
                 turn = answer if isinstance(answer, str) else self._turn(members[client], answer, messages[client])
                 if isinstance(turn, str):
                     members[client].note(lost=turn)
@@ -160,34 +162,28 @@ class Remote:
         """Who is not heard of has the mark that it had before: as far as anybody knows, its model is the same."""
         if self.method.judged_with_server:
             number = self.clients[0].round
-            messages = {c.id: self.method.broadcast(server, c.id, self.world) for c in self.clients}
-            # The next round begins with the very same parts.
-            parts = self._packed(messages, number + 1)
+            parts = self._server_parts(server, number + 1)
             asked = {client: self._asking("exam", number, client, parts[client]) for client in parts}
-            for client, answer in self._answers(asked, self.patience.seconds(), parts).items():
+            for client, answer in self._answers("exam", number, asked, self.patience.seconds(), parts).items():
                 if isinstance(answer, str):
-                    self.clients[client].note(lost=answer)
+                    self.clients[client].note(unexamined=answer)
                     continue
                 self._held[client] = letters.digest_of(parts[client])
                 try:
                     self._marks[client] = mark_of(answer, client)
                 except RefusedLetterError as error:
-                    self.clients[client].note(lost=str(error))
-        unknown = [client.id for client in self.clients if client.id not in self._marks]
-        if unknown:
-            raise FailedRunError(f"client {unknown[0]} was never heard of ({self.run}): go on with --resume")
+                    self.clients[client].note(unexamined=str(error))
         return [self._marks[client.id] for client in self.clients]
 
     def finish(self, server: State, number: int) -> dict[int, dict[str, Any]]:
         """Have every site keep its personal model; what each tells of it. All have to."""
-        messages = {c.id: self.method.broadcast(server, c.id, self.world) for c in self.clients}
         told: dict[int, dict[str, Any]] = {}
-        parts = self._packed(messages, number + 1) if self.method.judged_with_server else {c: {} for c in messages}
+        parts = self._server_parts(server, number + 1)
         for _ in range(2):
             missing = [client for client in parts if client not in told]
             asked = {client: self._asking("finish", number, client, parts[client]) for client in missing}
             lost = {}
-            for client, answer in (self._answers(asked, self.patience.seconds(), parts) if asked else {}).items():
+            for client, answer in self._answers("finish", number, asked, self.patience.seconds(), parts).items():
                 if isinstance(answer, str):
                     lost[client] = answer
                 else:
@@ -196,6 +192,13 @@ class Remote:
             who = "; ".join(f"client {client}: {reason}" for client, reason in lost.items())
             raise FailedRunError(f"all rounds are played, but not everybody is here, {who}: go on with --resume")
         return told
+
+    def _server_parts(self, server: State, number: int) -> dict[int, Parts]:
+        """What the server has, where clients need it to be examined: what it sends them when the next round begins."""
+        if not self.method.judged_with_server:
+            return {client.id: {} for client in self.clients}
+        messages = {c.id: self.method.broadcast(server, c.id, self.world) for c in self.clients}
+        return self._packed(messages, number)
 
     def _packed(self, messages: Mapping[int, Message], number: int) -> dict[int, Parts]:
         """The messages as bytes; what is the same for everybody is written once."""
@@ -221,6 +224,8 @@ class Remote:
 
     def _answers(
         self,
+        kind: str,
+        number: int | None,
         asked: Mapping[int, bytes],
         seconds: float,
         parts: Mapping[int, Parts] | None = None,
@@ -230,7 +235,8 @@ class Remote:
         until = time.monotonic() + seconds
         forgotten: dict[int, bytes] = {}
         for reply in self.carrier.ask(asked, seconds) if asked else ():
-            heard[reply.client] = self._read(reply.client, reply.data) if isinstance(reply, Answer) else reply.reason
+            read = self._read(reply.client, kind, number, reply.data) if isinstance(reply, Answer) else reply.reason
+            heard[reply.client] = read
             if isinstance(heard[reply.client], Letter):
                 self._heard_at = time.monotonic()
             if heard[reply.client] == UNKNOWN_PARTS and parts is not None:
@@ -238,27 +244,31 @@ class Remote:
                 head = letters.read(asked[reply.client]).head
                 forgotten[reply.client] = letters.write(Letter(head, parts[reply.client]))
         left = until - time.monotonic()
-        return {**heard, **self._answers(forgotten, left)} if forgotten and left > 0 else heard
+        return {**heard, **self._answers(kind, number, forgotten, left)} if forgotten and left > 0 else heard
 
-    def _read(self, client: int, data: bytes) -> Letter | str:
-        """An answer that can be read, or the reason why it is not used."""
+    def _read(self, client: int, kind: str, number: int | None, data: bytes) -> Letter | str:
+        """An answer to what was asked, if it can be read, or the reason why it is not used."""
         try:
             letter = letters.read(data, self._most())
         except RefusedLetterError as error:
             return str(error)
-        if letter.kind == "error":
-            if letter.head.get("error") == DIVERGED and not self.skips:
-                number = letter.head.get("round")
-                what = letters.printable(str(letter.head.get("text")), 200)
-                raise DivergenceError(client, number if type(number) is int else 0, what)
-            if letter.head.get("error") == REFUSED and letter.head.get("asked") == "join":
-                return letter
-            return UNKNOWN_PARTS if letter.head.get("error") == UNKNOWN_PARTS else plain(letter.head)
+        head = letter.head
+        if letter.kind != "error":
+            return self._unfit(client, kind, number, letter) or letter
+        if head.get("error") == DIVERGED and kind in ("turn", "exam") and not self.skips:
+            raise DivergenceError(client, number or 0, letters.printable(str(head.get("text")), 200))
+        if head.get("error") == REFUSED and kind == "join":
+            return letter
+        return UNKNOWN_PARTS if head.get("error") == UNKNOWN_PARTS else plain(head)
+
+    def _unfit(self, client: int, kind: str, number: int | None, letter: Letter) -> str:
+        """Why an answer is none to what was asked; "" if it is."""
         if letter.head.get("client") != client:
             return "unknown_client"
         if letter.head.get("run") != self.run:
             return "wrong_run"
-        return letter
+        fits = letter.kind == kind and (number is None or letter.head.get("round") == number)
+        return "" if fits else "wrong_round"
 
     def _most(self) -> int:
         """More bytes than this are no answer."""
@@ -271,8 +281,6 @@ class Remote:
     def _turn(self, client: RemoteClient, answer: Letter, sent: Message) -> Turn | str:
         """What a client's answer comes to, or the reason why it is not used."""
         try:
-            if answer.kind != "turn" or answer.head.get("round") != client.round:
-                letters.refuse("wrong_round")
             expected = {name: kind for name, (kind, _) in answer.parts.items()}
             if answer.parts and expected != dict(self.method.uploads):
                 letters.refuse("wrong_parts")

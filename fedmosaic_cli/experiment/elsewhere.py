@@ -126,7 +126,8 @@ def joined(federation: Federation, config: RunConfig, shards: Shards) -> Iterato
     """Tell the sites what is planned; who is missing, until nobody is. Clients in this process are there."""
     if federation.elsewhere is not None:
         plan = {"version": __version__, "config": config.to_dict(), "shards": shards.digest}
-        yield from remote_of(federation).join(plan)
+        standing = federation.standing
+        yield from remote_of(federation).join(plan, standing.server, standing.finished)
 
 
 def final_models(federation: Federation) -> dict[str, str]:

@@ -201,7 +201,8 @@ class Site:
         make_directories(folder)
         write(folder / PLAN, sealed({"config": config.to_dict()}))
         run = self._run = self._open(letter)
-        mark = None if config.method.judged_with_server else self._mark(run, {})
+        server = self._received(letter, run, run.round + 1)
+        mark = self._mark(run, server) if server or not config.method.judged_with_server else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
         return self._write(run, "join", run.round, {"mark": mark, **about})
 

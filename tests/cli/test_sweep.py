@@ -164,7 +164,7 @@ def way(*, jobs=None, address=None, cpus=None, gpus=None, device=Device.auto, re
 
 
 def test_a_run_gets_the_cores_that_others_leave_and_a_gpu_if_it_asks(monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.cli.engine.available_cores", lambda: 8)
+    monkeypatch.setattr("fedmosaic_cli.cli.reproduce_engine.available_cores", lambda: 8)
     assert way().cpus == 1
     assert way().at_once() == 8
     assert way(jobs=3).cpus == 2

@@ -266,7 +266,7 @@ def test_readers_do_not_care_who_writes(finished, type_in):
 def test_a_failure_before_the_first_round_leaves_nothing_in_the_way(type_in, undisturbed, tmp_path, monkeypatch):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
 
-    def greedy(*arguments):
+    def greedy(*arguments, **more):
         raise MemoryError
 
     monkeypatch.setattr("fedmosaic_cli.experiment.run.assemble", greedy)

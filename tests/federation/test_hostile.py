@@ -165,7 +165,7 @@ def spoilt_run(shards, folder, config, change, kind, number=None):
 def test_an_exam_that_makes_no_sense_leaves_the_mark_as_it_was(mark, shards, tmp_path):
     config = configured(shards, "fedavg", tmp_path)
     files = spoilt_run(shards, tmp_path, config, changed_head(mark=mark), "exam", 2)
-    assert rows_of(files, 2)[1]["lost"] == "bad_mark"
+    assert rows_of(files, 2)[1]["unexamined"] == "bad_mark"
     assert rows_of(files, 2)[1]["accuracy"] == rows_of(files, 1)[1]["accuracy"]
 
 
