@@ -83,7 +83,7 @@ def address(request: Request) -> Address:
     if not is_loopback(host) and not request.expose:
         raise RequestError(
             f"whoever reaches {request.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
-            "behind a proxy (docs/federation.md), or add --expose on a network that you trust"
+            "behind a proxy (nginx.conf of 'fedmosaic federation init'), or add --expose on a network that you trust"
         )
     return Address(host, int(port), None if request.insecure else papers(request, host))
 

@@ -143,7 +143,7 @@ class Request:
     deadline: Annotated[
         float | None,
         typer.Option(
-            min=1, help="flower: seconds that a round may take.", show_default="90, or 3 times what rounds take"
+            min=1, help="flower: seconds that a round may take.", show_default="3600, then 3 times what rounds take"
         ),
     ] = None
     wait: Annotated[
@@ -154,7 +154,7 @@ class Request:
     )
     expose: Annotated[
         bool,
-        typer.Option("--expose", help="flower: listen where others could start runs too; see docs/federation.md."),
+        typer.Option("--expose", help="flower: listen where others could start runs too: trusted networks."),
     ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False

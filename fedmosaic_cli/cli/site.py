@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,7 +48,7 @@ ShareOption = Annotated[
 ]
 EpsilonOption = Annotated[
     float | None,
-    typer.Option(help="Take part only where planned noise keeps the total epsilon below.", show_default="no limit"),
+    typer.Option(help="The largest total epsilon, of all data here, that one run may spend.", show_default="no limit"),
 ]
 
 
@@ -249,12 +250,16 @@ def run_site(
 
 
 class Diary:
-    """Says and writes down how a site is doing: a line an event, and the last of them in its status."""
+    """Says and writes down how a site is doing: a line an event, and the last of them in its status.
+
+    Two threads tell it things: who keeps the connection, and who answers letters.
+    """
 
     def __init__(self, files: SiteFiles, quiet: bool) -> None:
         self._files = files
         self._quiet = quiet
         self._status: dict[str, Any] = {}
+        self._one_at_a_time = Lock()
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -280,9 +285,10 @@ class Diary:
 
     def _note(self, **values: str) -> None:
         """Write down the last of it; on a full disk that has to wait, and the coordinator is answered all the same."""
-        self._status |= values
-        with suppress(OSError, ResourceError):
-            self._files.save_status(self._status)
+        with self._one_at_a_time:
+            self._status |= values
+            with suppress(OSError, ResourceError):
+                self._files.save_status(self._status)
 
 
 def now() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import struct
 from dataclasses import dataclass, field
@@ -36,7 +35,13 @@ KINDS = ("opinion", "consensus", "weights", "logits")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MOST_NOTES = 64
 # What a line of the log says by itself: no site puts its own words there.
-OURS = ("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "message", "left_out")
+OURS = (
+    *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "message", "left_out"),
+    *("received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
+)
+OURS_END = "_accuracy"
+LARGEST = 1e100
+"""No number above this is one: sums of those that are stay finite."""
 
 
 class RefusedLetterError(Exception):
@@ -217,10 +222,16 @@ def checked_notes(notes: Any) -> dict[str, Any]:
     if not isinstance(notes, dict) or len(notes) > MOST_NOTES:
         refuse("bad_notes")
     for name, value in notes.items():
-        if not NAME.fullmatch(name) or name in OURS or not (value is None or is_number(value)):
+        ours = name in OURS or name.endswith(OURS_END)
+        if ours or not NAME.fullmatch(name) or not (value is None or is_number(value)):
             refuse("bad_notes")
     return notes
 
 
 def is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -LARGEST <= value <= LARGEST
+
+
+def printable(text: str, most: int = 300) -> str:
+    """What somebody else wrote, as far as it can be shown in a line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])

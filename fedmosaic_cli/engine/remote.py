@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from statistics import median
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     Parts = dict[str, tuple[str, bytes]]
 
 CPU = torch.device("cpu")
-# A head with its notes, and what a network may add.
-ROOM = 1 << 16
+# A head, in which a long run's ledger may be, and what a network may add.
+ROOM = letters.MOST_HEAD + (1 << 12)
+DEVICE = re.compile(r"[a-z]{1,10}(:\d{1,3})?")
 PAUSE_SECONDS = 0.5
 JOIN_SECONDS = 120.0
 UNKNOWN_PARTS, DIVERGED, REFUSED = "unknown_parts", "diverged", "refused"
@@ -96,12 +98,16 @@ class Remote:
     patience: Patience = field(default_factory=Patience)
     wait: float = 600.0
     """How many seconds everybody may take to join."""
+    skips: bool = False
+    """Whether a client that diverges is lost in the round, instead of being the end of the run."""
     devices: dict[int, str] = field(default_factory=dict)
     """Where each client computes, as it says."""
     _marks: dict[int, Mark] = field(default_factory=dict)
     """How each client's last exam went."""
     _held: dict[int, str] = field(default_factory=dict)
     """The parts that each client was sent last and need not be sent again."""
+    _heard_at: float = 0.0
+    """When somebody last answered."""
 
     def join(self, plan: Mapping[str, Any]) -> Iterator[set[int]]:
         """Tell every site what is planned. Yields who is not there yet, until all are; refused by one is by all."""
@@ -122,7 +128,8 @@ class Remote:
                     continue
                 check_welcome(self.clients[client], answer)
                 missing.discard(client)
-                self.devices[client] = str(answer.head.get("device"))[:40]
+                device = answer.head.get("device")
+                self.devices[client] = device if isinstance(device, str) and DEVICE.fullmatch(device) else "unknown"
                 if answer.head.get("mark") is not None:
                     self._marks[client] = self._understood(client, answer)
 
@@ -145,7 +152,8 @@ class Remote:
                 else:
                     turns[client] = turn
                     members[client].notes.pop("lost", None)
-        self.patience.took(time.monotonic() - started)
+        if turns:  # who does not answer says nothing of how long a round takes
+            self.patience.took(self._heard_at - started)
         return {client: turns[client] for client in sorted(turns)}
 
     def marks(self, server: State) -> list[Mark]:
@@ -159,9 +167,12 @@ class Remote:
             for client, answer in self._answers(asked, self.patience.seconds(), parts).items():
                 if isinstance(answer, str):
                     self.clients[client].note(lost=answer)
-                else:
-                    self._marks[client] = self._understood(client, answer)
-                    self._held[client] = letters.digest_of(parts[client])
+                    continue
+                self._held[client] = letters.digest_of(parts[client])
+                try:
+                    self._marks[client] = mark_of(answer, client)
+                except RefusedLetterError as error:
+                    self.clients[client].note(lost=str(error))
         unknown = [client.id for client in self.clients if client.id not in self._marks]
         if unknown:
             raise FailedRunError(f"client {unknown[0]} was never heard of ({self.run}): go on with --resume")
@@ -220,6 +231,8 @@ class Remote:
         forgotten: dict[int, bytes] = {}
         for reply in self.carrier.ask(asked, seconds) if asked else ():
             heard[reply.client] = self._read(reply.client, reply.data) if isinstance(reply, Answer) else reply.reason
+            if isinstance(heard[reply.client], Letter):
+                self._heard_at = time.monotonic()
             if heard[reply.client] == UNKNOWN_PARTS and parts is not None:
                 self._held.pop(reply.client, None)
                 head = letters.read(asked[reply.client]).head
@@ -234,8 +247,10 @@ class Remote:
         except RefusedLetterError as error:
             return str(error)
         if letter.kind == "error":
-            if letter.head.get("error") == DIVERGED:
-                raise DivergenceError(client, int(letter.head.get("round") or 0), str(letter.head.get("text"))[:200])
+            if letter.head.get("error") == DIVERGED and not self.skips:
+                number = letter.head.get("round")
+                what = letters.printable(str(letter.head.get("text")), 200)
+                raise DivergenceError(client, number if type(number) is int else 0, what)
             if letter.head.get("error") == REFUSED and letter.head.get("asked") == "join":
                 return letter
             return UNKNOWN_PARTS if letter.head.get("error") == UNKNOWN_PARTS else plain(letter.head)
@@ -296,8 +311,7 @@ class Remote:
 
 def plain(head: Mapping[str, Any]) -> str:
     """Why a site did not do what it was asked to, as far as that can be printed."""
-    text = f"{head.get('error')}: {head.get('text')}"[:300]
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return letters.printable(f"{head.get('error')}: {head.get('text')}")
 
 
 def check_welcome(client: RemoteClient, answer: Letter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections import Counter
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
+from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.privacy_block import read_ledger
 from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.remote import Patience, Remote, RemoteClient
@@ -80,7 +82,8 @@ def assemble_remote(
     quorum = how.quorum if how.quorum is not None else max(1, round_size(config) - 1)
     run = f"{config.setting}/{config.method.variant}/seed-{config.seed}/{token}"
     patience = Patience(how.deadline)
-    remote = Remote(carrier, config.method, world, run, clients, quorum, device, patience, how.wait)
+    skips = config.train.on_nan == "skip"
+    remote = Remote(carrier, config.method, world, run, clients, quorum, device, patience, how.wait, skips)
     return Federation(
         config.method,
         world,
@@ -135,11 +138,24 @@ def final_models(federation: Federation) -> dict[str, str]:
             if not SHA256.fullmatch(str(answer.get("model"))):
                 raise ValueError("no digest")
             if answer.get("ledger") is not None:
-                read_ledger(answer["ledger"])
+                check_ledger(answer["ledger"])
                 client.state[LEDGER] = answer["ledger"]
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
             raise FailedRunError(f"client {client.id} answers nonsense (finish): look at its site") from None
     return {model_name(client): told[client]["model"] for client in sorted(told)}
+
+
+def check_ledger(entries: Any) -> None:
+    """Refuse what is no ledger. Raises AttributeError, TypeError or ValueError."""
+    for release in read_ledger(entries):
+        told = [value for value in (release.epsilon, release.mu, release.sigma) if value is not None]
+        whole = type(release.count) is int and type(release.round) is int
+        if not whole or not isinstance(release.mechanism, str) or not release.mechanism.isprintable():
+            raise TypeError("no release")
+        if not all(value == math.inf or letters.is_number(value) for value in (*told, release.count, release.round)):
+            raise TypeError("no numbers")
+        if min(told, default=-1) < 0 or release.count < 0:
+            raise ValueError("a release that costs nothing")
 
 
 def told_of_sites(how: Elsewhere | None, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ is on its disk before it leaves, and whoever asks again gets the same bytes: noi
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedmosaic_cli import __version__
@@ -19,9 +20,10 @@ from fedmosaic_cli.cotraining.wire import SERVER
 from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.engine.present import examined, part_in, way
+from fedmosaic_cli.engine.privacy_block import too_likely
 from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.remote import DIVERGED, HEARD, REFUSED, UNKNOWN_PARTS
-from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError
+from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble_site
 from fedmosaic_cli.experiment.environment import versions
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
@@ -68,26 +70,47 @@ class Answered:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the people at a site have agreed to: what may leave it, and how much its noise may let through."""
+    """What the people at a site have agreed to: what may leave it, and how much its noise may let through in a run.
+
+    `max_epsilon` is about all of the site's data, at a delta below one over its size.
+    """
 
     sharing: Sharing = "labels"
     max_epsilon: float | None = None
 
-    def check(self, config: RunConfig) -> None:
-        """Refuse a plan that asks for more."""
+    def check(self, config: RunConfig, examples: int) -> None:
+        """Refuse a plan that asks for more of a client with so many `examples`."""
         more = set(config.method.uploads.values()) - SHARED[self.sharing]
         if more:
             raise RequestError(
                 f"{config.method.title} would send {config.method.travels}, and this site shares {self.sharing} "
                 "(--share): agree on another method, or share more"
             )
+        if self.max_epsilon is not None:
+            self._check_noise(config, self.max_epsilon, examples)
+
+    def limited(self, config: RunConfig) -> RunConfig:
+        """The plan with what this site allows as its limit: whatever was spent before counts, round by round."""
         if self.max_epsilon is None:
-            return
+            return config
+        least = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
+        return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": least}))
+
+    def _check_noise(self, config: RunConfig, most: float, examples: int) -> None:
+        """Refuse noise that lets through more, or is measured in a way that makes it look like less."""
         noise = config.noise
         total = None if noise is None else noise.planned_total(config.exchanges, config.data.public_size or 0)
-        if total is None or total > self.max_epsilon:
+        if noise is None or total is None or total > most:
             planned = "no noise" if total is None else f"a total epsilon of {total:.6g}"
-            raise RequestError(f"{planned} is planned, and this site allows {self.max_epsilon:g} (--max-epsilon)")
+            raise RequestError(f"{planned} is planned, and this site allows {most:g} (--max-epsilon): plan for less")
+        if noise.unit != "client" or noise.changed_rows is not None:
+            raise RequestError(
+                "the planned epsilon is that of a record, and this site allows one for all its data (--max-epsilon): "
+                "leave privacy.unit and privacy.changed_rows out"
+            )
+        vague = too_likely(noise.delta, [examples])
+        if vague:
+            raise RequestError(f"{vague}: choose a smaller one, as this site has --max-epsilon")
 
 
 @dataclass
@@ -155,8 +178,9 @@ class Site:
         if problem:
             self._run = None  # what was begun is not known to be whole: the disk knows better
         number = letter.head.get("round") if type(letter.head.get("round")) is int else None
-        name, asked = str(letter.head.get("run", ""))[:200], letter.kind[:20]
-        self.tell(Answered(asked, name, number, time.monotonic() - started, len(reply), problem))
+        name, asked = letters.printable(str(letter.head.get("run", "")), 200), letters.printable(letter.kind, 20)
+        took = time.monotonic() - started
+        self.tell(Answered(asked, name, number, took, len(reply), letters.printable(problem, 1000)))
         return reply
 
     @property
@@ -173,7 +197,6 @@ class Site:
         if head.get("shards") != self.shard.shards.digest:
             raise RequestError("the plan is for other shards than this site holds: carry over those of this run")
         config = self._config(head.get("config"))
-        self.policy.check(config)
         folder = self._folder(head)
         make_directories(folder)
         write(folder / PLAN, sealed({"config": config.to_dict()}))
@@ -185,6 +208,8 @@ class Site:
     def _turn(self, letter: Letter) -> bytes:
         """Play a round; or, if it was played, say again what was said."""
         run, number = self._opened(letter), self._round(letter)
+        if number > run.config.train.rounds:
+            raise RequestError(f"round {number} is none of the {run.config.train.rounds} that are planned")
         if number <= run.round:
             reply = run.reply_to(number)
             if reply is None:
@@ -217,6 +242,8 @@ class Site:
 
     def _mark(self, run: SiteRun, server: Received) -> dict[str, float]:
         mark = examined(run.federation.method, run.client, run.federation.exams[0], server)
+        if not math.isfinite(mark.loss):
+            raise DivergenceError(run.client.id, run.client.round, "its loss on test examples")
         return {"accuracy": mark.accuracy, "loss": mark.loss, **mark.extra}
 
     def _received(self, letter: Letter, run: SiteRun, number: int) -> Received:
@@ -249,9 +276,12 @@ class Site:
         folder = self._folder(letter.head)
         if not (folder / PLAN).is_file():
             raise RequestError("this site has not joined the run: start it again at the coordinator with --resume")
-        config = self._config(read_sealed(folder / PLAN)["config"])
+        config = self.policy.limited(self._config(read_sealed(folder / PLAN)["config"]))
         run = SiteRun(letter.head["run"], config, assemble_site(config, self.shard, self.device), RunFiles(folder))
         checkpoint, damaged = checkpoints.load_newest(run.files.checkpoints)
+        if damaged and config.noise is not None:
+            # To play those rounds again would be to draw other noise for the same truth, and to forget what was spent.
+            raise RunStateError(f"{next(iter(damaged.values()))}: put it back, or begin another run")
         if checkpoint is not None:
             restore(run.federation, checkpoint.arrays, checkpoint.values, checkpoint.round)
         for path in damaged:
@@ -268,7 +298,10 @@ class Site:
             raise RequestError(f"{config.method.title} {why.needs}, but {why.but}")
         if config.method.pooled or config.attack.kind != "none":
             raise RequestError("pooled data and simulated attacks are for one process (--engine): leave them out")
+        if config.data != self.shard.shards.partition.settings:
+            raise RequestError("the plan tells of other data than this site's shards (data): plan with these shards")
         config.check_privacy()
+        self.policy.check(config, len(self.shard.partition.shards[0].train))
         return config
 
     def _folder(self, head: Mapping[str, Any]) -> Path:

@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine.carrier import Answer, Loss
+from fedmosaic_cli.engine.letters import printable
 from fedmosaic_cli.errors import FailedRunError, RequestError
 from fedmosaic_cli.flower.available import check_flower
 from fedmosaic_cli.flower.errors import GONE as AWAY
@@ -147,7 +148,8 @@ class FlowerCarrier:
             return Answer(client, payload)
         reason = passing(header["code"], header["reason"])
         if reason is None:
-            return Loss(client, f"no answer: {' '.join(header['reason'].split())[:MOST_WORDS]}")
+            words = " ".join(header["reason"].split())
+            return Loss(client, f"no answer: {printable(words, MOST_WORDS)}")
         pending.asked, pending.reason, pending.not_before = False, reason, time.monotonic() + PAUSE_SECONDS
         return None
 

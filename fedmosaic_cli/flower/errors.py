@@ -7,6 +7,8 @@ SITE_ENDED = "the site process ended while answering"
 
 RAISED, EXPIRED, UNREAD, OFFLINE, CRASHED = 2, 3, 4, 5, 8
 """Flower's numbers: the app raised an exception, a message or its answer is too old, node offline, app crashed."""
+NONSENSE = 0
+"""Our own: an answer in which there is none."""
 GONE, DOWN, LATE = "gone", "crashed", "deadline"
 
 

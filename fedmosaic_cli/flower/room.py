@@ -24,9 +24,24 @@ class Room:
         parent = Path(tempfile.gettempdir())
         parent = SHORT if too_long(parent / f"{PREFIX}12345678") and SHORT.is_dir() else parent
         sweep(parent)
+        while not self._moved_in(parent):
+            pass
+
+    def _moved_in(self, parent: Path) -> bool:
+        """Make the directory, and say whether it is ours: until it is locked, others take it for one of the dead."""
         self.path = disk.make_private_directory(PREFIX, parent)
-        self._handle: int | None = disk.create_private(self.path / LOCK)
-        fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            self._handle: int | None = disk.create_private(self.path / LOCK)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (self.path / LOCK).exists():
+                return True
+        except BlockingIOError:
+            pass
+        os.close(self._handle)
+        return False
 
     def close(self) -> None:
         """Remove the directory with all that is in it."""

@@ -18,7 +18,7 @@ from flwr.app import Message
 from flwr.serverapp import ServerApp
 
 from fedmosaic_cli.flower.child import MARK
-from fedmosaic_cli.flower.errors import OFFLINE
+from fedmosaic_cli.flower.errors import NONSENSE, OFFLINE
 from fedmosaic_cli.flower.local import GONE, connect, pack, unpack
 from fedmosaic_cli.flower.wire import unwrap, wrap
 
@@ -134,10 +134,19 @@ class Relay:
                 self._note_name(self._claiming.pop(message), reply)
             elif message in self._open:
                 ask, node = self._open.pop(message)
-                if reply.has_error():
-                    self._tell(error=ask, code=reply.error.code, reason=str(reply.error.reason))
-                else:
-                    self._tell(unwrap(reply.content), reply=ask, name=node.name)
+                self._hand_on(ask, node, reply)
+
+    def _hand_on(self, ask: int, node: Node, reply: Message) -> None:
+        """Tell the coordinator what a node answered; whatever that is, the others' answers are still to come."""
+        if reply.has_error():
+            self._tell(error=ask, code=reply.error.code, reason=str(reply.error.reason))
+            return
+        try:
+            said = unwrap(reply.content)
+        except (KeyError, TypeError):
+            self._tell(error=ask, code=NONSENSE, reason="the node answered without bytes")
+            return
+        self._tell(said, reply=ask, name=node.name)
 
     def _ask_for_names(self, nodes: list[int]) -> None:
         for node in nodes:
@@ -148,4 +157,5 @@ class Relay:
 
     def _note_name(self, node: int, reply: Message) -> None:
         if not reply.has_error():
-            self._claimed[node] = unwrap(reply.content).decode()
+            with suppress(KeyError, TypeError, UnicodeDecodeError):
+                self._claimed[node] = unwrap(reply.content).decode()

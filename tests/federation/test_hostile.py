@@ -16,11 +16,13 @@ from fedmosaic_cli import __version__
 from fedmosaic_cli.cotraining import wire
 from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import FailedRunError, RequestError
 from fedmosaic_cli.experiment.site import Policy
 from fedmosaic_cli.records.site_shards import load_site_shard
 from tests.federation.sites import Sites, configured, exported, play
 from tests.federation.test_losses import asked, rows_of
+
+SPARING = ("train.rounds=2", "privacy.epsilon=8", "privacy.labels=krr")
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +107,29 @@ LETTERS = {
     "another client": (lambda a: letters.write(changed_head(client=0)(letters.read(a))), "unknown_client"),
     "another run": (lambda a: letters.write(changed_head(run="other")(letters.read(a))), "wrong_run"),
     "an answer to something else": (lambda a: letters.write(changed_head(kind="exam")(letters.read(a))), "wrong_round"),
-    "oversized": (lambda a: a + bytes(1 << 20), "too_large"),
+    "oversized": (lambda a: a + bytes(1 << 21), "too_large"),
     "a flipped bit": (lambda a: a[:-20] + bytes([a[-20] ^ 1]) + a[-19:], "checksum"),
     "nothing": (lambda a: b"", "truncated"),
     "garbage": (lambda a: bytes(200), "bad_magic"),
     "the log's own words": (lambda a: letters.write(without_sense(letters.read(a))), "bad_notes"),
     "notes that are none": (lambda a: letters.write(changed_head(notes=[1])(letters.read(a))), "bad_notes"),
+    "a number beyond all": (lambda a: letters.write(changed_head(notes={"x": 10**400})(letters.read(a))), "bad_notes"),
+    "a number that would spoil sums": (
+        lambda a: letters.write(changed_head(notes={"trust": 1e308})(letters.read(a))),
+        "bad_notes",
+    ),
+    "what the server says of all": (
+        lambda a: letters.write(changed_head(notes={"degraded": 1})(letters.read(a))),
+        "bad_notes",
+    ),
+    "marks among the notes": (
+        lambda a: letters.write(changed_head(notes={"global_accuracy": 0.5})(letters.read(a))),
+        "bad_notes",
+    ),
+    "a mark beyond all": (
+        lambda a: letters.write(changed_head(mark={"accuracy": 10**400, "loss": 0.1})(letters.read(a))),
+        "bad_mark",
+    ),
     "a mark above all": (
         lambda a: letters.write(changed_head(mark={"accuracy": 2.0, "loss": 0.1})(letters.read(a))),
         "bad_mark",
@@ -127,6 +146,74 @@ def test_an_answer_that_makes_no_sense_is_as_good_as_none(lie, shards, tmp_path)
     files = play(config, shards, tmp_path / "run", sites)
     assert rows_of(files, 2)[1]["lost"] == reason
     assert files.summary()["lost"] == {"1": 1}
+
+
+def spoilt_run(shards, folder, config, change, kind, number=None):
+    """A run in which client 1's answer of a kind is changed."""
+
+    def spoil(client, letter, answer):
+        head = letters.read(letter).head
+        there = client == 1 and head["kind"] == kind and number in (None, head.get("round"))
+        return letters.write(change(letters.read(answer))) if there else answer
+
+    sites = Sites(shards, folder)
+    sites.spoil = spoil
+    return play(config, shards, folder / "run", sites)
+
+
+@pytest.mark.parametrize("mark", [None, {"accuracy": 2, "loss": 1}, {"accuracy": 0.5, "loss": 10**400}])
+def test_an_exam_that_makes_no_sense_leaves_the_mark_as_it_was(mark, shards, tmp_path):
+    config = configured(shards, "fedavg", tmp_path)
+    files = spoilt_run(shards, tmp_path, config, changed_head(mark=mark), "exam", 2)
+    assert rows_of(files, 2)[1]["lost"] == "bad_mark"
+    assert rows_of(files, 2)[1]["accuracy"] == rows_of(files, 1)[1]["accuracy"]
+
+
+@pytest.mark.parametrize("number", [2, "many", [1], None])
+def test_a_site_that_cries_wolf_says_so_in_one_line(number, shards, tmp_path):
+    wolf = Letter({"kind": "error", "error": "diverged", "round": number, "text": "it\nall\x1b[2J"})
+    with pytest.raises(FailedRunError, match=r"client 1 diverged in round (0|2) .* it all \[2J is not finite"):
+        spoilt_run(shards, tmp_path, configured(shards, "fedmosaic", tmp_path), lambda _: wolf, "turn", 2)
+
+
+def test_where_clients_that_diverge_are_left_out_none_ends_the_run(shards, tmp_path):
+    config = configured(shards, "fedmosaic", tmp_path, "train.on_nan=skip")
+    wolf = Letter({"kind": "error", "error": "diverged", "round": 2, "text": "all"})
+    files = spoilt_run(shards, tmp_path, config, lambda _: wolf, "turn", 2)
+    assert rows_of(files, 2)[1]["lost"] == "diverged: all"
+
+
+@pytest.mark.parametrize("device", ["<b>\x1b[2J", ["cpu"], None, "cpu\n"])
+def test_a_device_that_is_none_is_not_shown(device, shards, tmp_path):
+    config = configured(shards, "fedmosaic", tmp_path, "train.rounds=1")
+    files = spoilt_run(shards, tmp_path, config, changed_head(device=device), "join")
+    assert files.summary()["device"] == "cpu, unknown"
+
+
+KRR = {"round": 1, "mechanism": "krr", "count": 60, "epsilon": 0.1}
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        *("abc", 3, {"a": 1}, [[1]], [{}]),
+        *([{**KRR, "count": count}] for count in (-5, 10**400, "x", True, None)),
+        *([{**KRR, "epsilon": epsilon}] for epsilon in (-1.0, 1e308, "x", [1])),
+        *([{**KRR, "mechanism": name}] for name in (3, "a\nb")),
+        [{**KRR, "round": "1"}],
+    ],
+)
+def test_a_ledger_that_is_none_ends_the_run_in_one_line(ledger, shards, tmp_path):
+    config = configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=1")
+    with pytest.raises(FailedRunError, match=r"client 1 answers nonsense \(finish\): look at its site"):
+        spoilt_run(shards, tmp_path, config, changed_head(ledger=ledger), "finish")
+
+
+def test_a_ledger_of_very_many_rounds_arrives(shards, tmp_path):
+    config = configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=1")
+    ledger = [{**KRR, "round": number} for number in range(1, 5001)]
+    files = spoilt_run(shards, tmp_path, config, changed_head(ledger=ledger), "finish")
+    assert files.summary()["privacy"]["rounds"] == 5000
 
 
 def with_weights(change):
@@ -194,6 +281,70 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
         assert (join(site, config)["kind"] == "join") is joins
     more = configured(shards, "fedct", tmp_path, "privacy.epsilon=9", "privacy.labels=krr")
     assert "this site allows 8" in join(site, more)["text"]
+
+
+def turn(site, planned, number):
+    head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
+    return letters.read(site.answer(letters.write(Letter(head)))).head
+
+
+def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):
+    site, config = Sites(shards, tmp_path).sites[0], configured(shards, "fedct", tmp_path, *SPARING)
+    join(site, config)
+    assert [turn(site, config, number)["kind"] for number in (1, 2, 3)] == ["turn", "turn", "error"]
+    assert "none of the 2 that are planned" in turn(site, config, 3)["text"]
+
+
+def test_what_was_spent_counts_when_a_run_is_planned_anew(shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    config = configured(shards, "fedct", tmp_path, *SPARING)
+    join(site, config)
+    assert [turn(site, config, number)["kind"] for number in (1, 2)] == ["turn", "turn"]
+    assert join(site, configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=40"))["kind"] == "join"
+    assert "above the limit of 8" in turn(site, config, 3)["text"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("privacy.delta=0.99",), "delta 0.99 is not below 1/"),
+        (("privacy.unit=record-assumed", "privacy.changed_rows=1"), "is that of a record"),
+    ],
+)
+def test_an_epsilon_that_only_looks_small_is_refused(more, words, shards, tmp_path):
+    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    assert words in join(site, configured(shards, "fedct", tmp_path, *SPARING, *more))["text"]
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_noise_is_not_drawn_twice_where_a_disk_forgot_what_was_said(noise, shards, tmp_path):
+    sites = Sites(shards, tmp_path)
+    config = configured(shards, "fedct", tmp_path, *(SPARING if noise else SPARING[:1]))
+    join(sites.sites[0], config)
+    for number in (1, 2):
+        assert turn(sites.sites[0], config, number)["kind"] == "turn"
+    [state] = tmp_path.rglob("round-00002/state.json")
+    state.write_bytes(b"damaged")
+    sites.restart(0)
+    answers = [turn(sites.sites[0], config, 2) for _ in range(2)]
+    assert [answer["kind"] for answer in answers] == (["error"] * 2 if noise else ["turn"] * 2)
+    assert not noise or "checkpoint file is damaged" in answers[0]["text"]
+
+
+def test_a_plan_that_lies_about_the_public_set_is_refused(shards, tmp_path):
+    """Else the budget of one label would be given to each of many."""
+    site, config = Sites(shards, tmp_path).sites[0], configured(shards, "fedct", tmp_path, *SPARING)
+    content = config.to_dict()
+    content["data"]["public_size"] = 1
+    assert "other data than this site's" in join(site, config, config=content)["text"]
+
+
+def test_people_who_change_their_minds_are_heard_in_runs_that_were_begun(shards, tmp_path):
+    sites, config = Sites(shards, tmp_path, Policy("models")), configured(shards, "fedavg", tmp_path)
+    assert join(sites.sites[0], config)["kind"] == "join"
+    sites.policy = Policy("labels")
+    sites.restart(0)
+    assert "this site shares labels" in turn(sites.sites[0], config, 1)["text"]
 
 
 @pytest.mark.parametrize(

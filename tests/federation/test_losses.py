@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from fedmosaic_cli.engine import letters
+from fedmosaic_cli.engine.carrier import Answer
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError
 from fedmosaic_cli.experiment.run import Terms, run
 from fedmosaic_cli.records.privacy import privacy_lines
@@ -265,6 +266,40 @@ def test_a_site_that_breaks_down_says_so_and_is_lost(shards, tmp_path, monkeypat
     files = play(config, shards, tmp_path / "run", sites)
     assert rows_of(files, 2)[1]["lost"] == "failed: ZeroDivisionError at the site"
     assert "nobody foresaw this" in (tmp_path / "site-1" / "crash.txt").read_text()
+
+
+def test_a_loss_that_is_no_number_is_a_divergence_and_no_crash(shards, tmp_path, monkeypatch):
+    from fedmosaic_cli.engine.company import Mark
+    from fedmosaic_cli.experiment import site
+
+    def examined(method, client, exam, server):
+        return Mark(exam.client, exam.owner, 0.5, float("nan") if client.round == 2 else 1.0, {})
+
+    monkeypatch.setattr(site, "examined", examined)
+    config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
+    with pytest.raises(FailedRunError, match=r"diverged in round 2 .* its loss on test examples is not finite"):
+        play(config, shards, tmp_path / "run", sites)
+
+
+def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards, tmp_path, monkeypatch):
+    from fedmosaic_cli.engine import remote
+
+    clock = [0.0]
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock[0])
+    config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
+    ask, waits = sites.ask, []
+
+    def slow(asked_letters, seconds):
+        answers = list(ask(asked_letters, seconds))
+        for answer in sorted(answers, key=lambda answer: answer.client):  # the last is the one that never comes
+            clock[0] += 10.0 if isinstance(answer, Answer) else seconds
+            yield answer
+        waits.append(seconds)
+
+    sites.ask = slow
+    sites.spoil = lambda client, letter, answer: None if client == 2 and letters.read(letter).kind == "turn" else answer
+    play(config, shards, tmp_path / "run", sites, quorum=2)
+    assert waits[1:5] == [3600, 90, 90, 90], "the first is the invitation"
 
 
 def test_events_name_the_lost(shards, tmp_path):

@@ -21,7 +21,7 @@ def spoilt(letter: bytes, answer: bytes) -> bytes:
     head = letters.read(letter).head
     lie = LIES.get(head.get("round", 0), "") if head["kind"] == "turn" else ""
     if lie == "oversized":
-        return answer + bytes(1 << 20)
+        return answer + bytes(1 << 21)
     return letters.write(OPINIONS[lie][0](letters.read(answer))) if lie else answer
 
 

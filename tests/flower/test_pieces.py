@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from fedmosaic_cli.engine.carrier import Loss
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.flower import available, local, room
+from fedmosaic_cli.flower.carrier import FlowerCarrier, Pending
 from fedmosaic_cli.flower.child import MARK
 from fedmosaic_cli.flower.commands import documents, last_line
 from fedmosaic_cli.flower.errors import NO_SITE, SITE_ENDED, passing
@@ -202,6 +204,29 @@ def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_room_that_others_sweep_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    flock, first = room.fcntl.flock, []
+
+    def hasty(handle, how):
+        if not first:
+            first.append(handle)
+            room.sweep(tmp_path)
+            assert list(tmp_path.iterdir()) == []
+        flock(handle, how)
+
+    monkeypatch.setattr(room.fcntl, "flock", hasty)
+    mine = Room()
+    assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+
+
+def test_what_a_node_says_of_its_failure_is_shown_in_a_line():
+    pending = Pending(b"")
+    loss = FlowerCarrier._outcome(None, 3, pending, {"error": 1, "code": 2, "reason": "a\n\x1b[2Jb"}, b"")
+    assert loss == Loss(3, "no answer: a  [2Jb")
+
+
 def test_a_room_has_a_short_name(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -278,3 +303,13 @@ def until(condition, seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_full_disk_does_not_keep_a_site_from_answering(tmp_path):
+    from fedmosaic_cli.cli.site import Diary
+    from fedmosaic_cli.experiment.site import Answered
+    from fedmosaic_cli.records.site import SiteFiles
+
+    diary = Diary(SiteFiles(tmp_path / "not there"), quiet=True)
+    diary.answered(Answered("turn", "a/b/seed-0/01234567", 1, 0.1, 10))
+    diary.ended()
