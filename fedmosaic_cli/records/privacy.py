@@ -27,7 +27,8 @@ class LabelNoise(Part):
 
 SOURCES = {
     "seeded": "; not somebody who knows the seed, from which the noise is drawn",
-    "system": "; every site draws its noise from its operating system",
+    "system": "; every site draws its noise from its operating system. Not counted, and without noise: the accuracies "
+    "and losses that sites tell for the log, and the class counts in the manifest",
 }
 
 

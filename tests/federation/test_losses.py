@@ -11,6 +11,7 @@ from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.carrier import Answer
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError
 from fedmosaic_cli.experiment.run import Terms, run
+from fedmosaic_cli.records.privacy import privacy_lines
 from fedmosaic_cli.records.runs import RunFiles
 from tests.federation.sites import Sites, configured, exported, play
 
@@ -214,6 +215,7 @@ def test_noise_at_sites_comes_from_no_seed(shards, tmp_path):
         files.append(play(config, shards, tmp_path / f"run-{name}", sites))
         said.append([answer for _, letter, answer in sites.letters if asked(letter, "turn", 1)])
     assert files[0].summary()["privacy"]["noise"] == "system"
+    assert "without noise: the accuracies and losses" in privacy_lines(files[0].summary()["privacy"])[-1]
     assert all(one != two for one, two in zip(*said, strict=True))
     here = play(config, shards, tmp_path / "here").summary()["privacy"]
     assert here["noise"] == "seeded"
