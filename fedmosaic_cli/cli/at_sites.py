@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,9 @@ def check_request(request: Request) -> None:
     from fedmosaic_cli.flower.available import check_flower
 
     check_flower()
+    for option, seconds in (("--deadline", request.deadline), ("--wait", request.wait)):
+        if seconds is not None and not math.isfinite(seconds):
+            raise RequestError(f"{seconds} is no number of seconds ({option}): write one such as 600")
     if request.local_sites is not None and (request.superlink or request.federation or request.expose):
         raise RequestError("--local-sites starts everything by itself (fedmosaic): leave --superlink and others out")
     if request.local_sites is None and not request.dry_run:
@@ -74,18 +78,15 @@ def check_config(request: Request, config: RunConfig) -> None:
 def address(request: Request) -> Address:
     """Where our SuperLink listens, and what it shows for itself."""
     from fedmosaic_cli.flower.link import Place as Address
-    from fedmosaic_cli.flower.link import is_loopback
+    from fedmosaic_cli.flower.link import is_loopback, parse_address
 
-    host, _, port = (request.superlink or f"127.0.0.1:{PORT}").rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise RequestError(f"'{request.superlink}' is no address (--superlink): write HOST:PORT")
+    host, port = parse_address(request.superlink or f"127.0.0.1:{PORT}")
     if not is_loopback(host) and not request.expose:
         raise RequestError(
             f"whoever reaches {request.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
             "behind a proxy (nginx.conf of 'fedmosaic federation init'), or add --expose on a network that you trust"
         )
-    return Address(host, int(port), None if request.insecure else papers(request, host))
+    return Address(host, port, None if request.insecure else papers(request, host))
 
 
 def papers(request: Request, host: str) -> Papers:

@@ -23,10 +23,10 @@ from fedmosaic_cli.cli.tensorboard import check_installed, check_usable, recorde
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.errors import FailedRunError, FedMosaicError, RequestError, ResourceError
 from fedmosaic_cli.experiment.plan import Deal, check_directory, check_run, find_shards
-from fedmosaic_cli.experiment.privacy import train_sizes
 from fedmosaic_cli.files import check_room, write
 from fedmosaic_cli.lock import locked
 from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.records.site_shards import train_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -154,7 +154,7 @@ def shards_by_seed(
 def facts_of(found: Shards | Deal) -> tuple[int, list[int]]:
     """The number of classes, and of the training examples of each client."""
     shards = found.shards if isinstance(found, Deal) else found
-    return len(shards.manifest["class_names"]), train_sizes(shards)
+    return len(shards.manifest["class_names"]), list(train_sizes(shards.manifest).values())
 
 
 def written(shards: Shards | Deal) -> Shards:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli import disk
 from fedmosaic_cli.errors import FailedRunError
 from fedmosaic_cli.experiment.plan import open_shards
-from fedmosaic_cli.files import remove
+from fedmosaic_cli.files import read_file, remove
 from fedmosaic_cli.flower.names import node_name
 from fedmosaic_cli.lock import check_free
 from fedmosaic_cli.machine import PARENT
@@ -61,11 +63,11 @@ def rehearsed(shards: Shards, place: Place, insecure: bool, device: str) -> Iter
         carrier = stack.enter_context(FlowerCarrier(keys, Address(papers=papers)))
         options = ["--insecure"] if papers is None else ["--ca", str(papers.authority)]
         options += ["--superlink", carrier.address, "--share", "models", "--device", device, "--quiet"]
-        processes = {
-            client: stack.enter_context(started(exported / client_file(client), folder, options))
+        sites = {
+            client: stack.enter_context(started(exported / client_file(client), folder, options, room.path))
             for client, folder in folders.items()
         }
-        yield Watched(carrier, processes)
+        yield Watched(carrier, sites)
 
 
 def exported_copy(shards: Shards, place: Place, target: Path) -> Path:
@@ -78,19 +80,22 @@ def exported_copy(shards: Shards, place: Place, target: Path) -> Path:
 
 
 @contextmanager
-def started(shard: Path, folder: Path, options: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A site in a process of its own, which ends with ours, however ours ends."""
+def started(shard: Path, folder: Path, options: list[str], room: Path) -> Iterator[LocalSite]:
+    """A site in a process of its own, which ends with ours, however ours ends. What it says is kept in the room."""
+    said = room / f"{folder.name}.txt"
+    handle = disk.create(said)
     command = [sys.executable, "-m", "fedmosaic_cli", "site", "start", "--site-dir", str(folder), "--shard", str(shard)]
     process = subprocess.Popen(
         [*command, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=handle,
         env={**os.environ, PARENT: str(os.getpid())},
         start_new_session=True,
     )
+    os.close(handle)
     try:
-        yield process
+        yield LocalSite(process, said)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -98,16 +103,29 @@ def started(shard: Path, folder: Path, options: list[str]) -> Iterator[subproces
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+
+
+@dataclass(frozen=True)
+class LocalSite:
+    """A site of a rehearsal, and where it says what."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+
+    def last_words(self) -> str:
+        """Why it ended; "" as long as it has not."""
+        if self.process.poll() is None:
+            return ""
+        lines = [line for line in read_file(self.said).decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("error: ") if lines else f"code {self.process.returncode}"
 
 
 class Watched:
     """A carrier whose sites are processes of ours: one that has ended will not answer any more."""
 
-    def __init__(self, carrier: FlowerCarrier, processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    def __init__(self, carrier: FlowerCarrier, sites: Mapping[int, LocalSite]) -> None:
         self._carrier = carrier
-        self._processes = processes
+        self._sites = sites
 
     def present(self) -> set[int]:
         self._check()
@@ -121,8 +139,6 @@ class Watched:
         self._carrier.close()
 
     def _check(self) -> None:
-        for client, process in self._processes.items():
-            if process.poll() is not None:
-                said = (process.stderr.read() if process.stderr else b"").decode(errors="replace").splitlines()
-                words = next((line for line in reversed(said) if line.strip()), f"code {process.returncode}")
-                raise FailedRunError(f"the site of client {client} ended, {words.removeprefix('error: ')}")
+        for client, site in self._sites.items():
+            if words := site.last_words():
+                raise FailedRunError(f"the site of client {client} ended, {words}")

@@ -205,13 +205,11 @@ def facts(held: SiteShard) -> dict[str, Any]:
 def check_way(settings: SiteSettings, key: Path, insecure: bool) -> None:
     """Refuse to go out without knowing where to, and whom to believe."""
     from fedmosaic_cli.flower.keys import check_certificate, check_key
-    from fedmosaic_cli.flower.link import is_loopback
+    from fedmosaic_cli.flower.link import is_loopback, parse_address
 
-    host, _, port = (settings.superlink or "").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise RequestError(f"'{settings.superlink or ''}' is no address (--superlink): write HOST:PORT")
+    host, _ = parse_address(settings.superlink or "")
     if insecure:
-        if not is_loopback(host.strip("[]")):
+        if not is_loopback(host):
             raise RequestError(f"{host} is another machine (--insecure): use TLS there, with --ca ca.crt")
         return
     if settings.ca is None:
@@ -229,7 +227,8 @@ def run_site(
     from fedmosaic_cli.data.place import Place
     from fedmosaic_cli.engine.workers import one_core
     from fedmosaic_cli.experiment.assemble import find_devices
-    from fedmosaic_cli.experiment.site import Policy, Site
+    from fedmosaic_cli.experiment.policy import Policy
+    from fedmosaic_cli.experiment.site import Site
     from fedmosaic_cli.flower.node import Node
     from fedmosaic_cli.machine import keep_freed_memory
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from fedmosaic_cli.engine.company import Mark, Turn
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.engine.messages import Weights, bits_of
 from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.engine.patience import Patience
 from fedmosaic_cli.engine.present import way
 from fedmosaic_cli.errors import DivergenceError, FailedRunError, RequestError, RunStateError
 
@@ -38,25 +38,6 @@ JOIN_SECONDS = 120.0
 UNKNOWN_PARTS, DIVERGED, REFUSED = "unknown_parts", "diverged", "refused"
 HEARD = "heard"
 """What is remembered of a client: the last round that it answered in. A site that knows of less has lost something."""
-
-
-@dataclass
-class Patience:
-    """How long a round may take: so many seconds or, unless somebody chose, a multiple of what rounds took so far."""
-
-    chosen: float | None = None
-    first: float = 3600.0
-    least: float = 90.0
-    times: float = 3.0
-    _took: list[float] = field(default_factory=list)
-
-    def seconds(self) -> float:
-        if self.chosen is not None:
-            return self.chosen
-        return max(self.least, self.times * median(self._took)) if self._took else self.first
-
-    def took(self, seconds: float) -> None:
-        self._took.append(seconds)
 
 
 class RemoteClient:

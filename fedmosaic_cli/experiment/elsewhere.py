@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.engine import letters
+from fedmosaic_cli.engine.patience import Patience
 from fedmosaic_cli.engine.privacy_block import read_ledger
 from fedmosaic_cli.engine.release import LEDGER
-from fedmosaic_cli.engine.remote import Patience, Remote, RemoteClient
+from fedmosaic_cli.engine.remote import Remote, RemoteClient
 from fedmosaic_cli.engine.rounds import Federation, Standing
 from fedmosaic_cli.engine.workers import Workers
 from fedmosaic_cli.errors import FailedRunError, RequestError

@@ -44,8 +44,3 @@ def told_of_noise(config: RunConfig, shards: Shards, ledgers: Mapping[int, Any],
         "privacy": at_sites(block) if sites else block,
         "privacy_settings": config.to_dict()["privacy"],
     }
-
-
-def train_sizes(shards: Shards) -> list[int]:
-    """How many examples each client trains on."""
-    return [client["train"]["size"] for client in shards.manifest["clients"]]

@@ -11,8 +11,8 @@ import re
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.config.run import recorded_run
@@ -20,12 +20,12 @@ from fedmosaic_cli.cotraining.wire import SERVER
 from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.engine.present import examined, part_in, way
-from fedmosaic_cli.engine.privacy_block import too_likely
 from fedmosaic_cli.engine.release import LEDGER
 from fedmosaic_cli.engine.remote import DIVERGED, HEARD, REFUSED, UNKNOWN_PARTS
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.experiment.assemble import assemble_site
 from fedmosaic_cli.experiment.environment import versions
+from fedmosaic_cli.experiment.policy import Policy
 from fedmosaic_cli.experiment.state import capture, restore, to_arrays
 from fedmosaic_cli.files import make_directories, read_sealed, sealed, write
 from fedmosaic_cli.records import checkpoints
@@ -44,15 +44,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.rounds import Federation
     from fedmosaic_cli.records.site_shards import SiteShard
 
-Sharing = Literal["labels", "predictions", "models"]
-# What may leave a site, from least to most; whoever lets models out has nothing against labels.
-SHARED: dict[str, frozenset[str]] = {
-    "labels": frozenset({"opinion"}),
-    "predictions": frozenset({"opinion", "logits"}),
-    "models": frozenset({"opinion", "logits", "weights"}),
-}
 PLAN, REPLY = "plan.json", "reply.bin"
 PIECE = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+PATH = re.compile(r"(?<![\w.])/[^\s():,;]+")
 RUN_NAME = re.compile(rf"{PIECE}/{PIECE}/seed-\d{{1,20}}/[0-9a-f]{{8,32}}")
 
 
@@ -66,51 +60,6 @@ class Answered:
     seconds: float
     bytes_out: int
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the people at a site have agreed to: what may leave it, and how much its noise may let through in a run.
-
-    `max_epsilon` is about all of the site's data, at a delta below one over its size.
-    """
-
-    sharing: Sharing = "labels"
-    max_epsilon: float | None = None
-
-    def check(self, config: RunConfig, examples: int) -> None:
-        """Refuse a plan that asks for more of a client with so many `examples`."""
-        more = set(config.method.uploads.values()) - SHARED[self.sharing]
-        if more:
-            raise RequestError(
-                f"{config.method.title} would send {config.method.travels}, and this site shares {self.sharing} "
-                "(--share): agree on another method, or share more"
-            )
-        if self.max_epsilon is not None:
-            self._check_noise(config, self.max_epsilon, examples)
-
-    def limited(self, config: RunConfig) -> RunConfig:
-        """The plan with what this site allows as its limit: whatever was spent before counts, round by round."""
-        if self.max_epsilon is None:
-            return config
-        least = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
-        return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": least}))
-
-    def _check_noise(self, config: RunConfig, most: float, examples: int) -> None:
-        """Refuse noise that lets through more, or is measured in a way that makes it look like less."""
-        noise = config.noise
-        total = None if noise is None else noise.planned_total(config.exchanges, config.data.public_size or 0)
-        if noise is None or total is None or total > most:
-            planned = "no noise" if total is None else f"a total epsilon of {total:.6g}"
-            raise RequestError(f"{planned} is planned, and this site allows {most:g} (--max-epsilon): plan for less")
-        if noise.unit != "client" or noise.changed_rows is not None:
-            raise RequestError(
-                "the planned epsilon is that of a record, and this site allows one for all its data (--max-epsilon): "
-                "leave privacy.unit and privacy.changed_rows out"
-            )
-        vague = too_likely(noise.delta, [examples])
-        if vague:
-            raise RequestError(f"{vague}: choose a smaller one, as this site has --max-epsilon")
 
 
 @dataclass
@@ -172,7 +121,7 @@ class Site:
         except RefusedLetterError as error:
             problem, reply = str(error), self._error(letter, str(error), "the letter is not used")
         except FedMosaicError as error:
-            problem, reply = str(error), self._error(letter, REFUSED, str(error))
+            problem, reply = str(error), self._error(letter, REFUSED, without_paths(str(error)))
         except Exception as error:
             problem, reply = self._crashed(error), self._error(letter, "failed", f"{type(error).__name__} at the site")
         if problem:
@@ -338,3 +287,8 @@ class Site:
         with suppress(OSError):
             write(self.folder / "crash.txt", traceback.format_exc().encode())
         return f"{type(error).__name__}: {error} ({self.folder / 'crash.txt'})"
+
+
+def without_paths(text: str) -> str:
+    """A message for others: where things lie on this machine is not their business."""
+    return PATH.sub("...", text)

@@ -30,6 +30,8 @@ RELAY_SECONDS, SILENCE_SECONDS = 90.0, 300.0
 """How long a relay may take to come, and to answer anything: it may have much to hand on."""
 LOOK_SECONDS, PAUSE_SECONDS = 1.0, 1.0
 ATTEMPTS, MOST_WORDS = 3, 200
+AWAY_SECONDS = 120.0
+"""How long somebody may be away in a round: Flower takes a minute to let in again who did not take his leave."""
 
 
 class RelayLostError(Exception):
@@ -43,6 +45,7 @@ class Pending:
     letter: bytes
     asked: bool = False
     not_before: float = 0.0
+    away_since: float | None = None
     reason: str = AWAY
 
 
@@ -110,7 +113,7 @@ class FlowerCarrier:
 
     def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
         """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
-        lost. Who is away, or breaks down, is asked again with the same bytes as soon as he can be reached."""
+        lost, and so is who stays away. Who breaks down, or comes back soon, is asked again with the same bytes."""
         deadline = time.monotonic() + seconds
         waiting = {client: Pending(letter) for client, letter in letters.items()}
         asks: dict[int, int] = {}
@@ -123,6 +126,9 @@ class FlowerCarrier:
                 header, payload = self._next(min(LOOK_SECONDS, deadline - now)) or ({}, b"")
                 if "here" in header:
                     self._send(waiting, asks, deadline)
+                    for away in self._staying_away(waiting):
+                        del waiting[away]
+                        yield Loss(away, AWAY)
                 client = asks.get(header.get("reply", header.get("error", 0)))
                 if client in waiting and (outcome := self._outcome(client, waiting[client], header, payload)):
                     del waiting[client]
@@ -141,6 +147,13 @@ class FlowerCarrier:
                 asks[number] = client
                 pending.asked, pending.reason = True, LATE
                 self._tell(pending.letter, ask=number, name=node_name(client), seconds=deadline - now)
+
+    def _staying_away(self, waiting: dict[int, Pending]) -> list[int]:
+        """Who has been away for so long that nobody waits for the rest of a deadline: that may be an hour."""
+        now = time.monotonic()
+        for client, pending in waiting.items():
+            pending.away_since = None if client in self._here else pending.away_since or now
+        return [client for client, each in waiting.items() if each.away_since and now - each.away_since > AWAY_SECONDS]
 
     def _outcome(self, client: int, pending: Pending, header: dict[str, Any], payload: bytes) -> Answer | Loss | None:
         """What became of a client, unless it is to be asked again."""

@@ -77,6 +77,14 @@ class Place:
         return f"[{self.reached}]:{self.port}" if ":" in self.reached else f"{self.reached}:{self.port}"
 
 
+def parse_address(text: str, option: str = "--superlink") -> tuple[str, int]:
+    """Host and port of an address as people write it."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise RequestError(f"'{text}' is no address ({option}): write HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach it."""
     with suppress(ValueError):

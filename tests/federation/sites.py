@@ -15,8 +15,9 @@ from fedmosaic_cli.data.settings import DataSettings
 from fedmosaic_cli.engine.carrier import Answer, Loss
 from fedmosaic_cli.experiment.elsewhere import Elsewhere
 from fedmosaic_cli.experiment.plan import deal
+from fedmosaic_cli.experiment.policy import Policy
 from fedmosaic_cli.experiment.run import Finished, Terms, run
-from fedmosaic_cli.experiment.site import Policy, Site
+from fedmosaic_cli.experiment.site import Site
 from fedmosaic_cli.records.runs import RunFiles
 from fedmosaic_cli.records.shards import Shards
 from fedmosaic_cli.records.site_shards import load_site_shard

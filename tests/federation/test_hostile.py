@@ -17,7 +17,7 @@ from fedmosaic_cli.cotraining import wire
 from fedmosaic_cli.engine import letters
 from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.errors import FailedRunError, RequestError
-from fedmosaic_cli.experiment.site import Policy
+from fedmosaic_cli.experiment.policy import Policy
 from fedmosaic_cli.records.site_shards import load_site_shard
 from tests.federation.sites import Sites, configured, exported, play
 from tests.federation.test_losses import asked, rows_of

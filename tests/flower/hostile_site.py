@@ -8,7 +8,8 @@ from pathlib import Path
 from fedmosaic_cli.data.place import Place
 from fedmosaic_cli.engine import letters
 from fedmosaic_cli.experiment.assemble import find_devices
-from fedmosaic_cli.experiment.site import Policy, Site
+from fedmosaic_cli.experiment.policy import Policy
+from fedmosaic_cli.experiment.site import Site
 from fedmosaic_cli.flower.names import node_name
 from fedmosaic_cli.flower.node import Node
 from fedmosaic_cli.records.site_shards import load_site_shard

@@ -227,6 +227,19 @@ def test_what_a_node_says_of_its_failure_is_shown_in_a_line():
     assert loss == Loss(3, "no answer: a  [2Jb")
 
 
+def test_who_stays_away_is_not_waited_for_to_the_end(monkeypatch):
+    carrier = object.__new__(FlowerCarrier)
+    now = 1000.0
+    monkeypatch.setattr("fedmosaic_cli.flower.carrier.time.monotonic", lambda: now)
+    waiting = {1: Pending(b""), 2: Pending(b""), 3: Pending(b"")}
+    carrier._here = {1}
+    assert carrier._staying_away(waiting) == []
+    now, carrier._here = 1100.0, {1, 3}
+    assert carrier._staying_away(waiting) == []
+    now, carrier._here = 1121.0, {1}
+    assert carrier._staying_away(waiting) == [2], "the third was back in between"
+
+
 def test_a_room_has_a_short_name(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 90)
     long.mkdir()
