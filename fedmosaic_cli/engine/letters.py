@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import struct
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,6 +32,13 @@ VERSION = 1
 FRONT = struct.Struct("<4sBI")  # magic, version, length of the head
 CHECKSUM = 8
 MOST_HEAD = 1 << 20
+# Words that stand in most heads: a head is told by what it has beside them.
+WORDS = (
+    b'{"kind":"finish","kind":"exam","kind":"join","kind":"turn","client":10,"run":"/fedmosaic-entropy/seed-0/","round":1'
+    b',"heard":1,"notes":{"trust":0.0,"public_share":0.0,"alpha":0.,"loss_private":0.0,"agreement":null,"agreement":0.,'
+    b'"loss_public":0.},"left_out":false,"mark":{"accuracy":0.9,"loss":0.0,"global_accuracy":0.9},"mark":null,'
+    b'"known":"","parts":[["labels","consensus",],["model","weights",],["logits","logits",],["opinion","opinion",]]}'
+)
 KINDS = ("opinion", "consensus", "weights", "logits")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MOST_NOTES = 64
@@ -91,7 +99,7 @@ def write(letter: Letter) -> bytes:
     """A letter as it travels."""
     about = {"parts": [[name, kind, len(data)] for name, (kind, data) in letter.parts.items()]} if letter.parts else {}
     told = {**letter.head, **about, **({"known": letter.known} if letter.known else {})}
-    head = json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
+    head = squeezed(json.dumps(told, allow_nan=False, separators=(",", ":")).encode())
     body = b"".join([FRONT.pack(MAGIC, VERSION, len(head)), head, *(data for _, data in letter.parts.values())])
     return body + checksum(body)
 
@@ -119,13 +127,31 @@ def read(data: bytes, most: int | None = None) -> Letter:
     return Letter(head, parts, known)
 
 
+def squeezed(head: bytes) -> bytes:
+    """A head in fewer bytes."""
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=WORDS)
+    return squeeze.compress(head) + squeeze.flush()
+
+
+def expanded(data: bytes) -> bytes:
+    """A head as it was; however small it is, it does not grow beyond what a head may be."""
+    expand = zlib.decompressobj(-zlib.MAX_WBITS, zdict=WORDS)
+    try:
+        head = expand.decompress(data, MOST_HEAD + 1)
+    except zlib.error:
+        refuse("bad_head")
+    if len(head) > MOST_HEAD or not expand.eof or expand.unused_data:
+        refuse("bad_head")
+    return head
+
+
 def checksum(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=CHECKSUM).digest()
 
 
 def read_head(data: bytes) -> dict[str, Any]:
     try:
-        head = json.loads(data, parse_constant=no_number)
+        head = json.loads(expanded(data), parse_constant=no_number)
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict):

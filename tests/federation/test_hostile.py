@@ -410,7 +410,7 @@ HEADS = st.dictionaries(
 @given(HEADS)
 def test_a_site_has_an_answer_to_any_head(shards, tmp_path_factory, head):
     site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
-    body = json.dumps(head).encode()
+    body = letters.squeezed(json.dumps(head).encode())
     data = letters.FRONT.pack(letters.MAGIC, letters.VERSION, len(body)) + body
     assert letters.read(site.answer(data + letters.checksum(data))).head["kind"] == "error"
 
@@ -435,6 +435,15 @@ def test_any_flipped_bit_is_found(parts, data):
     written[place // 8] ^= 1 << place % 8
     with pytest.raises(RefusedLetterError):
         letters.read(bytes(written))
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"{}" * 9, b"\xff" * 40, letters.squeezed(b"[1]"), letters.squeezed(b" " * (1 << 21))]
+)
+def test_a_head_that_is_none_or_grows_without_end_is_refused(head):
+    data = letters.FRONT.pack(letters.MAGIC, letters.VERSION, len(head)) + head
+    with pytest.raises(RefusedLetterError, match="bad_head"):
+        letters.read(data + letters.checksum(data))
 
 
 def test_a_shard_of_other_shards_or_a_changed_one_is_refused(shards, tmp_path):
