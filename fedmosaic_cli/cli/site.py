@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, remark, say, say_json
+from fedmosaic_cli.cli.console import out, say, say_json
 from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
 from fedmosaic_cli.cli.own_data import pack
+from fedmosaic_cli.cli.site_diary import Diary
 from fedmosaic_cli.config.checks import checked
-from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import make_directories, write
 from fedmosaic_cli.flower.names import node_name
 from fedmosaic_cli.lock import check_free, is_held, locked, note
@@ -26,8 +24,6 @@ from fedmosaic_cli.records.site import SiteFiles, SiteSettings, unit_text
 from fedmosaic_cli.records.site_shards import load_site_shard
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.experiment.site import Answered
-    from fedmosaic_cli.flower.node import Event
     from fedmosaic_cli.records.site_shards import SiteShard
 
 GRACE_SECONDS = 30.0
@@ -246,49 +242,3 @@ def run_site(
         node.serve(asked_to_stop)
         diary.ended()
         raise typer.Exit(asked_to_stop.code)
-
-
-class Diary:
-    """Says and writes down how a site is doing: a line an event, and the last of them in its status.
-
-    Two threads tell it things: who keeps the connection, and who answers letters.
-    """
-
-    def __init__(self, files: SiteFiles, quiet: bool) -> None:
-        self._files = files
-        self._quiet = quiet
-        self._status: dict[str, Any] = {}
-        self._one_at_a_time = Lock()
-
-    def say(self, text: str) -> None:
-        if not self._quiet:
-            remark(text)
-
-    def connection(self, event: Event) -> None:
-        """Something happened to the connection."""
-        words = f"{event.what}{f', {event.detail}' if event.detail else ''}"
-        if event.what != "unheard":
-            self._note(connection=words, since=now())
-        self.say(f"connection: {words}")
-
-    def answered(self, answer: Answered) -> None:
-        """Something was asked and answered."""
-        what = f"{answer.asked}{'' if answer.round is None else f' {answer.round}'} of {answer.run or 'no run'}"
-        problem = f"  not done: {answer.problem}" if answer.problem else ""
-        line = f"{what}  {answer.seconds:.2f} s  {answer.bytes_out} bytes{problem}"
-        self._note(last=f"{now()} {line}")
-        self.say(line)
-
-    def ended(self) -> None:
-        self._note(connection="stopped", since=now())
-
-    def _note(self, **values: str) -> None:
-        """Write down the last of it; on a full disk that has to wait, and the coordinator is answered all the same."""
-        with self._one_at_a_time:
-            self._status |= values
-            with suppress(OSError, ResourceError):
-                self._files.save_status(self._status)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.cli.site import Diary
+from fedmosaic_cli.cli.site_diary import Diary
 from fedmosaic_cli.experiment.site import Answered
 from fedmosaic_cli.records.site import SiteFiles, unit_text
 

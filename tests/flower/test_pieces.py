@@ -319,7 +319,7 @@ def until(condition, seconds: float = 20) -> None:
 
 
 def test_a_full_disk_does_not_keep_a_site_from_answering(tmp_path):
-    from fedmosaic_cli.cli.site import Diary
+    from fedmosaic_cli.cli.site_diary import Diary
     from fedmosaic_cli.experiment.site import Answered
     from fedmosaic_cli.records.site import SiteFiles
 
