@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.cli.console import remark
 from fedmosaic_cli.cli.federation import KEYS
 from fedmosaic_cli.cli.options import Engine
 from fedmosaic_cli.cli.rehearsal import rehearsed
@@ -151,7 +152,11 @@ class Sites:
         from fedmosaic_cli.flower.carrier import FlowerCarrier
 
         clients = len(shards.manifest["clients"])
-        if self._request.local_sites is not None:
+        rehearsal = self._request.local_sites is not None
+        if not self._request.quiet and not self._request.as_json:
+            where = f" and {clients} sites on this machine" if rehearsal else f" at {address(self._request).address}"
+            remark(f"starting Flower's SuperLink{where}")
+        if rehearsal:
             with rehearsed(shards, self._place, self._request.insecure, self._request.device.value) as carrier:
                 yield carrier
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,13 @@ import typer
 from fedmosaic_cli.cli.console import say, say_json
 from fedmosaic_cli.cli.options import DebugOption, JsonOption
 from fedmosaic_cli.cli.own_data import gather, public
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.files import make_directories, write
 from fedmosaic_cli.flower.proxy import proxy_text
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]{2,39}")
 KEYS, PROXY = "keys", "nginx.conf"
 
 
@@ -49,6 +52,9 @@ def init(
     """
     from fedmosaic_cli.flower.keys import make_authority
 
+    for host in hosts or []:
+        if not HOST.fullmatch(host):
+            raise RequestError(f"'{host}' is no name or address (--host): write one such as fed.example.org")
     names = list(dict.fromkeys([*(hosts or []), "localhost", "127.0.0.1"]))
     papers = make_authority(folder, names, days)
     make_directories(folder / KEYS)
