@@ -169,7 +169,7 @@ def sites(shards: Shards, folder: Path) -> Iterator[Weighed]:
         options = ["--ca", str(papers.authority), "--share", "models", "--device", "cpu", "--quiet"]
         for client, home in homes.items():
             shard = shards.path / f"client-{client:03d}.npz"
-            stack.enter_context(started(shard, home, [*options, "--superlink", turnstiles[client].address]))
+            stack.enter_context(started(shard, home, [*options, "--superlink", turnstiles[client].address], folder))
         yield Weighed(carrier, turnstiles)
 
 
