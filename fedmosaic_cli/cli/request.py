@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+AT_SITES = "Clients at sites (--engine flower)"
+"""The heading of what concerns nobody else, in help texts."""
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of a training command. A field is an option: its annotation says how it looks on the command line."""
@@ -122,39 +126,63 @@ class Request:
     ] = False
     device: DeviceOption = Device.auto
     engine: Annotated[
-        Engine, typer.Option(help="Clients in this process, or at sites of their own by way of Flower.")
+        Engine,
+        typer.Option(
+            rich_help_panel=AT_SITES, help="Clients in this process, or at sites of their own by way of Flower."
+        ),
     ] = Engine.local
     local_sites: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="flower: rehearse with so many sites on this machine.", show_default=False),
+        typer.Option(
+            min=1,
+            max=64,
+            rich_help_panel=AT_SITES,
+            help="Rehearse with so many sites on this machine.",
+            show_default=False,
+        ),
     ] = None
     superlink: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="flower: where to listen for sites.", show_default="127.0.0.1:9443"),
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=AT_SITES,
+            help="Where to listen for sites.",
+            show_default="127.0.0.1:9443",
+        ),
     ] = None
     federation: Annotated[
         Path | None,
-        typer.Option(help="flower: certificates, and keys of the sites.", show_default="federation"),
+        typer.Option(rich_help_panel=AT_SITES, help="Certificates, and keys of the sites.", show_default="federation"),
     ] = None
     quorum: Annotated[
         int | None,
-        typer.Option(min=1, help="flower: how many clients a round needs.", show_default="all but one"),
+        typer.Option(
+            min=1, rich_help_panel=AT_SITES, help="How many clients a round needs.", show_default="all but one"
+        ),
     ] = None
     deadline: Annotated[
         float | None,
         typer.Option(
-            min=1, help="flower: seconds that a round may take.", show_default="3600, then 3 times what rounds take"
+            min=1,
+            rich_help_panel=AT_SITES,
+            help="Seconds that a round may take.",
+            show_default="3600 for the first, then 90 or 3 times what rounds take",
         ),
     ] = None
     wait: Annotated[
-        float | None, typer.Option(min=1, help="flower: seconds until all sites must be there.", show_default="600")
+        float | None,
+        typer.Option(
+            min=1, rich_help_panel=AT_SITES, help="Seconds until all sites must be there.", show_default="600"
+        ),
     ] = None
-    insecure: Annotated[bool, typer.Option("--insecure", help="flower: no TLS and no keys; on this machine alone.")] = (
-        False
-    )
+    insecure: Annotated[
+        bool, typer.Option("--insecure", rich_help_panel=AT_SITES, help="No TLS and no keys; on this machine alone.")
+    ] = False
     expose: Annotated[
         bool,
-        typer.Option("--expose", help="flower: listen where others could start runs too: trusted networks."),
+        typer.Option(
+            "--expose", rich_help_panel=AT_SITES, help="Listen where others could start runs too: trusted networks."
+        ),
     ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
         False

@@ -31,6 +31,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --expertise frequency --dp krr,histogram --dp-epsilon 8 --dry-run
     fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]" --runs-dir attacked
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
+    fedmosaic train --preset quickstart --engine flower --local-sites 3 --rounds 6
     """
     launch(["fedmosaic"], request)
 
