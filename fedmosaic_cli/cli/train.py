@@ -32,6 +32,7 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]" --runs-dir attacked
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     fedmosaic train --preset quickstart --engine flower --local-sites 3 --rounds 6
+    fedmosaic train --shards shards/ours --engine flower --federation federation --quorum 2 --deadline 300 --wait 900
     """
     launch(["fedmosaic"], request)
 
