@@ -17,12 +17,12 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from fedmosaic_cli.data.folders import walk
-from fedmosaic_cli.data.image_cache import load_images
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.experiment.plan import deal
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.io.image_cache import load_images
+from fedmosaic_cli.data.io.image_folders import walk
+from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.runner.prepare import deal
 
 REPETITIONS = 5
 

@@ -28,25 +28,25 @@ import torch
 from measuring import machine
 from results import Line, Result, at_most
 
-from fedmosaic_cli.cli.rehearsal import started
+from fedmosaic_cli.cli.local_federation import started
 from fedmosaic_cli.config.layers import Layers
-from fedmosaic_cli.config.run import RunConfig, resolve_run
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine import letters
-from fedmosaic_cli.engine.carrier import Answer, Loss
-from fedmosaic_cli.experiment.elsewhere import Elsewhere
-from fedmosaic_cli.experiment.plan import deal
-from fedmosaic_cli.experiment.run import RoundDone, Terms, run
-from fedmosaic_cli.flower.carrier import FlowerCarrier
-from fedmosaic_cli.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.flower.link import Place as Address
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.config.run_config import RunConfig, resolve_run
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.federation import protocol as letters
+from fedmosaic_cli.federation.coordinator import Elsewhere
+from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
+from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
+from fedmosaic_cli.federation.flower.superlink import Place as Address
+from fedmosaic_cli.federation.transport import Answer, Loss
+from fedmosaic_cli.runner.prepare import deal
+from fedmosaic_cli.runner.run import RoundDone, Terms, run
+from fedmosaic_cli.storage.runs import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fedmosaic_cli.records.shards import Shards
+    from fedmosaic_cli.storage.shards import Shards
 
 SITES = 3
 PIECE = 1 << 16
@@ -125,7 +125,7 @@ class Turnstile:
 
 @dataclass
 class Weighed:
-    """A carrier that weighs what it carries. Implements `engine.carrier.Carrier`."""
+    """A carrier that weighs what it carries. Implements `federation.transport.Carrier`."""
 
     carrier: FlowerCarrier
     turnstiles: list[Turnstile]

@@ -84,21 +84,21 @@ def contents(size: int) -> list[tuple[Any, Any]]:
 
 
 def payloads(size: int) -> list[bytes]:
-    from fedmosaic_cli.cotraining import wire
+    from fedmosaic_cli.labels import wire
 
     form = opinion_form(size)
     return [wire.write_labels(labels, form) + wire.write_expertise(shares, form) for labels, shares in contents(size)]
 
 
 def opinion_form(size: int) -> Any:
-    from fedmosaic_cli.cotraining.wire import ExpertiseCode, Form
+    from fedmosaic_cli.labels.wire import ExpertiseCode, Form
 
     return Form(size, CLASSES, expertise=ExpertiseCode.LEVELS, share=True)
 
 
 def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Each client's number and message, made when it is asked for."""
-    from fedmosaic_cli.cotraining import wire
+    from fedmosaic_cli.labels import wire
 
     form, known = opinion_form(size), payloads(size)
     for client in range(clients):
@@ -108,10 +108,10 @@ def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 def ours(clients: int, size: int) -> dict[str, float]:
     """The time to receive and to count, and the peak of memory, in which all messages are."""
-    from fedmosaic_cli.cotraining.consensus import hold_vote
-    from fedmosaic_cli.cotraining.defences import Rules
-    from fedmosaic_cli.cotraining.wire import Expected
-    from fedmosaic_cli.engine.inbox import Inbox
+    from fedmosaic_cli.labels.defences import Rules
+    from fedmosaic_cli.labels.inbox import Inbox
+    from fedmosaic_cli.labels.voting import hold_vote
+    from fedmosaic_cli.labels.wire import Expected
 
     inbox = Inbox(Expected(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
     received = 0.0
@@ -156,8 +156,8 @@ def plain(clients: int, size: int) -> dict[str, float]:
 
 def mutated(clients: int, size: int) -> dict[str, float]:
     """The median time, in milliseconds, for a message that was damaged on its way, and for one that was forged."""
-    from fedmosaic_cli.cotraining.wire import CHECKSUM, HEADER, Expected, checksum
-    from fedmosaic_cli.engine.inbox import Inbox
+    from fedmosaic_cli.labels.inbox import Inbox
+    from fedmosaic_cli.labels.wire import CHECKSUM, HEADER, Expected, checksum
 
     rng = np.random.default_rng(1)
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from workload import CLASSES, LR
 
-from fedmosaic_cli.config.run import RunConfig
+from fedmosaic_cli.config.run_config import RunConfig
+from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.partition import Partition, Shard
-from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine.evaluation import Score, score
+from fedmosaic_cli.engine.execution.worker_pool import one_core
 from fedmosaic_cli.engine.rounds import Federation, play
-from fedmosaic_cli.engine.settings import TrainSettings
-from fedmosaic_cli.engine.workers import one_core
-from fedmosaic_cli.experiment.assemble import assemble
-from fedmosaic_cli.experiment.run import save_checkpoint
+from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.models.settings import ModelSettings
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.runner.build import assemble
+from fedmosaic_cli.runner.run import save_checkpoint
+from fedmosaic_cli.storage.runs import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

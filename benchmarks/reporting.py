@@ -16,16 +16,16 @@ from results import Line, Result, at_most
 
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import resolve_run
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.files import sealed, sha256
+from fedmosaic_cli.config.run_config import resolve_run
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import CONFIG, ENVIRONMENT, ROUNDS, SHARDS, TIMINGS, RunFiles
+from fedmosaic_cli.storage.files import sealed, sha256
+from fedmosaic_cli.storage.runs import CONFIG, ENVIRONMENT, ROUNDS, SHARDS, TIMINGS, RunFiles
 
 if TYPE_CHECKING:
     from workload import Plan
 
-    from fedmosaic_cli.config.run import RunConfig
+    from fedmosaic_cli.config.run_config import RunConfig
 
 SEEDS = 10
 COMMANDS = {

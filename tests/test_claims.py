@@ -9,12 +9,12 @@ import pytest
 
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import resolve_run
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.sources import load_dataset
+from fedmosaic_cli.config.run_config import resolve_run
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.datasets import load_dataset
+from fedmosaic_cli.data.partitioning.partition import partition
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.experiment.assemble import assemble
+from fedmosaic_cli.runner.build import assemble
 from tests.toys import CPU
 
 pytestmark = pytest.mark.slow

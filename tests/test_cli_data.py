@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.config.presets import preset_names
-from fedmosaic_cli.data.sources import fashion_mnist
+from fedmosaic_cli.data.datasets import fashion_mnist
 from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
 
 PRESETS = {
@@ -124,7 +124,7 @@ def test_cifar10_with_the_network_of_its_presets(invoke, tmp_path):
 
 
 def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
-    from fedmosaic_cli.data.sources.office10 import CLASSES
+    from fedmosaic_cli.data.datasets.office10 import CLASSES
 
     for domain in ("amazon", "dslr"):
         for label in CLASSES:

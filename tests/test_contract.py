@@ -14,12 +14,12 @@ from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.engine.rounds import examine, play
-from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.toys import (
     CPU,
     FROM_SERVER,

@@ -8,7 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import claimed_files, new_directory, put, read_json, read_sealed, sealed, write, write_stream
+from fedmosaic_cli.storage.files import (
+    claimed_files,
+    new_directory,
+    put,
+    read_json,
+    read_sealed,
+    sealed,
+    write,
+    write_stream,
+)
 
 
 class Breaks(io.BytesIO):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.data.partition import Partition, Shard
+from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.objective import PseudoLabels
+from fedmosaic_cli.engine.losses import PseudoLabels
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedavg import FedAvg

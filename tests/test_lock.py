@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fedmosaic_cli.errors import RunStateError
-from fedmosaic_cli.lock import LOCK, is_held, locked
+from fedmosaic_cli.storage.lock import LOCK, is_held, locked
 
 
 def test_a_lock_is_held_while_somebody_writes_and_not_after(tmp_path):

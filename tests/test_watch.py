@@ -21,9 +21,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.watch_view import BLOCKS, clock, shorten, sparkline, view
-from fedmosaic_cli.lock import LOCK, locked
-from fedmosaic_cli.report.progress import WatchedRuns
+from fedmosaic_cli.cli.views.watch_view import BLOCKS, clock, shorten, sparkline, view
+from fedmosaic_cli.report.run_progress import WatchedRuns
+from fedmosaic_cli.storage.lock import LOCK, locked
 from tests.report.runs_in_progress import begin, end, play
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

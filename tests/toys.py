@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmosaic_cli.config.run import RunConfig
-from fedmosaic_cli.cotraining.wire import SERVER, Envelope
+from fedmosaic_cli.config.run_config import RunConfig
+from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.partition import Partition, Shard
-from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine.messages import Way
 from fedmosaic_cli.engine.method import Method, Parameters
 from fedmosaic_cli.engine.rounds import Federation, play
-from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
-from fedmosaic_cli.experiment.assemble import assemble
+from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
+from fedmosaic_cli.labels.wire import SERVER, Envelope
 from fedmosaic_cli.models.classifier import Classifier
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.runner.build import assemble
 
 CPU = torch.device("cpu")
 FROM_SERVER = Way(CPU, Envelope(bytes(16), bytes(16), 1, SERVER))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.cli.audit_view import show
 from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.local_run import Recorded
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.cli.views.audit_view import show
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import write_together
+from fedmosaic_cli.runner.local_baseline import Recorded
+from fedmosaic_cli.storage.files import write_together
 
 REFERENCES = 16
 # Two models with an example and two without it: from fewer, nobody could tell how far models differ.
@@ -41,7 +41,7 @@ def audit_all(
     asked: list[Recorded], last_round: bool, references: int, device: str, place: Place
 ) -> dict[Path, dict[str, Any]]:
     """The audits of all runs, in the order in which they were asked for."""
-    from fedmosaic_cli.experiment.audit import Terms, audit
+    from fedmosaic_cli.audit.membership_audit import Terms, audit
 
     audits: dict[Path, dict[str, Any]] = {run.files.path: {} for run in asked}
     for audited in audit([run.files for run in asked], Terms(last_round, references), device, place):

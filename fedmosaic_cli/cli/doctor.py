@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, JsonOption
 from fedmosaic_cli.cli.console import out, say_json
-from fedmosaic_cli.cli.options import DataDirOption, DebugOption, JsonOption
-from fedmosaic_cli.data.place import DATA_DIR, default_cache
+from fedmosaic_cli.data.data_dirs import DATA_DIR, default_cache
 from fedmosaic_cli.errors import RequestError
 
 EXTRAS = ("flwr", "ray")
@@ -36,8 +36,8 @@ def examine(data_dir: Path) -> dict[str, dict[str, Any]]:
     import torch
 
     from fedmosaic_cli.config.presets import preset_names, presets_directory
-    from fedmosaic_cli.experiment.environment import versions
     from fedmosaic_cli.machine import available_cores
+    from fedmosaic_cli.runner.environment import versions
 
     disk = shutil.disk_usage(Path.cwd())
     gpus = {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
@@ -65,7 +65,7 @@ def extras() -> dict[str, str]:
 
 def data_sets(data_dir: Path) -> dict[str, str]:
     """Which data sets are there, and where; of the others, what to do."""
-    from fedmosaic_cli.data.sources import SOURCES
+    from fedmosaic_cli.data.datasets import SOURCES
 
     found = {}
     for name, source in SOURCES.items():

@@ -17,11 +17,7 @@ from fedmosaic_cli.cli.audit import (
     check_request,
     keep_audits,
 )
-from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.diagnosis import warn_of_trust
-from fedmosaic_cli.cli.evaluation_view import show
-from fedmosaic_cli.cli.local_run import LocalRun, NoLocalRun, Recorded, compared, find_local, recorded, told
-from fedmosaic_cli.cli.options import (
+from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
     Device,
@@ -30,10 +26,14 @@ from fedmosaic_cli.cli.options import (
     QuietOption,
     VerboseOption,
 )
-from fedmosaic_cli.cli.place import data_place
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.data_dir_options import data_place
+from fedmosaic_cli.cli.views.evaluation_view import show
+from fedmosaic_cli.cli.views.local_comparison import warn_of_trust
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import write_together
+from fedmosaic_cli.runner.local_baseline import LocalRun, NoLocalRun, Recorded, compared, find_local, recorded, told
+from fedmosaic_cli.storage.files import write_together
 
 Results = dict[Path, dict[str, Any]]
 
@@ -155,8 +155,8 @@ def examine_all(asked: list[Recorded], split: Any, device: str, place: Place) ->
     total, done = sum(run.summary["shards"]["clients"] for run in asked), 0
     place.watch("examining clients", done, total)
 
-    from fedmosaic_cli.experiment.evaluate import Examined
-    from fedmosaic_cli.experiment.evaluate import evaluate as examine
+    from fedmosaic_cli.runner.evaluate import Examined
+    from fedmosaic_cli.runner.evaluate import evaluate as examine
 
     results: Results = {run.files.path: {} for run in asked}
     for event in examine([run.files for run in asked], split, device, place):

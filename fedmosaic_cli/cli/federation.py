@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from fedmosaic_cli.cli.common_options import DebugOption, JsonOption
 from fedmosaic_cli.cli.console import say, say_json
-from fedmosaic_cli.cli.options import DebugOption, JsonOption
-from fedmosaic_cli.cli.own_data import gather, public
+from fedmosaic_cli.cli.pack import gather, public
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import make_directories, write
-from fedmosaic_cli.flower.proxy import proxy_text
+from fedmosaic_cli.federation.flower.nginx import proxy_text
+from fedmosaic_cli.storage.files import make_directories, write
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
@@ -50,7 +50,7 @@ def init(
     fedmosaic federation init --host fed.example.org
     fedmosaic federation init federation --host 192.0.2.7 --host fed.example.org --days 90
     """
-    from fedmosaic_cli.flower.keys import make_authority
+    from fedmosaic_cli.federation.flower.keys import make_authority
 
     for host in hosts or []:
         if not HOST.fullmatch(host):

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, QuietOption
 from fedmosaic_cli.cli.console import say
-from fedmosaic_cli.cli.options import DataDirOption, DebugOption, QuietOption
-from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.cli.data_dir_options import data_place
 from fedmosaic_cli.errors import RequestError
 
 
@@ -26,8 +26,8 @@ def fetch(
     [bold]Example[/bold]
     fedmosaic fetch cifar10 domainnet --data-dir ~/data
     """
-    from fedmosaic_cli.data.download import fetch as download
-    from fedmosaic_cli.data.sources import find_source
+    from fedmosaic_cli.data.datasets import find_source
+    from fedmosaic_cli.data.io.download import fetch as download
 
     sources = {name: find_source(name) for name in datasets}
     for name, source in sources.items():

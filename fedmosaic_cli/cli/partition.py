@@ -10,8 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import notes, out, say, say_json
-from fedmosaic_cli.cli.options import (
+from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
     JsonOption,
@@ -20,12 +19,13 @@ from fedmosaic_cli.cli.options import (
     names,
     whole_numbers,
 )
-from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.cli.console import notes, out, say, say_json
+from fedmosaic_cli.cli.data_dir_options import data_place
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings, NoiseKind, Protocol, Scheme
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings, NoiseKind, Protocol, Scheme
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
 
 SchemeName = Enum("SchemeName", {name: name for name in get_args(Scheme)}, type=str)  # type: ignore[misc]
@@ -183,8 +183,8 @@ def partition(
     with data_place(data_dir, quiet or as_json) as place:
         settings, name = settings_of(given, preset, place)
 
-        from fedmosaic_cli.experiment.plan import deal
-        from fedmosaic_cli.records.shards import default_path
+        from fedmosaic_cli.runner.prepare import deal
+        from fedmosaic_cli.storage.shards import default_path
 
         dealt = deal(settings, seed, output or default_path(name, seed), place)
         notes(dealt.dataset.remarks)

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from fedmosaic_cli.cli.common_options import DebugOption
 from fedmosaic_cli.cli.console import out, say
-from fedmosaic_cli.cli.options import DebugOption
 from fedmosaic_cli.config.presets import load_preset, preset_names, preset_path
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import write
+from fedmosaic_cli.storage.files import write
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 

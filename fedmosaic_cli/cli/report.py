@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmosaic_cli.cli.app import one_line
+from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.console import out, remark, say, say_json
-from fedmosaic_cli.cli.options import DebugOption, JsonOption, QuietOption
-from fedmosaic_cli.cli.place import watching
+from fedmosaic_cli.cli.data_dir_options import watching
 from fedmosaic_cli.errors import RequestError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fedmosaic_cli.data.place import Watch
+    from fedmosaic_cli.data.data_dirs import Watch
     from fedmosaic_cli.report.collect import Skipped
-    from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.comparison import Setting
+    from fedmosaic_cli.report.comparison_table import Table
     from fedmosaic_cli.report.statistics import Comparison, Ranking
-    from fedmosaic_cli.report.table import Table
 
 MOST_LINES = 20
 HEAD_BYTES = 4096
@@ -96,8 +96,8 @@ def report(
     check_targets(output, html)
 
     from fedmosaic_cli.report.collect import collect
-    from fedmosaic_cli.report.results import every_table
-    from fedmosaic_cli.report.settings import settings_of
+    from fedmosaic_cli.report.comparison import settings_of
+    from fedmosaic_cli.report.output_files import every_table
 
     with watching(quiet) as watch:
         frame, skipped = collect(runs_dir, watch)
@@ -159,7 +159,7 @@ def check_targets(output: Path | None, html: Path | None) -> None:
 
 def check_place(folder: Path, option: str) -> None:
     """Refuse a directory that is none, or that belongs to a run."""
-    from fedmosaic_cli.records.runs import CONFIG, SUMMARY
+    from fedmosaic_cli.storage.runs import CONFIG, SUMMARY
 
     above = (folder, *folder.absolute().parents)
     nearest = next(place for place in above if place.exists())
@@ -183,7 +183,7 @@ def is_page(path: Path) -> bool:
 
 def chosen_tables(name: TableName | None, settings: Sequence[Setting], paper: bool, runs_dir: Path) -> list[Table]:
     """The table that is asked for; of all four, those that there is something to put in."""
-    from fedmosaic_cli.report.paper import FORMS, overview, paper_table
+    from fedmosaic_cli.report.paper_tables import FORMS, overview, paper_table
 
     if name is None:
         return [overview(settings, paper)]
@@ -203,8 +203,8 @@ def chosen_tables(name: TableName | None, settings: Sequence[Setting], paper: bo
 
 
 def show_tables(tables: Sequence[Table], form: Form) -> None:
-    from fedmosaic_cli.report.latex import alone, to_latex
-    from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
+    from fedmosaic_cli.report.formats.latex import alone, to_latex
+    from fedmosaic_cli.report.formats.text_formats import to_csv, to_json, to_markdown, to_terminal
 
     if form is Form.json:
         say_json(to_json(tables))
@@ -235,8 +235,8 @@ def write_results(
     kinds: Collection[str] | None = None,
 ) -> None:
     """Tables, the statistics and figures, all or those of some kinds, as files."""
-    from fedmosaic_cli.files import make_directories, write_together
-    from fedmosaic_cli.report.results import FIGURES, figure_files, result_files
+    from fedmosaic_cli.report.output_files import FIGURES, figure_files, result_files
+    from fedmosaic_cli.storage.files import make_directories, write_together
 
     comparisons, ranking = compared(settings)
     files = result_files(settings, tables, comparisons, ranking)
@@ -254,10 +254,10 @@ def write_page(
     target: Path, settings: Sequence[Setting], tables: Sequence[Table], skipped: Sequence[Skipped], watch: Watch
 ) -> None:
     """Everything as one file to look at."""
-    from fedmosaic_cli.files import make_directories, write
-    from fedmosaic_cli.report.page.assemble import page
-    from fedmosaic_cli.report.results import illustrated
-    from fedmosaic_cli.report.sheets import sheets_of
+    from fedmosaic_cli.report.html.page import page
+    from fedmosaic_cli.report.output_files import illustrated
+    from fedmosaic_cli.report.stats_tables import sheets_of
+    from fedmosaic_cli.storage.files import make_directories, write
 
     comparisons, ranking = compared(settings)
     sheets = illustrated(sheets_of(comparisons, ranking), ranking)
@@ -274,8 +274,8 @@ def write_page(
 
 
 def show_statistics(comparisons: list[Comparison], ranking: Ranking | None, form: Form) -> None:
-    from fedmosaic_cli.report.latex import alone
-    from fedmosaic_cli.report.sheets import (
+    from fedmosaic_cli.report.formats.latex import alone
+    from fedmosaic_cli.report.stats_tables import (
         sheet_to_latex,
         sheet_to_markdown,
         sheet_to_terminal,

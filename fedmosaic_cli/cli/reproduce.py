@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.interrupt import stop_request
-from fedmosaic_cli.cli.options import (
+from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
     Device,
@@ -24,10 +22,11 @@ from fedmosaic_cli.cli.options import (
     names,
     whole_numbers,
 )
-from fedmosaic_cli.cli.place import data_place
+from fedmosaic_cli.cli.console import remark, say_json
+from fedmosaic_cli.cli.data_dir_options import data_place
+from fedmosaic_cli.cli.interrupt import stop_request
 from fedmosaic_cli.cli.report import check_targets
-from fedmosaic_cli.cli.reproduce_commands import command_of, say_commands
-from fedmosaic_cli.cli.reproduce_engine import (
+from fedmosaic_cli.cli.reproduce_engines import (
     Engine,
     EngineOption,
     JobCpusOption,
@@ -37,16 +36,17 @@ from fedmosaic_cli.cli.reproduce_engine import (
     Way,
 )
 from fedmosaic_cli.cli.reproduce_report import outcome, to_json, write_report
-from fedmosaic_cli.cli.reproduce_view import Plan, list_studies, show_plan, view
+from fedmosaic_cli.cli.views.reproduce_view import Plan, list_studies, show_plan, view
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError, unknown
-from fedmosaic_cli.experiment.durations import estimate
-from fedmosaic_cli.experiment.jobs import Crew
-from fedmosaic_cli.experiment.reproduction import Order, planned
-from fedmosaic_cli.experiment.studies import STUDIES, Scale
+from fedmosaic_cli.sweeps.durations import estimate
+from fedmosaic_cli.sweeps.jobs import Crew
+from fedmosaic_cli.sweeps.shell_commands import command_of, say_commands
+from fedmosaic_cli.sweeps.studies import STUDIES, Scale
+from fedmosaic_cli.sweeps.sweep_plan import Order, planned
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.cli.reproduce_view import View
-    from fedmosaic_cli.data.place import Place
+    from fedmosaic_cli.cli.views.reproduce_view import View
+    from fedmosaic_cli.data.data_dirs import Place
 
 PAUSE_SECONDS = 0.25
 MOST_JOBS = 1024

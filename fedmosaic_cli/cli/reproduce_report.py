@@ -6,26 +6,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.place import watching
+from fedmosaic_cli.cli.data_dir_options import watching
 from fedmosaic_cli.cli.report import form_of, show_tables, tell_skipped, write_page, write_results
-from fedmosaic_cli.cli.reproduce_commands import command_of
-from fedmosaic_cli.experiment.reproduction import Job, State
-from fedmosaic_cli.experiment.studies import STUDIES
+from fedmosaic_cli.sweeps.shell_commands import command_of
+from fedmosaic_cli.sweeps.studies import STUDIES
+from fedmosaic_cli.sweeps.sweep_plan import Job, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fedmosaic_cli.cli.reproduce_view import Plan
-    from fedmosaic_cli.experiment.jobs import Crew
-    from fedmosaic_cli.report.settings import Setting
-    from fedmosaic_cli.report.table import Table
+    from fedmosaic_cli.cli.views.reproduce_view import Plan
+    from fedmosaic_cli.report.comparison import Setting
+    from fedmosaic_cli.report.comparison_table import Table
+    from fedmosaic_cli.sweeps.jobs import Crew
 
 
 def write_report(plan: Plan, target: Path, figures: bool, quiet: bool) -> Table | None:
     """Write table, statistics, figures and page of the study's finished runs; None where there are none."""
     from fedmosaic_cli.report.collect import collect_from
-    from fedmosaic_cli.report.settings import settings_of
+    from fedmosaic_cli.report.comparison import settings_of
 
     study = STUDIES[plan.what]
     folders = [cell.files.path for cell in plan.program.cells if cell.state() is State.DONE]
@@ -44,9 +44,9 @@ def write_report(plan: Plan, target: Path, figures: bool, quiet: bool) -> Table 
 
 def table_of(plan: Plan, settings: Sequence[Setting]) -> Table:
     """The paper's table from these settings, or all of them side by side where it has none, with what is not in it."""
-    from fedmosaic_cli.report.paper import overview, paper_table
-    from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL
-    from fedmosaic_cli.report.table import OVERVIEW
+    from fedmosaic_cli.report.comparison import CENTRALIZED, LOCAL
+    from fedmosaic_cli.report.comparison_table import OVERVIEW
+    from fedmosaic_cli.report.paper_tables import overview, paper_table
 
     study = STUDIES[plan.what]
     table = paper_table(study.table, settings, paper=True, absent=False) if study.table else None

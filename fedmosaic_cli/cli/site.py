@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from fedmosaic_cli.cli.common_options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
 from fedmosaic_cli.cli.console import out, say, say_json
 from fedmosaic_cli.cli.interrupt import stop_request
-from fedmosaic_cli.cli.options import DebugOption, Device, DeviceOption, JsonOption, QuietOption, Sharing
-from fedmosaic_cli.cli.own_data import pack
-from fedmosaic_cli.cli.site_diary import Diary
-from fedmosaic_cli.config.checks import checked
+from fedmosaic_cli.cli.pack import pack
+from fedmosaic_cli.cli.site_log import Diary
+from fedmosaic_cli.config.validation_errors import checked
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import make_directories, write
-from fedmosaic_cli.flower.names import node_name
-from fedmosaic_cli.lock import check_free, is_held, locked, note
-from fedmosaic_cli.records.site import SiteFiles, SiteSettings, unit_text
-from fedmosaic_cli.records.site_shards import load_site_shard
+from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.site_dir import SiteFiles, SiteSettings, unit_text
+from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.storage.files import make_directories, write
+from fedmosaic_cli.storage.lock import check_free, is_held, locked, note
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.records.site_shards import SiteShard
+    from fedmosaic_cli.federation.site_shards import SiteShard
 
 GRACE_SECONDS = 30.0
 GO_ON = "start the site again, and it goes on where it was"
@@ -78,7 +78,7 @@ def init(
     fedmosaic site init --shard shards/ours/client-003.npz
     fedmosaic site init --shard client-003.npz --superlink fed.example.org:443 --ca ca.crt --share labels
     """
-    from fedmosaic_cli.flower.keys import make_node_key
+    from fedmosaic_cli.federation.flower.keys import make_node_key
 
     files, held = SiteFiles(site_dir), load_site_shard(shard)
     name = node_name(held.client)
@@ -131,7 +131,7 @@ def start(
     fedmosaic site start --superlink fed.example.org:443 --ca ca.crt --shard client-003.npz
     fedmosaic site start --site-dir site-3 --share predictions --device cuda
     """
-    from fedmosaic_cli.flower.available import check_flower
+    from fedmosaic_cli.federation.flower.flower_version import check_flower
 
     check_flower("site start")
     files = SiteFiles(site_dir)
@@ -200,8 +200,8 @@ def facts(held: SiteShard) -> dict[str, Any]:
 
 def check_way(settings: SiteSettings, key: Path, insecure: bool) -> None:
     """Refuse to go out without knowing where to, and whom to believe."""
-    from fedmosaic_cli.flower.keys import check_certificate, check_key
-    from fedmosaic_cli.flower.link import is_loopback, parse_address
+    from fedmosaic_cli.federation.flower.keys import check_certificate, check_key
+    from fedmosaic_cli.federation.flower.superlink import is_loopback, parse_address
 
     host, _ = parse_address(settings.superlink or "")
     if insecure:
@@ -220,13 +220,13 @@ def run_site(
     files: SiteFiles, settings: SiteSettings, held: SiteShard, insecure: bool, device: str, quiet: bool
 ) -> None:
     """Answer the coordinator's letters until somebody says stop."""
-    from fedmosaic_cli.data.place import Place
-    from fedmosaic_cli.engine.workers import one_core
-    from fedmosaic_cli.experiment.assemble import find_devices
-    from fedmosaic_cli.experiment.policy import Policy
-    from fedmosaic_cli.experiment.site import Site
-    from fedmosaic_cli.flower.node import Node
+    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.engine.execution.worker_pool import one_core
+    from fedmosaic_cli.federation.flower.supernode import Node
+    from fedmosaic_cli.federation.policy import Policy
+    from fedmosaic_cli.federation.site import Site
     from fedmosaic_cli.machine import keep_freed_memory
+    from fedmosaic_cli.runner.build import find_devices
 
     one_core()
     keep_freed_memory()

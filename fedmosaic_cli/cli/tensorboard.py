@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.cli.console import remark
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import remove
+from fedmosaic_cli.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.utils.tensorboard import SummaryWriter
 
-    from fedmosaic_cli.experiment.run import Event
-    from fedmosaic_cli.records.runs import RunFiles
+    from fedmosaic_cli.runner.run import Event
+    from fedmosaic_cli.storage.runs import RunFiles
 
 WAY_OUT = "pip install 'fedmosaic[tensorboard]'"
 EVENT_FILES = "events.out.tfevents.*"
@@ -62,7 +62,7 @@ def recorded(events: Iterator[Event], files: RunFiles, wanted: bool) -> Iterator
 
 def passed_on(events: Iterator[Event], board: Board) -> Iterator[Event]:
     """The same events, after the board has heard of them. A run that was finished before gets its files as well."""
-    from fedmosaic_cli.experiment.run import Begun, Finished, RoundDone
+    from fedmosaic_cli.runner.run import Begun, Finished, RoundDone
 
     for event in events:
         if isinstance(event, Begun) or (isinstance(event, Finished) and not board.opened):

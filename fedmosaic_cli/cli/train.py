@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.console import out, say_json
-from fedmosaic_cli.cli.launch import launch
-from fedmosaic_cli.cli.request import Request, takes_request
+from fedmosaic_cli.cli.train_options import Request, takes_request
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.runner.execute import launch
 
 
 @takes_request

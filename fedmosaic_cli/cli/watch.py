@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmosaic_cli.cli.common_options import DebugOption, JsonOption
 from fedmosaic_cli.cli.console import out, say_json
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal
-from fedmosaic_cli.cli.options import DebugOption, JsonOption
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.report.progress import WatchedRuns
+    from fedmosaic_cli.report.run_progress import WatchedRuns
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 3600
 
@@ -48,8 +48,8 @@ def watch(
         limits = f"it must be between {SHORTEST_SECONDS} and {LONGEST_SECONDS}"
         raise RequestError(f"a time of {interval} s (--interval): {limits}")
 
-    from fedmosaic_cli.cli.watch_view import to_json, view
-    from fedmosaic_cli.report.progress import WatchedRuns
+    from fedmosaic_cli.cli.views.watch_view import to_json, view
+    from fedmosaic_cli.report.run_progress import WatchedRuns
 
     runs = WatchedRuns(path)
     if as_json:
@@ -73,8 +73,8 @@ def follow(runs: WatchedRuns, interval: float) -> None:
     """Show the runs again and again on the terminal, until there is nothing more to wait for."""
     from rich.live import Live
 
-    from fedmosaic_cli.cli.watch_view import view
-    from fedmosaic_cli.report.progress import EXPECTED
+    from fedmosaic_cli.cli.views.watch_view import view
+    from fedmosaic_cli.report.run_progress import EXPECTED
 
     console = out()
     found = runs.look()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedmosaic_cli.config.checks import check_keys, checked
-from fedmosaic_cli.config.clients import ClientSettings
+from fedmosaic_cli.config.client_overrides import ClientSettings
+from fedmosaic_cli.config.validation_errors import check_keys, checked
 from fedmosaic_cli.config.yaml_files import MOST_DEPTH, parse
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError, unknown
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

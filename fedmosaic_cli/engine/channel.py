@@ -1,5 +1,5 @@
 """The way between clients and server in one process: everything that travels is counted, and arrives as it would be
-read. To clients elsewhere the same parts go as letters (`engine.letters`), and count as much.
+read. To clients elsewhere the same parts go as letters (`federation.protocol`), and count as much.
 
 What is counted is what a message says. The envelope around an opinion or a consensus, 78 bytes, is not: nor are those
 of whatever network carries it.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.engine import batches, optimizers, params, training
+from fedmosaic_cli.engine import batching, optim, params, training
 from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.objective import mean_cross_entropy
-from fedmosaic_cli.engine.workspace import Workspace
+from fedmosaic_cli.engine.losses import mean_cross_entropy
+from fedmosaic_cli.engine.network_runner import Workspace
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemDraws, derive, generator
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
-    from fedmosaic_cli.cotraining.mechanisms import Draws
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner, Losses
     from fedmosaic_cli.engine.method import Leash, Parameters, Received, State, Step, Term
-    from fedmosaic_cli.engine.settings import TrainSettings
+    from fedmosaic_cli.engine.train_settings import TrainSettings
+    from fedmosaic_cli.labels.privacy.mechanisms import Draws
 
 # What is remembered for a model stands beside it, under its name with this behind it.
 OPTIMIZER = ".optimizer"
@@ -141,10 +141,10 @@ class SimulatedClient:
         self.notes.setdefault("loss_private", loss)
 
     def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
-        optimizers.descend(self._network.train, self.state[model], gradient, self._memory(model), lr)
+        optim.descend(self._network.train, self.state[model], gradient, self._memory(model), lr)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        batch = batches.located(self.private, self._private_batches(stream)[:1])[0]
+        batch = batching.located(self.private, self._private_batches(stream)[:1])[0]
         if self._network.batch_norm and len(batch) == 1:
             # Batch statistics of a single example do not exist, so neither does a gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffers}
@@ -201,15 +201,15 @@ class SimulatedClient:
         """This round's batches. The private ones are the same whether or not public ones are drawn."""
         private, public = self._private_batches("private", examples), []
         if with_public:
-            public = batches.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
+            public = batching.steps(len(self.public), self._train.batch_size, len(private), self._stream("public"))
         return Draw(private, public)
 
     def _private_batches(self, stream: str, examples: Examples | None = None) -> list[Tensor]:
         train, generator, count = self._train, self._stream(stream), len(examples or self.private)
         if train.local_steps is None:
-            drawn = batches.epochs(count, train.batch_size, train.local_epochs, generator)
+            drawn = batching.epochs(count, train.batch_size, train.local_epochs, generator)
             return drawn[: -(-self._stands_for * len(drawn) // self._of_clients)]
-        return batches.steps(count, train.batch_size, train.local_steps * self._stands_for, generator)
+        return batching.steps(count, train.batch_size, train.local_steps * self._stands_for, generator)
 
     def _stream(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive(self._seed, purpose, self.id, self.round))

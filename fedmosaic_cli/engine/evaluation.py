@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine.objective import mean_cross_entropy
+from fedmosaic_cli.engine.losses import mean_cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor

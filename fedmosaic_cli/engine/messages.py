@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from fedmosaic_cli.cotraining import wire
+from fedmosaic_cli.labels import wire
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ class Part(Protocol):
         """The size of what it says."""
 
     def write(self, way: Way) -> bytes:
-        """The part as it goes from one machine to another; `engine.letters` reads it there."""
+        """The part as it goes from one machine to another; `federation.protocol` reads it there."""
 
     def travel(self, way: Way) -> tuple[Tensor | Parameters | bytes, int]:
         """The part as the receiver sees it, and the bits of what it says. Nothing is shared with the sender.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dat
 
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from fedmosaic_cli.engine.settings import DefenceSettings
-from fedmosaic_cli.settings import STRICT
+from fedmosaic_cli.engine.train_settings import DefenceSettings
+from fedmosaic_cli.schema import STRICT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.cotraining.mechanisms import Draws
-    from fedmosaic_cli.cotraining.wire import Form
     from fedmosaic_cli.engine.messages import Kind, Message
-    from fedmosaic_cli.engine.privacy import Noise
-    from fedmosaic_cli.engine.settings import Aggregation, Statistics
+    from fedmosaic_cli.engine.train_settings import Aggregation, Statistics
+    from fedmosaic_cli.labels.privacy.mechanisms import Draws
+    from fedmosaic_cli.labels.privacy.noise import Noise
+    from fedmosaic_cli.labels.wire import Form
 
 Parameters = dict[str, Any]
 """A model: its tensors by name, buffers included. The architecture is the client's business."""

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.attacks import Delivery
-from fedmosaic_cli.engine.inbox import MISSING
+from fedmosaic_cli.engine.local_pool import Present
 from fedmosaic_cli.engine.method import Told, Traffic
-from fedmosaic_cli.engine.opinions import gather, under_attack
-from fedmosaic_cli.engine.present import Present
 from fedmosaic_cli.errors import DivergenceError, FailedRunError
+from fedmosaic_cli.labels.attacks import Delivery
+from fedmosaic_cli.labels.inbox import MISSING
+from fedmosaic_cli.labels.label_uploads import gather, under_attack
 from fedmosaic_cli.seeds import derive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fedmosaic_cli.cotraining.wire import Form
-    from fedmosaic_cli.engine.attacks import Attack
     from fedmosaic_cli.engine.client import SimulatedClient
-    from fedmosaic_cli.engine.company import Company, Mark, Member, Turn
+    from fedmosaic_cli.engine.client_pool import Company, Mark, Member, Turn
     from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.execution.worker_pool import Workers
     from fedmosaic_cli.engine.method import Method, Received, State, World
-    from fedmosaic_cli.engine.workers import Workers
+    from fedmosaic_cli.labels.attacks import Attack
+    from fedmosaic_cli.labels.wire import Form
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Standing:
     """Where a run stands: all that the next round depends on, beside the configuration."""
 
     clients: Sequence[Any]
-    """Each an `engine.company.Member`; those in this process can do more."""
+    """Each an `engine.client_pool.Member`; those in this process can do more."""
     server: State
     finished: int = 0
 
@@ -74,7 +74,7 @@ class Federation:
     device: torch.device
     """Where the server computes."""
     execution: str
-    """How clients are run; see `engine.execution`."""
+    """How clients are run; see `engine.execution.modes`."""
     skips: bool = False
     """Whether a client that diverges is left out of the round, instead of being the end of the run."""
     attack: Attack | None = None

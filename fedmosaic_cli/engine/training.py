@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine import batches, params
+from fedmosaic_cli.engine import batching, params
 from fedmosaic_cli.engine.learner import Losses
-from fedmosaic_cli.engine.optimizers import descend
+from fedmosaic_cli.engine.optim import descend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
 
-    from fedmosaic_cli.engine.batches import Batch
+    from fedmosaic_cli.engine.batching import Batch
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Lesson
     from fedmosaic_cli.engine.method import Leash, Parameters, State, Term
-    from fedmosaic_cli.engine.workspace import Workspace
+    from fedmosaic_cli.engine.network_runner import Workspace
     from fedmosaic_cli.models.classifier import Classifier
 
 
@@ -42,12 +42,12 @@ def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Les
     trained = dict(module.named_parameters())
     terms = [term.on(workspace.device) for term in lesson.terms]
     with_public = any(term.uses_public for term in terms)
-    private = batches.located(lesson.private, lesson.draw.private)
-    public = batches.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
+    private = batching.located(lesson.private, lesson.draw.private)
+    public = batching.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
     totals = [torch.zeros((), dtype=workspace.dtype, device=workspace.device) for _ in (None, *terms)]
     seen = 0
     for batch, others in zip(private, public, strict=True):
-        if workspace.batch_norm and batches.too_short(batch, others):
+        if workspace.batch_norm and batching.too_short(batch, others):
             continue
         loss, parts = losses(workspace, module, lesson, terms, batch, others)
         module.zero_grad(set_to_none=True)
@@ -130,7 +130,7 @@ class OwnSteps:
     def __init__(self, workspace: Workspace, private: Examples, draws: dict[str, list[Tensor]]) -> None:
         self.workspace = workspace
         self._private = private
-        self._draws = {stream: batches.located(private, drawn) for stream, drawn in draws.items()}
+        self._draws = {stream: batching.located(private, drawn) for stream, drawn in draws.items()}
         self._total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
         self._seen = 0
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.consensus import NO_LABEL, hold_vote
-from fedmosaic_cli.cotraining.defences import remembered, reputations
 from fedmosaic_cli.cotraining.trust import LEAST_TRUST
+from fedmosaic_cli.engine.losses import PseudoLabels
 from fedmosaic_cli.engine.messages import Consensus, Opinion
 from fedmosaic_cli.engine.method import Family, Learners, Method, Told, Traffic, hyperparameters
-from fedmosaic_cli.engine.objective import PseudoLabels
-from fedmosaic_cli.engine.release import label_code, rates_of, released, rules_of
+from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.defences import remembered, reputations
+from fedmosaic_cli.labels.privacy.privatize import label_code, rates_of, released, rules_of
+from fedmosaic_cli.labels.voting import NO_LABEL, hold_vote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.cotraining.consensus import Outcome
     from fedmosaic_cli.engine.messages import Kind, Message
     from fedmosaic_cli.engine.method import Client, Parameters, Received, State, Term, World
-    from fedmosaic_cli.engine.release import Speaker
+    from fedmosaic_cli.labels.privacy.privatize import Speaker
+    from fedmosaic_cli.labels.voting import Outcome
 
 
 @hyperparameters

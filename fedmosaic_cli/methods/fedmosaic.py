@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.consensus import NO_LABEL, votes_without
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
     expertise_of,
     frequency_expertise,
     highest_expertise,
 )
-from fedmosaic_cli.cotraining.priors import prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import prior_shift
 from fedmosaic_cli.cotraining.trust import LEAST_TRUST, TRUST_RULES, agreement_trust, weighted_agreement
-from fedmosaic_cli.cotraining.wire import ExpertiseCode
 from fedmosaic_cli.engine.gate import CANDIDATE, Gate, copy_of
+from fedmosaic_cli.engine.losses import AdjustedPseudoLabels, Doubt, labelled, mean_cross_entropy
 from fedmosaic_cli.engine.messages import Consensus
 from fedmosaic_cli.engine.method import hyperparameters
-from fedmosaic_cli.engine.objective import AdjustedPseudoLabels, Doubt, labelled, mean_cross_entropy
-from fedmosaic_cli.engine.release import expertise_code, rates_of, rules_of
+from fedmosaic_cli.labels.privacy.privatize import expertise_code, rates_of, rules_of
+from fedmosaic_cli.labels.voting import NO_LABEL, votes_without
+from fedmosaic_cli.labels.wire import ExpertiseCode
 from fedmosaic_cli.methods.fedct import FedCT, as_tensor
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.cotraining.wire import Form
     from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, Learners, Parameters, Received, State, Term, World
-    from fedmosaic_cli.engine.release import Speaker
+    from fedmosaic_cli.labels.privacy.privatize import Speaker
+    from fedmosaic_cli.labels.wire import Form
 
 
 LEVEL_BITS = 8

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.losses import Distillation, FeatureMatching
 from fedmosaic_cli.engine.method import hyperparameters
-from fedmosaic_cli.engine.objective import Distillation, FeatureMatching
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:

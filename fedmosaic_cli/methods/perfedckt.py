@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.clusters import cluster
+from fedmosaic_cli.cotraining.clustering import cluster
+from fedmosaic_cli.engine.losses import TargetLogits
 from fedmosaic_cli.engine.messages import Logits
 from fedmosaic_cli.engine.method import Learners, Method, Traffic, hyperparameters
-from fedmosaic_cli.engine.objective import TargetLogits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

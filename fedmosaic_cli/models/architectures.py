@@ -11,7 +11,7 @@ from fedmosaic_cli.models.vit import TinyViT, ViT
 
 if TYPE_CHECKING:
     from fedmosaic_cli.models.classifier import Classifier
-    from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.models.model_settings import ModelSettings
 
 ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetBN, "vit": ViT, "vit-tiny": TinyViT}
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedmosaic_cli.models.classifier import Classifier, check_size
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.models.model_settings import ModelSettings
 
 SMALL = 16
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedmosaic_cli.models.classifier import Classifier
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.models.model_settings import ModelSettings
 
 
 class MLP(Classifier):

@@ -15,7 +15,7 @@ from fedmosaic_cli.models.classifier import Classifier
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.models.model_settings import ModelSettings
 
 COLOURS = 3
 CHANNELS_PER_HEAD = 4

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.report.collect import CAVEATS
-from fedmosaic_cli.report.commands import conditions_in
-from fedmosaic_cli.report.noise import noise_block
-from fedmosaic_cli.report.settings import differences, title_of
+from fedmosaic_cli.report.comparison import differences, title_of
+from fedmosaic_cli.report.noise_notes import noise_block
+from fedmosaic_cli.report.rerun_commands import conditions_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedmosaic_cli.report.settings import Setting
+    from fedmosaic_cli.report.comparison import Setting
 
 USUAL_MODEL = METHODS["local"].evaluated
 WHAT = "mean over clients, each counting the same and examined on its own test part, model of the last round"

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.data.place import unseen
+from fedmosaic_cli.data.data_dirs import unseen
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.files import sha256, to_json
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import CONFIG, MODELS, SUMMARY, RunFiles
-from fedmosaic_cli.report.noise import noise_key
+from fedmosaic_cli.report.noise_notes import noise_key
+from fedmosaic_cli.storage.files import sha256, to_json
+from fedmosaic_cli.storage.runs import CONFIG, MODELS, SUMMARY, RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
 
-    from fedmosaic_cli.data.place import Watch
+    from fedmosaic_cli.data.data_dirs import Watch
 
 COLUMNS = [
     *("setting", "protocol", "method", "variant", "hyperparameters", "noise", "seed"),

@@ -11,16 +11,16 @@ from math import inf, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.files import to_json
-from fedmosaic_cli.report.settings import CENTRALIZED, LOCAL, title_of
-from fedmosaic_cli.report.verdict import DIGITS
+from fedmosaic_cli.report.baseline_colors import DIGITS
+from fedmosaic_cli.report.comparison import CENTRALIZED, LOCAL, title_of
+from fedmosaic_cli.storage.files import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
 
-    from fedmosaic_cli.report.settings import Key, Setting
+    from fedmosaic_cli.report.comparison import Key, Setting
 
 LEVEL = 0.05
 # With fewer clients that differ at all, no outcome could be significant at 5 %.

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.files import read_sealed
+from fedmosaic_cli.storage.files import read_sealed
 
 RUN, LOCAL = Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quickstart/local/seed-0")
 
@@ -85,7 +85,7 @@ def test_reference_models(audit, words, models):
 
 
 def test_how_far_it_is_is_told(audit, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.cli.place.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0)
     lines = audit(RUN, "--lira", "--references", "4").stderr.splitlines()
     assert [line for line in lines if line.startswith("playing")] == [
         f"playing the run again  {share}%" for share in (0, 25, 50, 75, 100)

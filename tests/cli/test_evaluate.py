@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.files import read_sealed
+from fedmosaic_cli.storage.files import read_sealed
 
 FEDCT, LOCAL = Path("runs/quickstart/fedct/seed-0"), Path("runs/quickstart/local/seed-0")
 METRICS = ("accuracy", "loss", "macro_f1", "balanced_accuracy", "calibration_error")
@@ -366,7 +366,7 @@ def test_in_full(examine):
 
 def test_in_a_pipe_there_is_a_line_now_and_then(examine, monkeypatch):
     assert examine(FEDCT).stderr == "", "it takes no time"
-    monkeypatch.setattr("fedmosaic_cli.cli.place.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0)
     lines = examine(FEDCT, LOCAL).stderr.splitlines()
     assert lines == [f"examining clients  {5 * done}%" for done in range(21)]
     assert examine(FEDCT, LOCAL, "--quiet").stderr == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedmosaic_cli.cli import evaluation_view
+from fedmosaic_cli.cli.views import evaluation_view
 
 AVERAGES = {"client_mean": 0.5, "sample_weighted": 0.5, "client_std": 0.0, "worst": 0.5, "worst_decile": 0.5}
 METRICS = ("accuracy", "loss", "macro_f1", "balanced_accuracy", "calibration_error")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.cli.site_diary import Diary
-from fedmosaic_cli.experiment.site import Answered
-from fedmosaic_cli.records.site import SiteFiles, unit_text
+from fedmosaic_cli.cli.site_log import Diary
+from fedmosaic_cli.federation.site import Answered
+from fedmosaic_cli.federation.site_dir import SiteFiles, unit_text
 
 
 def test_a_full_disk_does_not_end_a_site_that_has_an_answer(tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_a_full_disk_does_not_end_a_site_that_has_an_answer(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedmosaic_cli.records.site.write", full)
+        patch.setattr("fedmosaic_cli.federation.site_dir.write", full)
         diary.answered(Answered("turn", "toy", 2, 0.1, 10, "failed"))
     assert (tmp_path / "status.json").read_bytes() == before
     diary.answered(Answered("turn", "toy", 3, 0.1, 10))

@@ -11,13 +11,13 @@ from collections import deque
 
 import pytest
 
-from fedmosaic_cli.cli import reproduce_view
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.options import Device
-from fedmosaic_cli.cli.reproduce_engine import Engine, Way
-from fedmosaic_cli.experiment.cluster import Errand, Hand, Share, marked
-from fedmosaic_cli.experiment.jobs import Crew, Failure
-from fedmosaic_cli.lock import locked
+from fedmosaic_cli.cli.common_options import Device
+from fedmosaic_cli.cli.reproduce_engines import Engine, Way
+from fedmosaic_cli.cli.views import reproduce_view
+from fedmosaic_cli.storage.lock import locked
+from fedmosaic_cli.sweeps.jobs import Crew, Failure
+from fedmosaic_cli.sweeps.ray_cluster import Errand, Hand, Share, marked
 from tests.conftest import fedmosaic
 from tests.sweeps import STUDY, results_in
 
@@ -151,7 +151,7 @@ def test_wrong_requests_are_refused(arguments, line, here, capsys):
 
 
 def test_without_the_package_nothing_is_begun(here, monkeypatch, capsys):
-    monkeypatch.setattr("fedmosaic_cli.experiment.cluster_session.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmosaic_cli.sweeps.ray_session.find_spec", lambda name: None)
     assert asked(*STUDY, "--engine", "ray") == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: the package ray is not installed (--engine ray): pip install 'fedmosaic[cluster]'"
@@ -164,7 +164,7 @@ def way(*, jobs=None, address=None, cpus=None, gpus=None, device=Device.auto, re
 
 
 def test_a_run_gets_the_cores_that_others_leave_and_a_gpu_if_it_asks(monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.cli.reproduce_engine.available_cores", lambda: 8)
+    monkeypatch.setattr("fedmosaic_cli.cli.reproduce_engines.available_cores", lambda: 8)
     assert way().cpus == 1
     assert way().at_once() == 8
     assert way(jobs=3).cpus == 2

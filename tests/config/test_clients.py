@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.config.changes import differences
-from fedmosaic_cli.config.clients import members, spread
+from fedmosaic_cli.config.client_overrides import members, spread
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import resolve_run, stored_run
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.config.resume_changes import differences
+from fedmosaic_cli.config.run_config import resolve_run, stored_run
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.config.conditions import conditions_of, values_told
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run import resolve_run
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.config.rerun_args import conditions_of, values_told
+from fedmosaic_cli.config.run_config import resolve_run
+from fedmosaic_cli.data.data_dirs import Place
 
 
 def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditto", seed=3, partition_seed=None):

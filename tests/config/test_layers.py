@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.config.changes import Difference, differences
 from fedmosaic_cli.config.layers import Layers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.run import flat, resolve_run, stored_run
+from fedmosaic_cli.config.resume_changes import Difference, differences
+from fedmosaic_cli.config.run_config import flat, resolve_run, stored_run
 from fedmosaic_cli.config.yaml_files import parse, read
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunFiles
 
 
 def layered(*assignments: str, preset: str = "quickstart") -> Layers:

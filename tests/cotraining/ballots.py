@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmosaic_cli.cotraining import codecs, wire
-from fedmosaic_cli.cotraining.consensus import Ballot
-from fedmosaic_cli.cotraining.wire import Envelope, Expected, ExpertiseCode, Form, LabelCode
+from fedmosaic_cli.labels import codecs, wire
+from fedmosaic_cli.labels.voting import Ballot
+from fedmosaic_cli.labels.wire import Envelope, Expected, ExpertiseCode, Form, LabelCode
 
 RUN, PUBLIC, ROUND = bytes(range(16)), bytes(range(16, 32)), 5
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from fedmosaic_cli.cotraining.accounting import (
+from fedmosaic_cli.labels.privacy.accounting import (
     Release,
     concentrated_epsilon,
     gaussian_delta,

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fedmosaic_cli.cotraining.accounting import Release, gaussian_epsilon, total_epsilon
-from fedmosaic_cli.cotraining.mechanisms import keep_probability
+from fedmosaic_cli.labels.privacy.accounting import Release, gaussian_epsilon, total_epsilon
+from fedmosaic_cli.labels.privacy.mechanisms import keep_probability
 
 dp_accounting = pytest.importorskip("dp_accounting")
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining import codecs, wire
 from fedmosaic_cli.cotraining.expertise import highest_expertise
-from fedmosaic_cli.cotraining.wire import SERVER, ExpertiseCode, Form
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.messages import Consensus, Opinion, Way, Weights
 from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.labels import codecs, wire
+from fedmosaic_cli.labels.wire import SERVER, ExpertiseCode, Form
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from tests.cotraining.ballots import envelope
 from tests.toys import CPU

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining import mechanisms
-from fedmosaic_cli.cotraining.consensus import PAPER, Ballot, Rates, Tally, hold_vote, weighed
-from fedmosaic_cli.cotraining.defences import Rules
-from fedmosaic_cli.cotraining.wire import ExpertiseCode
+from fedmosaic_cli.labels.defences import Rules
+from fedmosaic_cli.labels.privacy import mechanisms
+from fedmosaic_cli.labels.voting import PAPER, Ballot, Rates, Tally, hold_vote, weighed
+from fedmosaic_cli.labels.wire import ExpertiseCode
 from tests.cotraining.ballots import ballots, levels
 
 FLOOR = Fraction(1, 1_000_000)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.consensus import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, stratified_folds, verdict
 from fedmosaic_cli.cotraining.expertise import (
     count_confidence_expertise,
@@ -19,9 +18,10 @@ from fedmosaic_cli.cotraining.expertise import (
     expertise_of,
     highest_expertise,
 )
-from fedmosaic_cli.cotraining.priors import prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import prior_shift
 from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
-from fedmosaic_cli.engine.objective import AdjustedPseudoLabels, PseudoLabels
+from fedmosaic_cli.engine.losses import AdjustedPseudoLabels, PseudoLabels
+from fedmosaic_cli.labels.voting import NO_LABEL
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 

@@ -13,18 +13,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.consensus import PAPER, Outcome, Tally, hold_vote
-from fedmosaic_cli.cotraining.defences import (
-    HEAVIEST,
-    MEMORY,
-    Rules,
-    capped,
-    normalised,
-    remembered,
-    reputations,
-    trimmed,
-)
+from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.defences import HEAVIEST, MEMORY, Rules, capped, normalised, remembered, reputations, trimmed
+from fedmosaic_cli.labels.voting import PAPER, Outcome, Tally, hold_vote
 from tests.cotraining.ballots import ballots
 
 CLIENTS, CLASSES, SIZE, SEEDS, ROUNDS = 15, 10, 3000, 5, 10

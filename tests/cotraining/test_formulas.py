@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.consensus import FLOOR, Outcome, Tally, hold_vote
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
     frequency_expertise,
@@ -18,7 +17,8 @@ from fedmosaic_cli.cotraining.expertise import (
     uniform_expertise,
 )
 from fedmosaic_cli.cotraining.trust import LEAST_TRUST, TRUST_RULES, loss_ratio_trust
-from fedmosaic_cli.cotraining.wire import ExpertiseCode
+from fedmosaic_cli.labels.voting import FLOOR, Outcome, Tally, hold_vote
+from fedmosaic_cli.labels.wire import ExpertiseCode
 from tests.cotraining.ballots import ballots, levels
 
 losses = st.one_of(st.floats(min_value=0, max_value=100), st.floats(min_value=0, max_value=1e300))

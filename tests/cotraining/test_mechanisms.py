@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.mechanisms import (
+from fedmosaic_cli.labels.privacy.mechanisms import (
     flip_probability,
     flipped_bits,
     keep_probability,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining import codecs, wire
-from fedmosaic_cli.cotraining.wire import (
+from fedmosaic_cli.labels import codecs, wire
+from fedmosaic_cli.labels.wire import (
     CHECKSUM,
     HEADER,
     SERVER,

@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedmosaic_cli.data.download import Download, fetch, unpack
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import SOURCES, load_dataset
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.datasets import SOURCES, load_dataset
+from fedmosaic_cli.data.io.download import Download, fetch, unpack
 from fedmosaic_cli.errors import RequestError, ResourceError, RunStateError
-from fedmosaic_cli.lock import locked
+from fedmosaic_cli.storage.lock import locked
 from tests.data.files import write_cifar
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data import image_cache
-from fedmosaic_cli.data.decoding import Decoded, decode
-from fedmosaic_cli.data.folders import walk
-from fedmosaic_cli.data.image_cache import load_images
-from fedmosaic_cli.data.place import Place, default_cache
+from fedmosaic_cli.data.data_dirs import Place, default_cache
+from fedmosaic_cli.data.io import image_cache
+from fedmosaic_cli.data.io.image_cache import load_images
+from fedmosaic_cli.data.io.image_decoding import Decoded, decode
+from fedmosaic_cli.data.io.image_folders import walk
 from fedmosaic_cli.errors import RequestError, ResourceError
 from tests.data.files import picture, save_pictures
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.corruption import noisy
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.held_out import deal_tests, split
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.public import fill_evenly, fill_skewed
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.schemes import holders_in_order, least_size, uneven_shares
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import load_dataset
+from fedmosaic_cli.data.datasets import load_dataset
+from fedmosaic_cli.data.partitioning.label_noise import noisy
+from fedmosaic_cli.data.partitioning.partition import partition
+from fedmosaic_cli.data.partitioning.public_set import fill_evenly, fill_skewed
+from fedmosaic_cli.data.partitioning.schemes import holders_in_order, least_size, uneven_shares
+from fedmosaic_cli.data.partitioning.splits import deal_tests, split
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
 
 SCHEMES = ("iid", "pathological", "dirichlet", "domain", "hybrid", "natural")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data import canvas, picture
+from fedmosaic_cli.report.plots import canvas, partition_plots
 
 
 def counts(clients, classes):
@@ -19,10 +19,10 @@ def drawn(monkeypatch, clients, classes):
     """Which of the kinds was drawn, and the files."""
     kinds = []
     for kind in ("stacked_bars", "dot_matrix", "grey_map"):
-        real = getattr(picture, kind)
-        monkeypatch.setattr(picture, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
+        real = getattr(partition_plots, kind)
+        monkeypatch.setattr(partition_plots, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
     names = [f"class {number}" for number in range(classes)]
-    files = picture.distribution_picture(counts(clients, classes), names, "title")
+    files = partition_plots.distribution_picture(counts(clients, classes), names, "title")
     return kinds, files
 
 
@@ -54,7 +54,7 @@ def test_no_picture_is_larger_than_a_screen_can_show(monkeypatch, clients, class
 
 def test_stacked_bars_add_up():
     table = counts(6, 4)
-    axes = picture.stacked_bars(table, list("abcd"), "title").axes[0]
+    axes = partition_plots.stacked_bars(table, list("abcd"), "title").axes[0]
     heights = {}
     for layer in axes.containers:
         for bar in layer:
@@ -67,12 +67,12 @@ def test_stacked_bars_add_up():
 
 
 def test_layers_differ_in_grey_too():
-    shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in picture.colours(10)]
+    shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in partition_plots.colours(10)]
     assert np.diff(shades).min() > 0.01
 
 
 def test_dots_have_areas_in_proportion():
-    axes = picture.dot_matrix(np.array([[100, 25], [0, 50]] * 15), ["a", "b"], "title").axes[0]
+    axes = partition_plots.dot_matrix(np.array([[100, 25], [0, 50]] * 15), ["a", "b"], "title").axes[0]
     sizes = axes.collections[0].get_sizes()
     assert sizes[0] == 4 * sizes[1] == 2 * sizes[3]
     assert sizes[2] == 0
@@ -81,7 +81,7 @@ def test_dots_have_areas_in_proportion():
 def test_the_map_has_a_cell_for_every_client_and_class_and_a_scale():
     table = counts(100, 40)
     names = [f"class number {number} of forty" for number in range(40)]
-    figure = picture.grey_map(table, names, "title", 7.0)
+    figure = partition_plots.grey_map(table, names, "title", 7.0)
     axes, scale = figure.axes
     (image,) = axes.get_images()
     assert image.get_array().T.tolist() == table.tolist()
@@ -101,13 +101,16 @@ def assert_apart(figure, labels):
 
 
 def test_examples_are_counted_in_whole_numbers():
-    for figure in (picture.public_figure([1, 2], "ab", "t"), picture.stacked_bars(np.array([[1, 1]]), "ab", "t")):
+    for figure in (
+        partition_plots.public_figure([1, 2], "ab", "t"),
+        partition_plots.stacked_bars(np.array([[1, 1]]), "ab", "t"),
+    ):
         figure.draw_without_rendering()
         assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())
 
 
 def test_a_long_title_stays_inside_a_narrow_picture():
-    figure = picture.public_figure([1, 2], "ab", "long words and more " * 12)
+    figure = partition_plots.public_figure([1, 2], "ab", "long words and more " * 12)
     figure.draw_without_rendering()
     (title,) = figure.texts
     box = title.get_window_extent()
@@ -125,25 +128,27 @@ def test_fonts_are_those_that_are_there(monkeypatch):
 
 def test_the_same_partition_is_the_same_file():
     table = counts(5, 3)
-    assert picture.distribution_picture(table, "abc", "t") == picture.distribution_picture(table, "abc", "t")
-    assert picture.public_picture(table[0], "abc", "t") == picture.public_picture(table[0], "abc", "t")
+    assert partition_plots.distribution_picture(table, "abc", "t") == partition_plots.distribution_picture(
+        table, "abc", "t"
+    )
+    assert partition_plots.public_picture(table[0], "abc", "t") == partition_plots.public_picture(table[0], "abc", "t")
 
 
 def test_domains_are_named_once_and_divided():
-    axes = picture.stacked_bars(counts(5, 2), "ab", "title").axes[0]
-    picture.mark_domains(axes, ["east", "east", "west", "west", "west"])
+    axes = partition_plots.stacked_bars(counts(5, 2), "ab", "title").axes[0]
+    partition_plots.mark_domains(axes, ["east", "east", "west", "west", "west"])
     assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("east", 0.5), ("west", 3.0)]
     assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
     assert {text.get_rotation() for text in axes.texts} == {0}
-    picture.mark_domains(axes, [])
-    picture.mark_domains(axes, ["", ""])
+    partition_plots.mark_domains(axes, [])
+    partition_plots.mark_domains(axes, ["", ""])
     assert len(axes.texts) == 2
 
 
 @pytest.mark.parametrize(("clients", "each"), [(12, 1), (30, 2), (20, 4)])
 def test_names_of_domains_do_not_lie_on_each_other(clients, each):
     domains = [f"a domain with a long name {client // each}" for client in range(clients)]
-    figure = picture.distribution_figure(counts(clients, 2), "ab", "title", domains, 7.0)
+    figure = partition_plots.distribution_figure(counts(clients, 2), "ab", "title", domains, 7.0)
     names = figure.axes[0].texts
     assert len(names) == clients // each
     assert_apart(figure, names)
@@ -151,4 +156,4 @@ def test_names_of_domains_do_not_lie_on_each_other(clients, each):
 
 def test_names_of_domains_that_have_no_room_are_left_out():
     domains = [f"domain {client}" for client in range(200)]
-    assert not picture.distribution_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts
+    assert not partition_plots.distribution_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts

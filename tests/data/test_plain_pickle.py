@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.plain_pickle import read_pickle, read_pickled_member
+from fedmosaic_cli.data.io.safe_pickle import read_pickle, read_pickled_member
 from fedmosaic_cli.errors import RequestError
 
 CONTENT = {
@@ -90,7 +90,7 @@ def test_bytes_that_do_not_fill_the_array_are_refused(tmp_path):
 
 
 def test_an_archive_that_expands_without_end(tmp_path, monkeypatch):
-    from fedmosaic_cli.data import npz_files
+    from fedmosaic_cli.data.io import npz_files
 
     monkeypatch.setattr(npz_files, "ALWAYS_ALLOWED_BYTES", 1000)
     np.savez_compressed(tmp_path / "f.npz", data={"x": np.zeros(10_000_000, dtype=np.uint8)})

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.public import draw_public
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import load_dataset
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.datasets import load_dataset
+from fedmosaic_cli.data.partitioning.partition import partition
+from fedmosaic_cli.data.partitioning.public_set import draw_public
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import deal, open_shards
-from fedmosaic_cli.records.shards import load
+from fedmosaic_cli.runner.prepare import deal, open_shards
+from fedmosaic_cli.storage.shards import load
 from tests.data.test_partition import all_parts, cases, dealt_or_refused, everything, make_dataset
 
 DIGITS = load_dataset(DataSettings(), Place())

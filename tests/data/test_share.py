@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import count_dataset, load_dataset
+from fedmosaic_cli.data.datasets import count_dataset, load_dataset
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import deal, open_shards
-from fedmosaic_cli.records.shards import load
+from fedmosaic_cli.runner.prepare import deal, open_shards
+from fedmosaic_cli.storage.shards import load
 from tests.data.files import save_pictures
 
 

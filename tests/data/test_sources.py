@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import SOURCES, domainnet, fashion_mnist, load_dataset, office10
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.datasets import SOURCES, domainnet, fashion_mnist, load_dataset, office10
+from fedmosaic_cli.data.partitioning.partition import partition
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import deal
+from fedmosaic_cli.runner.prepare import deal
 from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
 
 

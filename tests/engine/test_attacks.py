@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.wire import Envelope, ExpertiseCode, Form, LabelCode, Reason
-from fedmosaic_cli.data.partition import poisoned
-from fedmosaic_cli.engine.attacks import SPOILT, Attack, Scene, unlike_classes
-from fedmosaic_cli.engine.inbox import Inbox
-from fedmosaic_cli.engine.objective import PseudoLabels
-from fedmosaic_cli.engine.release import rules_of
+from fedmosaic_cli.data.partitioning.partition import poisoned
+from fedmosaic_cli.engine.losses import PseudoLabels
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.settings import AttackSettings
-from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.engine.train_settings import AttackSettings
+from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.attacks import SPOILT, Attack, Scene, unlike_classes
+from fedmosaic_cli.labels.inbox import Inbox
+from fedmosaic_cli.labels.privacy.privatize import rules_of
+from fedmosaic_cli.labels.wire import Envelope, ExpertiseCode, Form, LabelCode, Reason
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.toys import TOYS, dealt, from_disk, models, played, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust=1.0)
@@ -307,7 +307,7 @@ def test_labels_that_are_missing_reach_clients_as_missing(method, toy, monkeypat
 
 
 def test_a_forest_does_not_learn_that_there_is_a_class_without_a_name():
-    from fedmosaic_cli.models.settings import ModelSettings
+    from fedmosaic_cli.models.model_settings import ModelSettings
 
     toy = TOYS["even"].changed(models={0: ModelSettings(name="random-forest", trees=5)})
     federation = toy.federation(FREQUENCY)

@@ -7,17 +7,17 @@ import pytest
 import torch
 from sklearn.tree import DecisionTreeClassifier
 
-from fedmosaic_cli.engine.estimators import EstimatorLearner, pixels
+from fedmosaic_cli.engine.estimator_learner import EstimatorLearner, pixels
 from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.objective import PseudoLabels, TargetLogits
+from fedmosaic_cli.engine.losses import PseudoLabels, TargetLogits
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from fedmosaic_cli.models.settings import ESTIMATORS, ModelSettings
+from fedmosaic_cli.models.model_settings import ESTIMATORS, ModelSettings
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.toys import TOYS, dealt, mixed, models, personal_models, played, relabelled, same
 
 MIXED = mixed(TOYS["even"])

@@ -16,18 +16,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedmosaic_cli.engine import channel, gang, optimizers, params
-from fedmosaic_cli.engine.execution import choose, worker_count
-from fedmosaic_cli.engine.gang import Gang, my_desk, my_gang
+from fedmosaic_cli.engine import channel, optim, params
+from fedmosaic_cli.engine.execution.lockstep import Gang, my_desk, my_gang
+from fedmosaic_cli.engine.execution.modes import choose, worker_count
+from fedmosaic_cli.engine.execution.modes import lockstep as gang
+from fedmosaic_cli.engine.execution.worker_pool import STACK, Job, Workers, teams
+from fedmosaic_cli.engine.local_pool import servers_by_device
+from fedmosaic_cli.engine.losses import OnDevice, PseudoLabels
 from fedmosaic_cli.engine.messages import Consensus, Logits, Weights
 from fedmosaic_cli.engine.method import Leash
-from fedmosaic_cli.engine.objective import OnDevice, PseudoLabels
-from fedmosaic_cli.engine.present import servers_by_device
 from fedmosaic_cli.engine.rounds import begin, play
-from fedmosaic_cli.engine.settings import TrainSettings
-from fedmosaic_cli.engine.workers import STACK, Job, Workers, teams
+from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
-from fedmosaic_cli.experiment.assemble import check_network
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.ditto import Ditto
@@ -35,7 +35,8 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.runner.build import check_network
 from tests.toys import CPU, FROM_SERVER, TOYS, dealt, played
 
 CUDA = torch.device("cuda", 0)
@@ -410,7 +411,7 @@ class TestOptimizers:
         for number in range(5):
             gradients = [torch.randn_like(tensor) for tensor in theirs]
             # The layout that a gradient happens to have must not matter.
-            optimizers.descend(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
+            optim.descend(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
             for tensor, gradient in zip(theirs, gradients, strict=True):
                 tensor.grad = gradient.clone()
             optimizer.step()
@@ -420,7 +421,7 @@ class TestOptimizers:
         script = (
             "import sys, torch\n"
             "from fedmosaic_cli.engine import optimizers\n"
-            "from fedmosaic_cli.engine.settings import TrainSettings\n"
+            "from fedmosaic_cli.engine.train_settings import TrainSettings\n"
             "for train in (TrainSettings(), TrainSettings(optimizer='sgd', momentum=0.5)):\n"
             "    optimizers.descend(train, {'w': torch.ones(2)}, {'w': torch.ones(2)}, {})\n"
             "assert 'torch._dynamo' not in sys.modules\n"
@@ -436,7 +437,7 @@ import resource, sys, torch
 from torch.nn.functional import cross_entropy
 from fedmosaic_cli.machine import keep_freed_memory
 from fedmosaic_cli.models.architectures import build
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.cotraining.consensus import Ballot, hold_vote
-from fedmosaic_cli.cotraining.wire import SERVER, ExpertiseCode, Form, Kind, LabelCode
-from fedmosaic_cli.engine.attacks import Attack, Delivery, Scene
-from fedmosaic_cli.engine.inbox import ABSTAINED, ACCEPTED, MISSING, Inbox
 from fedmosaic_cli.engine.method import World
-from fedmosaic_cli.engine.opinions import Gathered, gather
-from fedmosaic_cli.engine.settings import AttackSettings, DefenceSettings
+from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings
+from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.attacks import Attack, Delivery, Scene
+from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, Inbox
+from fedmosaic_cli.labels.label_uploads import Gathered, gather
+from fedmosaic_cli.labels.voting import Ballot, hold_vote
+from fedmosaic_cli.labels.wire import SERVER, ExpertiseCode, Form, Kind, LabelCode
 from tests.cotraining.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
 from tests.cotraining.test_wire import mutated
 

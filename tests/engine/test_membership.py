@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from fedmosaic_cli.engine.membership import (
+from fedmosaic_cli.audit.membership_attacks import (
     RESAMPLES,
     auc,
     balanced,
@@ -158,7 +158,7 @@ def test_portions_do_not_show(monkeypatch):
     members, others = rng.normal(size=40), rng.normal(size=30)
     draws = resamples(40, rng), resamples(30, rng)
     whole = resampled_aucs(members, others, *draws)
-    monkeypatch.setattr("fedmosaic_cli.engine.membership.PORTION", 500)
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_attacks.PORTION", 500)
     np.testing.assert_array_equal(resampled_aucs(members, others, *draws), whole)
 
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedmosaic_cli.cotraining.accounting import Release, gaussian_epsilon, total_epsilon
-from fedmosaic_cli.engine.privacy import (
+from fedmosaic_cli.engine.train_settings import PrivacySettings
+from fedmosaic_cli.errors import FedMosaicError, RequestError
+from fedmosaic_cli.labels.privacy.accounting import Release, gaussian_epsilon, total_epsilon
+from fedmosaic_cli.labels.privacy.noise import (
     Noise,
     check_budget,
     check_planned,
@@ -20,10 +22,8 @@ from fedmosaic_cli.engine.privacy import (
     expertise_bound,
     resolve_noise,
 )
-from fedmosaic_cli.engine.privacy_block import planned_block, spent_block, too_likely
-from fedmosaic_cli.engine.settings import PrivacySettings
-from fedmosaic_cli.errors import FedMosaicError, RequestError
-from fedmosaic_cli.records.privacy import privacy_lines, rounded_up
+from fedmosaic_cli.labels.privacy.privacy_report import planned_block, spent_block, too_likely
+from fedmosaic_cli.storage.privacy_section import privacy_lines, rounded_up
 
 
 def noise_for(kind="frequency", public_size=3000, times=100, **settings):

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine import gang, workers
+from fedmosaic_cli.engine.execution.modes import lockstep, worker_pool
+from fedmosaic_cli.engine.execution.stacked.stacked_layers import Pass, StackedNetwork, can_stack, multiplications
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.stacked.layers import Pass, StackedNetwork, can_stack, multiplications
-from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build
-from fedmosaic_cli.models.settings import ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.test_contract import VARIANTS
 from tests.toys import TOYS, close, dealt, from_disk, mixed, models, personal_models, same
 
@@ -75,7 +75,7 @@ def assert_alike(left, right):
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(method, monkeypatch):
-    monkeypatch.setattr(workers, "STACK", 2)
+    monkeypatch.setattr(worker_pool, "STACK", 2)
     toy = dealt([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
     toy.dtype = torch.float32
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
@@ -90,13 +90,13 @@ def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_
 def test_clients_really_train_together(monkeypatch):
     """Or all of the above would hold for nothing."""
     together = Counter()
-    original = gang.settle
+    original = lockstep.settle
 
     def note(requests):
         together.update((request.kind[1], len(requests)) for request in requests[:1])
         original(requests)
 
-    monkeypatch.setattr(gang, "settle", note)
+    monkeypatch.setattr(lockstep, "settle", note)
     models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
     assert together == {("fit", 3): 2, ("predict", 3): 4}
     together.clear()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine import batches, evaluation, params, workspace
+from fedmosaic_cli.engine import batching, evaluation, network_runner, params
 from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.objective import Distillation, FeatureMatching, PseudoLabels, TargetLogits, mean_cross_entropy
+from fedmosaic_cli.engine.losses import Distillation, FeatureMatching, PseudoLabels, TargetLogits, mean_cross_entropy
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.engine.training import fit
 from fedmosaic_cli.methods.fedct import FedCT
@@ -26,14 +26,14 @@ def generator() -> torch.Generator:
 
 @given(sizes, sizes, st.integers(1, 3))
 def test_an_epoch_shows_every_example_once_and_drops_none(count, batch_size, passes):
-    drawn = batches.epochs(count, batch_size, passes, generator())
+    drawn = batching.epochs(count, batch_size, passes, generator())
     assert all(1 <= len(batch) <= batch_size for batch in drawn)
     assert torch.cat(drawn).bincount(minlength=count).tolist() == [passes] * count
 
 
 @given(sizes, sizes, st.integers(1, 12))
 def test_steps_are_full_batches_that_use_all_examples_evenly(count, batch_size, number):
-    drawn = batches.steps(count, batch_size, number, generator())
+    drawn = batching.steps(count, batch_size, number, generator())
     assert [len(batch) for batch in drawn] == [min(batch_size, count)] * number
     seen = torch.cat(drawn).bincount(minlength=count)
     assert seen.max() - seen.min() <= 1
@@ -85,7 +85,7 @@ def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
     federation = played(Local(), TOYS["even"])
     client = federation.standing.clients[0]
     whole = client.predict_public(client.state["model"])
-    monkeypatch.setattr(workspace, "EVALUATION_BATCH", 2)
+    monkeypatch.setattr(network_runner, "EVALUATION_BATCH", 2)
     assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
 
 

@@ -9,33 +9,33 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedmosaic_cli.audit.audit_metrics import HIGHER, NO_LEAK, Seen, findings
+from fedmosaic_cli.audit.label_queries import Witness, statement
+from fedmosaic_cli.audit.members import Candidates, all_candidates
+from fedmosaic_cli.audit.membership_attacks import message_scores
+from fedmosaic_cli.audit.membership_audit import Terms, audit, model_view
+from fedmosaic_cli.audit.replay import replay, told
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.config.run import RunConfig
-from fedmosaic_cli.cotraining.consensus import FLOOR, Ballot
-from fedmosaic_cli.data.corruption import turned
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.data.sources import load_dataset
+from fedmosaic_cli.config.run_config import RunConfig
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.datasets import load_dataset
+from fedmosaic_cli.data.partitioning.label_noise import turned
+from fedmosaic_cli.data.partitioning.partition import partition
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.engine import channel
-from fedmosaic_cli.engine.membership import message_scores
-from fedmosaic_cli.engine.settings import PrivacySettings, TrainSettings
+from fedmosaic_cli.engine.train_settings import PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.assemble import Table, assemble
-from fedmosaic_cli.experiment.audit import Terms, audit, model_view
-from fedmosaic_cli.experiment.candidates import Candidates, all_candidates
-from fedmosaic_cli.experiment.evaluate import data_of, open_run
-from fedmosaic_cli.experiment.findings import HIGHER, NO_LEAK, Seen, findings
-from fedmosaic_cli.experiment.replay import replay, told
-from fedmosaic_cli.experiment.state import to_arrays
-from fedmosaic_cli.experiment.statement import Witness, statement
+from fedmosaic_cli.labels.voting import FLOOR, Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.models.settings import ModelSettings
-from fedmosaic_cli.records.exported import load_exported
-from fedmosaic_cli.records.runs import RunFiles
-from fedmosaic_cli.records.shards import load
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.runner.build import Table, assemble
+from fedmosaic_cli.runner.evaluate import data_of, open_run
+from fedmosaic_cli.runner.run_state import to_arrays
+from fedmosaic_cli.storage.exported_shards import load_exported
+from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.shards import load
 from tests.toys import from_client
 
 PLAIN = PrivacySettings()
@@ -113,7 +113,7 @@ def test_played_again_a_run_ends_in_the_saved_models(roomy_runs):
 
 
 def test_that_a_replay_went_elsewhere_is_told(roomy_runs, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.experiment.replay.arrived", lambda *_: False)
+    monkeypatch.setattr("fedmosaic_cli.audit.replay.arrived", lambda *_: False)
     result = audited(roomy_runs, FEDMOSAIC)
     assert result["replay_identical"] is False
     assert any("did not end in the saved models" in note for note in result["notes"])
@@ -127,7 +127,7 @@ def test_where_there_is_one_exchange_the_last_message_is_all(roomy_runs):
 
 
 def test_the_last_round_alone_is_not_played_again(roomy_runs, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.experiment.audit.replay", None)
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.replay", None)
     result = audited(roomy_runs, FEDMOSAIC, last_round=True)
     assert list(result["views"]) == ["messages-last", "model-loss"]
     assert result["replay_identical"] is None
@@ -157,7 +157,7 @@ def test_clients_with_too_few_are_left_out_and_named(roomy_runs, monkeypatch):
     whole = audited(roomy_runs, FEDMOSAIC, last_round=True)
     sizes = [entry["views"]["model-loss"]["members"] for entry in whole["per_client"]]
     assert sizes[0] != sizes[1], "or the test tests nothing"
-    monkeypatch.setattr("fedmosaic_cli.experiment.audit.LEAST", max(sizes))
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.LEAST", max(sizes))
     result = audited(roomy_runs, FEDMOSAIC, last_round=True)
     out = int(np.argmin(sizes))
     assert [entry["client"] for entry in result["per_client"]] == [1 - out]

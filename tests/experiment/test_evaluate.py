@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.sources import digits
-from fedmosaic_cli.engine.workspace import Workspace
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.datasets import digits
+from fedmosaic_cli.engine.network_runner import Workspace
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.experiment.evaluate import Evaluated, Examined, evaluate
-from fedmosaic_cli.records import shards as shard_records
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.runner.evaluate import Evaluated, Examined, evaluate
+from fedmosaic_cli.storage import shards as shard_records
+from fedmosaic_cli.storage.runs import RunFiles
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
 def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
     """Ten clients with ten classes each: a thousand numbers."""
     for most, kept in ((1000, True), (999, False)):
-        monkeypatch.setattr("fedmosaic_cli.experiment.evaluate.MOST_COUNTS", most)
+        monkeypatch.setattr("fedmosaic_cli.runner.evaluate.MOST_COUNTS", most)
         *_, done = evaluate(runs("fedct/seed-0"), "test", "cpu", Place())
         assert [mark["confusion"] is not None for mark in done.result["per_client"]] == [kept] * 10
 

@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.cli.app import load_command
-from fedmosaic_cli.config.conditions import values_told
-from fedmosaic_cli.config.run import check_name
-from fedmosaic_cli.data.place import Place
+from fedmosaic_cli.config.rerun_args import values_told
+from fedmosaic_cli.config.run_config import check_name
+from fedmosaic_cli.data.data_dirs import Place
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment import durations, jobs, reproduction
-from fedmosaic_cli.experiment.jobs import Crew
-from fedmosaic_cli.experiment.reproduction import Order, State, label_of, planned
-from fedmosaic_cli.experiment.studies import FEW, STUDIES, Scale
-from fedmosaic_cli.lock import locked
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.report.figures.album import FROM_LOGS, FROM_MANIFESTS
-from fedmosaic_cli.report.paper import FORMS
+from fedmosaic_cli.report.paper_tables import FORMS
+from fedmosaic_cli.report.plots.figure_set import FROM_LOGS, FROM_MANIFESTS
+from fedmosaic_cli.storage.lock import locked
+from fedmosaic_cli.sweeps import durations, jobs, sweep_plan
+from fedmosaic_cli.sweeps.jobs import Crew
+from fedmosaic_cli.sweeps.studies import FEW, STUDIES, Scale
+from fedmosaic_cli.sweeps.sweep_plan import Order, State, label_of, planned
 
 EVERY = [(name, scale) for name in STUDIES for scale in Scale]
 
 
 @pytest.fixture(autouse=True)
 def all_data_is_here(monkeypatch, tmp_path):
-    monkeypatch.setattr(reproduction, "missing_data", lambda config, place: "")
+    monkeypatch.setattr(sweep_plan, "missing_data", lambda config, place: "")
     monkeypatch.chdir(tmp_path)
 
 
@@ -214,13 +214,13 @@ def crew(monkeypatch):
     """A crew with such a pool."""
     program = planned(STUDIES["compact"], Scale.quick, Order(seeds=(0, 1), methods=("fedavg", "apfl")), Place())
     pool = Pool()
-    real = reproduction.Cell.state
+    real = sweep_plan.Cell.state
 
     def state(cell):
         made = (cell.scenario.preset, cell.row.method, str(cell.config.seed)) in pool.finished
         return State.DONE if made else real(cell)
 
-    monkeypatch.setattr(reproduction.Cell, "state", state)
+    monkeypatch.setattr(sweep_plan.Cell, "state", state)
     monkeypatch.setattr(jobs, "REST_SECONDS", 0.01)
     return Crew(deque(program.jobs(program.states())), pool, 2, 1, 1.0)
 

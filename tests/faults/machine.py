@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli import disk
+from fedmosaic_cli.storage import syscalls
 
 ERRORS = {"no space": errno.ENOSPC, "input/output error": errno.EIO, "no permission": errno.EACCES}
 # The process dies: what it has written stays. The power goes: what the disk was not told to keep does not.
@@ -39,7 +39,7 @@ class StoppedMachine(BaseException):
 
 
 class FaultyDisk:
-    """Stands in for `fedmosaic_cli.disk`: counts its requests, and lets the one with number `at` fail as `kind` says.
+    """Stands in for `fedmosaic_cli.storage.syscalls`: counts its requests, and lets the one with number `at` fail as `kind` says.
 
     `root` is all there is to be lost; `attic`, on the same file system, keeps what may have to come back.
     """
@@ -56,7 +56,7 @@ class FaultyDisk:
         self._kept_length: dict[int, int] = {}
         self._undo: list[tuple[Path, Callable[[], None]]] = []
         for name in REQUESTS:
-            monkeypatch.setattr(disk, name, self._instead_of(name, getattr(disk, name)))
+            monkeypatch.setattr(syscalls, name, self._instead_of(name, getattr(syscalls, name)))
 
     def _instead_of(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def request(*arguments: Any) -> Any:

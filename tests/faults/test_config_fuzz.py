@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from fedmosaic_cli.cli import main
 from fedmosaic_cli.config.layers import SECTIONS, field_names
 from fedmosaic_cli.config.presets import presets_directory
-from fedmosaic_cli.config.run import flat
+from fedmosaic_cli.config.run_config import flat
 from fedmosaic_cli.config.yaml_files import read
-from fedmosaic_cli.data.sources import SOURCES
+from fedmosaic_cli.data.datasets import SOURCES
 from fedmosaic_cli.methods import METHODS
 from tests.faults.conftest import Ending
 from tests.faults.judge import Judge

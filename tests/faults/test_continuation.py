@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import pytest
 
-from fedmosaic_cli import disk
-from fedmosaic_cli.experiment import environment
-from fedmosaic_cli.files import read_sealed, remove, sealed
-from fedmosaic_cli.lock import locked
+from fedmosaic_cli.runner import environment
+from fedmosaic_cli.storage import syscalls
+from fedmosaic_cli.storage.files import read_sealed, remove, sealed
+from fedmosaic_cli.storage.lock import locked
 from tests.faults.conftest import PARTITION, REPORT, RUN, TRAIN, results
 from tests.faults.test_damage import LONGER
 
@@ -104,7 +104,7 @@ def test_what_auto_chose_may_be_asked_for_by_name(finished, type_in):
 
 def test_no_room_is_known_before_anything_is_written(type_in, undisturbed, tmp_path, monkeypatch):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 3000)
+    monkeypatch.setattr(syscalls, "free_bytes", lambda path: 3000)
     ending = type_in(*TRAIN)
     assert (ending.code, ending.stderr.count("\n")) == (4, 1)
     assert "MB of room are needed" in ending.stderr
@@ -114,11 +114,11 @@ def test_no_room_is_known_before_anything_is_written(type_in, undisturbed, tmp_p
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(type_in, undisturbed, tmp_path, monkeypatch):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
     room = iter([10**9, 10**9, 10**9])
-    monkeypatch.setattr(disk, "free_bytes", lambda path: next(room, 0))
+    monkeypatch.setattr(syscalls, "free_bytes", lambda path: next(room, 0))
     ending = type_in(*TRAIN)
     assert ending.code == 4
     assert "go on with --resume" in ending.stderr.splitlines()[-1]
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 10**9)
+    monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10**9)
     again = type_in(*TRAIN)
     assert "resumed after round 2" in again.stderr
     for arguments in (("evaluate", str(RUN)), REPORT):
@@ -238,7 +238,7 @@ def test_a_bug_leaves_its_traceback_in_the_run_directory(type_in, undisturbed, t
     def buggy(*arguments):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("fedmosaic_cli.experiment.run.summarise", buggy)
+    monkeypatch.setattr("fedmosaic_cli.runner.run.summarise", buggy)
     ending = type_in(*TRAIN)
     assert ending.code == 1
     assert ending.stderr.splitlines()[-1].startswith("error: ZeroDivisionError: a bug (a bug in fedmosaic)")
@@ -251,7 +251,7 @@ def test_a_bug_leaves_its_traceback_in_the_run_directory(type_in, undisturbed, t
 
 
 def test_shards_that_do_not_fit_are_not_begun(type_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 10_000)
+    monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10_000)
     ending = type_in(*PARTITION, "--export")
     assert (ending.code, ending.stderr.count("\n")) == (4, 1)
     assert list(tmp_path.iterdir()) == []
@@ -269,7 +269,7 @@ def test_a_failure_before_the_first_round_leaves_nothing_in_the_way(type_in, und
     def greedy(*arguments, **more):
         raise MemoryError
 
-    monkeypatch.setattr("fedmosaic_cli.experiment.run.assemble", greedy)
+    monkeypatch.setattr("fedmosaic_cli.runner.run.assemble", greedy)
     assert type_in(*TRAIN).code == 4
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.files import is_temporary
+from fedmosaic_cli.storage.files import is_temporary
 from tests.faults.conftest import EVALUATE, REPORT, RUN, TRAIN, results
 
 LONGER = tuple("5" if word == "3" and TRAIN[place - 1] == "--rounds" else word for place, word in enumerate(TRAIN))

@@ -10,8 +10,8 @@ import torch
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.errors import DivergenceError
-from fedmosaic_cli.experiment.state import capture
 from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.runner.run_state import capture
 from tests.toys import TOYS, models, personal_models, same
 
 SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "train.optimizer=sgd", "-q")

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from fedmosaic_cli.records.checkpoints import load_newest
+from fedmosaic_cli.storage.checkpoints import load_newest
 from tests.faults.conftest import PARTITION, RUN, TRAINING, leftovers, results
 from tests.faults.machine import ENDS, KINDS, SHORT, FaultyDisk, StoppedMachine
 

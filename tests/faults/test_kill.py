@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from fedmosaic_cli.records.checkpoints import load_newest
+from fedmosaic_cli.storage.checkpoints import load_newest
 from tests.faults.conftest import RUN, leftovers
 from tests.faults.processes import PIPELINE, ROUNDS, TRAIN, orphans, results, run, start
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.files import sealed, sha256
-from fedmosaic_cli.records.manifest import arrays_digest, manifest_digest
+from fedmosaic_cli.storage.files import sealed, sha256
+from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
 from tests.faults.conftest import PICTURE
 from tests.faults.judge import Judge
 
@@ -52,7 +52,7 @@ def made(tmp_path_factory) -> Made:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("fedmosaic_cli.experiment.plan.pictures", lambda manifest: {"distribution.png": PICTURE})
+        patch.setattr("fedmosaic_cli.runner.prepare.pictures", lambda manifest: {"distribution.png": PICTURE})
         for name, more in (("plain", ()), ("exported", ("--export",))):
             arguments = ["partition", "--scheme", "iid", "--clients", "3", "--public-size", "30", "--out", name, *more]
             assert CliRunner().invoke(app, arguments).exit_code == 0

@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from fedmosaic_cli.config.layers import Layers
-from fedmosaic_cli.config.run import RunConfig, resolve_run
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.settings import DataSettings
-from fedmosaic_cli.engine.carrier import Answer, Loss
-from fedmosaic_cli.experiment.elsewhere import Elsewhere
-from fedmosaic_cli.experiment.plan import deal
-from fedmosaic_cli.experiment.policy import Policy
-from fedmosaic_cli.experiment.run import Finished, Terms, run
-from fedmosaic_cli.experiment.site import Site
-from fedmosaic_cli.records.runs import RunFiles
-from fedmosaic_cli.records.shards import Shards
-from fedmosaic_cli.records.site_shards import load_site_shard
+from fedmosaic_cli.config.run_config import RunConfig, resolve_run
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.federation.coordinator import Elsewhere
+from fedmosaic_cli.federation.policy import Policy
+from fedmosaic_cli.federation.site import Site
+from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.federation.transport import Answer, Loss
+from fedmosaic_cli.runner.prepare import deal
+from fedmosaic_cli.runner.run import Finished, Terms, run
+from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.shards import Shards
 
 CPU = torch.device("cpu")
 CLIENTS = 3
@@ -44,7 +44,7 @@ def configured(shards: Shards, method: str, folder: Path, *assignments: str, see
 
 
 class Sites:
-    """Implements `engine.carrier.Carrier`. `spoil` may change what comes back: (client, letter, answer) -> answer."""
+    """Implements `federation.transport.Carrier`. `spoil` may change what comes back: (client, letter, answer) -> answer."""
 
     def __init__(self, shards: Shards, folder: Path, policy: Policy = ANYTHING) -> None:
         self.shards = shards

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedmosaic_cli import __version__
-from fedmosaic_cli.cotraining import wire
-from fedmosaic_cli.engine import letters
-from fedmosaic_cli.engine.letters import Letter, RefusedLetterError
 from fedmosaic_cli.errors import FailedRunError, RequestError
-from fedmosaic_cli.experiment.policy import Policy
-from fedmosaic_cli.records.site_shards import load_site_shard
+from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.policy import Policy
+from fedmosaic_cli.federation.protocol import Letter, RefusedLetterError
+from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.labels import wire
 from tests.federation.sites import Sites, configured, exported, play
 from tests.federation.test_losses import asked, rows_of
 
@@ -89,7 +89,7 @@ def test_an_opinion_that_lies_about_itself_does_not_count(lie, shards, tmp_path)
 
     def spoil(client, letter, answer):
         spoilt = client == 1 and asked(letter, "turn", 2)
-        return letters.write(change(letters.read(answer))) if spoilt else answer
+        return protocol.write(change(protocol.read(answer))) if spoilt else answer
 
     sites.spoil = spoil
     files = play(config, shards, tmp_path / "run", sites)
@@ -103,38 +103,44 @@ def without_sense(letter):
 
 
 LETTERS = {
-    "another round": (lambda a: letters.write(changed_head(round=3)(letters.read(a))), "wrong_round"),
-    "another client": (lambda a: letters.write(changed_head(client=0)(letters.read(a))), "unknown_client"),
-    "another run": (lambda a: letters.write(changed_head(run="other")(letters.read(a))), "wrong_run"),
-    "an answer to something else": (lambda a: letters.write(changed_head(kind="exam")(letters.read(a))), "wrong_round"),
+    "another round": (lambda a: protocol.write(changed_head(round=3)(protocol.read(a))), "wrong_round"),
+    "another client": (lambda a: protocol.write(changed_head(client=0)(protocol.read(a))), "unknown_client"),
+    "another run": (lambda a: protocol.write(changed_head(run="other")(protocol.read(a))), "wrong_run"),
+    "an answer to something else": (
+        lambda a: protocol.write(changed_head(kind="exam")(protocol.read(a))),
+        "wrong_round",
+    ),
     "oversized": (lambda a: a + bytes(1 << 21), "too_large"),
     "a flipped bit": (lambda a: a[:-20] + bytes([a[-20] ^ 1]) + a[-19:], "checksum"),
     "nothing": (lambda a: b"", "truncated"),
     "garbage": (lambda a: bytes(200), "bad_magic"),
-    "the log's own words": (lambda a: letters.write(without_sense(letters.read(a))), "bad_notes"),
-    "notes that are none": (lambda a: letters.write(changed_head(notes=[1])(letters.read(a))), "bad_notes"),
-    "a number beyond all": (lambda a: letters.write(changed_head(notes={"x": 10**400})(letters.read(a))), "bad_notes"),
+    "the log's own words": (lambda a: protocol.write(without_sense(protocol.read(a))), "bad_notes"),
+    "notes that are none": (lambda a: protocol.write(changed_head(notes=[1])(protocol.read(a))), "bad_notes"),
+    "a number beyond all": (
+        lambda a: protocol.write(changed_head(notes={"x": 10**400})(protocol.read(a))),
+        "bad_notes",
+    ),
     "a number that would spoil sums": (
-        lambda a: letters.write(changed_head(notes={"trust": 1e308})(letters.read(a))),
+        lambda a: protocol.write(changed_head(notes={"trust": 1e308})(protocol.read(a))),
         "bad_notes",
     ),
     "what the server says of all": (
-        lambda a: letters.write(changed_head(notes={"degraded": 1})(letters.read(a))),
+        lambda a: protocol.write(changed_head(notes={"degraded": 1})(protocol.read(a))),
         "bad_notes",
     ),
     "marks among the notes": (
-        lambda a: letters.write(changed_head(notes={"global_accuracy": 0.5})(letters.read(a))),
+        lambda a: protocol.write(changed_head(notes={"global_accuracy": 0.5})(protocol.read(a))),
         "bad_notes",
     ),
     "a mark beyond all": (
-        lambda a: letters.write(changed_head(mark={"accuracy": 10**400, "loss": 0.1})(letters.read(a))),
+        lambda a: protocol.write(changed_head(mark={"accuracy": 10**400, "loss": 0.1})(protocol.read(a))),
         "bad_mark",
     ),
     "a mark above all": (
-        lambda a: letters.write(changed_head(mark={"accuracy": 2.0, "loss": 0.1})(letters.read(a))),
+        lambda a: protocol.write(changed_head(mark={"accuracy": 2.0, "loss": 0.1})(protocol.read(a))),
         "bad_mark",
     ),
-    "no message": (lambda a: letters.write(Letter(letters.read(a).head, {"model": ("weights", b"")})), "wrong_parts"),
+    "no message": (lambda a: protocol.write(Letter(protocol.read(a).head, {"model": ("weights", b"")})), "wrong_parts"),
 }
 
 
@@ -152,9 +158,9 @@ def spoilt_run(shards, folder, config, change, kind, number=None):
     """A run in which client 1's answer of a kind is changed."""
 
     def spoil(client, letter, answer):
-        head = letters.read(letter).head
+        head = protocol.read(letter).head
         there = client == 1 and head["kind"] == kind and number in (None, head.get("round"))
-        return letters.write(change(letters.read(answer))) if there else answer
+        return protocol.write(change(protocol.read(answer))) if there else answer
 
     sites = Sites(shards, folder)
     sites.spoil = spoil
@@ -218,9 +224,9 @@ def test_a_ledger_of_very_many_rounds_arrives(shards, tmp_path):
 
 def with_weights(change):
     def changed(answer):
-        letter = letters.read(answer)
+        letter = protocol.read(answer)
         kind, data = letter.parts["model"]
-        return letters.write(Letter(letter.head, {"model": (kind, save(change(load(data))))}))
+        return protocol.write(Letter(letter.head, {"model": (kind, save(change(load(data))))}))
 
     return changed
 
@@ -247,7 +253,7 @@ def test_a_model_that_is_none_is_not_averaged(lie, shards, tmp_path):
 def join(site, planned, /, **changes):
     head = {"kind": "join", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "version": __version__}
     plan = {"config": planned.to_dict(), "shards": site.shard.shards.digest}
-    return letters.read(site.answer(letters.write(Letter({**head, **plan, **changes})))).head
+    return protocol.read(site.answer(protocol.write(Letter({**head, **plan, **changes})))).head
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
 
 def turn(site, planned, number):
     head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
-    return letters.read(site.answer(letters.write(Letter(head)))).head
+    return protocol.read(site.answer(protocol.write(Letter(head)))).head
 
 
 def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):
@@ -383,14 +389,14 @@ def test_one_site_that_refuses_ends_the_run_before_it_begins(shards, tmp_path):
 def test_a_site_that_did_not_join_plays_nothing(shards, tmp_path):
     site = Sites(shards, tmp_path).sites[0]
     head = {"kind": "turn", "run": "toy/fedct/seed-0/0123456789abcdef", "round": 1}
-    answer = letters.read(site.answer(letters.write(Letter(head)))).head
+    answer = protocol.read(site.answer(protocol.write(Letter(head)))).head
     assert "has not joined" in answer["text"]
 
 
 @given(st.binary(max_size=300))
 def test_a_site_has_an_answer_to_anything(shards, tmp_path_factory, data):
     site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
-    assert letters.read(site.answer(data)).head["kind"] == "error"
+    assert protocol.read(site.answer(data)).head["kind"] == "error"
 
 
 HEADS = st.dictionaries(
@@ -410,14 +416,14 @@ HEADS = st.dictionaries(
 @given(HEADS)
 def test_a_site_has_an_answer_to_any_head(shards, tmp_path_factory, head):
     site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
-    body = letters.squeezed(json.dumps(head).encode())
-    data = letters.FRONT.pack(letters.MAGIC, letters.VERSION, len(body)) + body
-    assert letters.read(site.answer(data + letters.checksum(data))).head["kind"] == "error"
+    body = protocol.squeezed(json.dumps(head).encode())
+    data = protocol.FRONT.pack(protocol.MAGIC, protocol.VERSION, len(body)) + body
+    assert protocol.read(site.answer(data + protocol.checksum(data))).head["kind"] == "error"
 
 
 PARTS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
-    st.tuples(st.sampled_from(letters.KINDS), st.binary(max_size=50)),
+    st.tuples(st.sampled_from(protocol.KINDS), st.binary(max_size=50)),
     max_size=3,
 )
 
@@ -425,25 +431,25 @@ PARTS = st.dictionaries(
 @given(PARTS)
 def test_a_letter_is_read_as_it_was_written(parts):
     letter = Letter({"kind": "turn", "round": 3}, parts)
-    assert letters.read(letters.write(letter)) == letter
+    assert protocol.read(protocol.write(letter)) == letter
 
 
 @given(PARTS, st.data())
 def test_any_flipped_bit_is_found(parts, data):
-    written = bytearray(letters.write(Letter({"kind": "turn"}, parts)))
+    written = bytearray(protocol.write(Letter({"kind": "turn"}, parts)))
     place = data.draw(st.integers(0, 8 * len(written) - 1))
     written[place // 8] ^= 1 << place % 8
     with pytest.raises(RefusedLetterError):
-        letters.read(bytes(written))
+        protocol.read(bytes(written))
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"{}" * 9, b"\xff" * 40, letters.squeezed(b"[1]"), letters.squeezed(b" " * (1 << 21))]
+    "head", [b"", b"{}" * 9, b"\xff" * 40, protocol.squeezed(b"[1]"), protocol.squeezed(b" " * (1 << 21))]
 )
 def test_a_head_that_is_none_or_grows_without_end_is_refused(head):
-    data = letters.FRONT.pack(letters.MAGIC, letters.VERSION, len(head)) + head
+    data = protocol.FRONT.pack(protocol.MAGIC, protocol.VERSION, len(head)) + head
     with pytest.raises(RefusedLetterError, match="bad_head"):
-        letters.read(data + letters.checksum(data))
+        protocol.read(data + protocol.checksum(data))
 
 
 def test_a_shard_of_other_shards_or_a_changed_one_is_refused(shards, tmp_path):

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from fedmosaic_cli.engine import letters
-from fedmosaic_cli.engine.carrier import Answer
 from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError
-from fedmosaic_cli.experiment.run import Terms, run
-from fedmosaic_cli.records.privacy import privacy_lines
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.transport import Answer
+from fedmosaic_cli.runner.run import Terms, run
+from fedmosaic_cli.storage.privacy_section import privacy_lines
+from fedmosaic_cli.storage.runs import RunFiles
 from tests.federation.sites import Sites, configured, exported, play
 
 
@@ -22,7 +22,7 @@ def shards(tmp_path_factory):
 
 
 def asked(letter, kind, number):
-    head = letters.read(letter).head
+    head = protocol.read(letter).head
     return (head["kind"], head.get("round")) == (kind, number)
 
 
@@ -190,10 +190,10 @@ def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
 
 
 def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
-    from fedmosaic_cli.data.place import Place
-    from fedmosaic_cli.experiment.elsewhere import Elsewhere
-    from fedmosaic_cli.experiment.run import Stopped, Waiting
-    from fedmosaic_cli.records.runs import RunFiles
+    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.federation.coordinator import Elsewhere
+    from fedmosaic_cli.runner.run import Stopped, Waiting
+    from fedmosaic_cli.storage.runs import RunFiles
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.present = set
@@ -269,8 +269,8 @@ def test_a_site_that_breaks_down_says_so_and_is_lost(shards, tmp_path, monkeypat
 
 
 def test_a_loss_that_is_no_number_is_a_divergence_and_no_crash(shards, tmp_path, monkeypatch):
-    from fedmosaic_cli.engine.company import Mark
-    from fedmosaic_cli.experiment import site
+    from fedmosaic_cli.engine.client_pool import Mark
+    from fedmosaic_cli.federation import site
 
     def examined(method, client, exam, server):
         return Mark(exam.client, exam.owner, 0.5, float("nan") if client.round == 2 else 1.0, {})
@@ -282,10 +282,10 @@ def test_a_loss_that_is_no_number_is_a_divergence_and_no_crash(shards, tmp_path,
 
 
 def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards, tmp_path, monkeypatch):
-    from fedmosaic_cli.engine import remote
+    from fedmosaic_cli.federation import remote_pool
 
     clock = [0.0]
-    monkeypatch.setattr(remote.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(remote_pool.time, "monotonic", lambda: clock[0])
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     ask, waits = sites.ask, []
 
@@ -297,15 +297,17 @@ def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards
         waits.append(seconds)
 
     sites.ask = slow
-    sites.spoil = lambda client, letter, answer: None if client == 2 and letters.read(letter).kind == "turn" else answer
+    sites.spoil = lambda client, letter, answer: (
+        None if client == 2 and protocol.read(letter).kind == "turn" else answer
+    )
     play(config, shards, tmp_path / "run", sites, quorum=2)
     assert waits[1:5] == [3600, 90, 90, 90], "the first is the invitation"
 
 
 def test_events_name_the_lost(shards, tmp_path):
-    from fedmosaic_cli.data.place import Place
-    from fedmosaic_cli.experiment.elsewhere import Elsewhere
-    from fedmosaic_cli.experiment.run import RoundDone
+    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.federation.coordinator import Elsewhere
+    from fedmosaic_cli.runner.run import RoundDone
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.spoil = lambda client, letter, answer: None if client == 2 and asked(letter, "turn", 1) else answer

@@ -14,15 +14,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.data.own import to_grey
-from fedmosaic_cli.data.settings import MOST_CLIENTS
-from fedmosaic_cli.experiment.costs import facts_of_shards
-from fedmosaic_cli.experiment.site import Site
-from fedmosaic_cli.files import sealed
-from fedmosaic_cli.records import shards as records
-from fedmosaic_cli.records.manifest import Manifest
-from fedmosaic_cli.records.packed import NUMBERS, numbered, read_packed
-from fedmosaic_cli.records.site_shards import exported_description, load_site_shard
+from fedmosaic_cli.data.data_settings import MOST_CLIENTS
+from fedmosaic_cli.data.site_data import to_grey
+from fedmosaic_cli.federation.site import Site
+from fedmosaic_cli.federation.site_package import NUMBERS, numbered, read_packed
+from fedmosaic_cli.federation.site_shards import exported_description, load_site_shard
+from fedmosaic_cli.runner.cost_estimates import facts_of_shards
+from fedmosaic_cli.storage import shards as records
+from fedmosaic_cli.storage.files import sealed
+from fedmosaic_cli.storage.shard_manifest import Manifest
 from tests.conftest import fedmosaic
 from tests.federation.sites import ANYTHING, CPU, Place, Sites, configured, play
 
@@ -200,7 +200,7 @@ def test_numbers_of_the_last_client_fit_into_a_manifest():
 
 
 def test_site_init_takes_the_shard_once_the_manifest_is_beside_it(three_sites, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.flower.keys.make_node_key", lambda path: path)
+    monkeypatch.setattr("fedmosaic_cli.federation.flower.keys.make_node_key", lambda path: path)
     shutil.copytree(three_sites / "site-0" / "shard", tmp_path / "shard")
     shard = tmp_path / "shard" / "client-000.npz"
     init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site")
@@ -363,7 +363,7 @@ def test_grey_is_pillow_s():
 
 def test_long_work_shows_how_far_it_is(one_site, monkeypatch):
     site, public = one_site
-    monkeypatch.setattr("fedmosaic_cli.cli.place.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0.0)
     assert "decoding images  100%" in fine(pack(site, 0, public))
     open_images = ("federation", "public", "--images", site.parent / "open", "--image-size")
     assert "decoding images  100%" in fine(call(*open_images, "7", "--out", site / "public.npz"))

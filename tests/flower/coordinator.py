@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from fedmosaic_cli.flower.carrier import FlowerCarrier
-from fedmosaic_cli.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.flower.link import Place
+from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
+from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
+from fedmosaic_cli.federation.flower.superlink import Place
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.engine.carrier import Answer, Loss
-from fedmosaic_cli.flower.carrier import FlowerCarrier
-from fedmosaic_cli.flower.child import MARK
-from fedmosaic_cli.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.flower.link import Place
-from fedmosaic_cli.flower.processes import marked
+from fedmosaic_cli.federation.flower.flower_processes import marked
+from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
+from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
+from fedmosaic_cli.federation.flower.superlink import Place
+from fedmosaic_cli.federation.flower.supervised import MARK
+from fedmosaic_cli.federation.transport import Answer, Loss
 from fedmosaic_cli.machine import PARENT
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.engine import letters
-from fedmosaic_cli.experiment.assemble import find_devices
-from fedmosaic_cli.experiment.policy import Policy
-from fedmosaic_cli.experiment.site import Site
-from fedmosaic_cli.flower.names import node_name
-from fedmosaic_cli.flower.node import Node
-from fedmosaic_cli.records.site_shards import load_site_shard
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.flower.supernode import Node
+from fedmosaic_cli.federation.policy import Policy
+from fedmosaic_cli.federation.site import Site
+from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.runner.build import find_devices
 from tests.federation.test_hostile import OPINIONS
 
 LIES = {2: "wrong round", 3: "wrong public set", 4: "no number", 5: "oversized"}
 
 
 def spoilt(letter: bytes, answer: bytes) -> bytes:
-    head = letters.read(letter).head
+    head = protocol.read(letter).head
     lie = LIES.get(head.get("round", 0), "") if head["kind"] == "turn" else ""
     if lie == "oversized":
         return answer + bytes(1 << 21)
-    return letters.write(OPINIONS[lie][0](letters.read(answer))) if lie else answer
+    return protocol.write(OPINIONS[lie][0](protocol.read(answer))) if lie else answer
 
 
 def main(shard: str, folder: str, superlink: str, root: str) -> None:

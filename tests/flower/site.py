@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedmosaic_cli.flower.node import Event, Node
+from fedmosaic_cli.federation.flower.supernode import Event, Node
 from fedmosaic_cli.machine import end_with_parent
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.flower.link import free_port
-from fedmosaic_cli.records import checkpoints
-from fedmosaic_cli.records.runs import RunFiles
+from fedmosaic_cli.federation.flower.superlink import free_port
+from fedmosaic_cli.storage import checkpoints
+from fedmosaic_cli.storage.runs import RunFiles
 from tests.conftest import fedmosaic
 from tests.flower.commands import Command, listening
 from tests.flower.federation import wait

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.engine.carrier import Answer
 from fedmosaic_cli.errors import ResourceError
-from fedmosaic_cli.flower.carrier import FlowerCarrier
-from fedmosaic_cli.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.flower.link import Place
-from fedmosaic_cli.flower.processes import marked
-from fedmosaic_cli.flower.room import Room
+from fedmosaic_cli.federation.flower.flower_processes import marked
+from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
+from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
+from fedmosaic_cli.federation.flower.runtime_dir import Room
+from fedmosaic_cli.federation.flower.superlink import Place
+from fedmosaic_cli.federation.transport import Answer
 from tests.flower.federation import Federation, start_site, wait
 
 pytestmark = pytest.mark.flower

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedmosaic_cli.engine.carrier import Answer, Loss
+from fedmosaic_cli.federation.transport import Answer, Loss
 from tests.flower.federation import Federation, kill, wait
 
 pytestmark = pytest.mark.flower
@@ -68,7 +68,7 @@ def test_a_site_that_stays_away_is_gone(federation):
 
 
 def test_a_key_that_nobody_registered_is_refused_and_nobody_else_minds(federation):
-    from fedmosaic_cli.flower.keys import make_node_key
+    from fedmosaic_cli.federation.flower.keys import make_node_key
 
     make_node_key(federation.folder / "stranger")
     federation.start(1, key=federation.folder / "stranger", name="strange")
@@ -80,7 +80,7 @@ def test_a_key_that_nobody_registered_is_refused_and_nobody_else_minds(federatio
 
 
 def test_a_superlink_that_the_authority_does_not_vouch_for_is_not_spoken_to(federation):
-    from fedmosaic_cli.flower.keys import make_authority
+    from fedmosaic_cli.federation.flower.keys import make_authority
 
     other = make_authority(federation.folder / "other", ["127.0.0.1"])
     federation.start(2, root=other.authority, name="deceived")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.flower.keys import (
+from fedmosaic_cli.federation.flower.keys import (
     check_certificate,
     check_key,
     check_public_key,

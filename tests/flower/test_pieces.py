@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.engine.carrier import Loss
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.flower import available, local, room
-from fedmosaic_cli.flower.carrier import FlowerCarrier, Pending
-from fedmosaic_cli.flower.child import MARK
-from fedmosaic_cli.flower.commands import documents, last_line
-from fedmosaic_cli.flower.errors import NO_SITE, SITE_ENDED, passing
-from fedmosaic_cli.flower.link import APP, Papers, Place, is_loopback, settings
-from fedmosaic_cli.flower.local import Door, connect, pack, unpack
-from fedmosaic_cli.flower.names import client_of, node_name
-from fedmosaic_cli.flower.processes import Child, end_all, environment, marked, telling_line
-from fedmosaic_cli.flower.room import Room
+from fedmosaic_cli.federation.flower import flower_version, ipc, runtime_dir
+from fedmosaic_cli.federation.flower.flower_errors import NO_SITE, SITE_ENDED, passing
+from fedmosaic_cli.federation.flower.flower_processes import Child, end_all, environment, marked, telling_line
+from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier, Pending
+from fedmosaic_cli.federation.flower.flwr_commands import documents, last_line
+from fedmosaic_cli.federation.flower.ipc import Door, connect, pack, unpack
+from fedmosaic_cli.federation.flower.node_names import client_of, node_name
+from fedmosaic_cli.federation.flower.runtime_dir import Room
+from fedmosaic_cli.federation.flower.superlink import APP, Papers, Place, is_loopback, settings
+from fedmosaic_cli.federation.flower.supervised import MARK
+from fedmosaic_cli.federation.transport import Loss
 
 PAPERS = Papers(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
 
@@ -56,7 +56,7 @@ def test_other_names_stand_for_nobody(name):
 
 def test_a_door_lets_guests_in_one_after_another(tmp_path):
     door = Door(tmp_path)
-    assert (tmp_path / local.KEY).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ipc.KEY).stat().st_mode & 0o777 == 0o600
     guests = [threading.Thread(target=speak, args=(tmp_path, word)) for word in (b"one", b"two")]
     for guest in guests:
         guest.start()
@@ -70,7 +70,7 @@ def test_a_door_lets_guests_in_one_after_another(tmp_path):
     assert heard == {b"one", b"two"}
     assert door.next(0) is None
     door.close()
-    with pytest.raises(local.GONE):
+    with pytest.raises(ipc.GONE):
         connect(tmp_path)
 
 
@@ -85,8 +85,8 @@ def test_who_does_not_know_the_key_is_not_let_in(tmp_path):
     from multiprocessing.connection import Client
 
     door = Door(tmp_path)
-    with pytest.raises((AuthenticationError, *local.GONE)):
-        Client(str(tmp_path / local.SOCKET), "AF_UNIX", authkey=b"guess")
+    with pytest.raises((AuthenticationError, *ipc.GONE)):
+        Client(str(tmp_path / ipc.SOCKET), "AF_UNIX", authkey=b"guess")
     assert door.next(0.1) is None
     threading.Thread(target=speak, args=(tmp_path, b"three")).start()
     with door.next(5) as guest:  # others still are
@@ -124,7 +124,7 @@ def test_the_app_holds_no_code_and_needs_nothing():
     assert app["project"]["dependencies"] == []
     for component in app["tool"]["flwr"]["app"]["components"].values():
         module, _, attribute = component.partition(":")
-        path = Path(room.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+        path = Path(runtime_dir.__file__).parents[2] / f"{module.replace('.', '/')}.py"
         assert re.search(rf"^{attribute} = ", path.read_text(), re.MULTILINE)
 
 
@@ -178,15 +178,15 @@ def test_flower_that_is_not_there_and_flower_of_another_kind(monkeypatch):
     def absent(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(available, "version", absent)
+    monkeypatch.setattr(flower_version, "version", absent)
     with pytest.raises(RequestError, match=r"\(--engine flower\): pip install 'fedmosaic\[flower\]'"):
-        available.check_flower()
+        flower_version.check_flower()
     for other in ("1.40.9", "1.4", "2.41.0"):
-        monkeypatch.setattr(available, "version", lambda name, found=other: found)
+        monkeypatch.setattr(flower_version, "version", lambda name, found=other: found)
         with pytest.raises(RequestError, match=rf"flwr {other} is installed, and 1\.41 is needed"):
-            available.check_flower()
-    monkeypatch.setattr(available, "version", lambda name: "1.41.3")
-    assert available.check_flower() == "1.41.3"
+            flower_version.check_flower()
+    monkeypatch.setattr(flower_version, "version", lambda name: "1.41.3")
+    assert flower_version.check_flower() == "1.41.3"
 
 
 def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypatch, tmp_path):
@@ -194,7 +194,7 @@ def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypat
     mine = Room()
     assert mine.path.parent == tmp_path
     assert mine.path.stat().st_mode & 0o777 == 0o700
-    script = "import os, signal; from fedmosaic_cli.flower.room import Room; r = Room(); os.kill(os.getpid(), 9)"
+    script = "import os, signal; from fedmosaic_cli.federation.flower.runtime_dir import Room; r = Room(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert len(list(tmp_path.iterdir())) == 2
     other = Room()
@@ -206,16 +206,16 @@ def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypat
 
 def test_a_room_that_others_sweep_before_it_is_locked_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    flock, first = room.fcntl.flock, []
+    flock, first = runtime_dir.fcntl.flock, []
 
     def hasty(handle, how):
         if not first:
             first.append(handle)
-            room.sweep(tmp_path)
+            runtime_dir.sweep(tmp_path)
             assert list(tmp_path.iterdir()) == []
         flock(handle, how)
 
-    monkeypatch.setattr(room.fcntl, "flock", hasty)
+    monkeypatch.setattr(runtime_dir.fcntl, "flock", hasty)
     mine = Room()
     assert list(tmp_path.iterdir()) == [mine.path]
     mine.close()
@@ -230,7 +230,7 @@ def test_what_a_node_says_of_its_failure_is_shown_in_a_line():
 def test_who_stays_away_is_not_waited_for_to_the_end(monkeypatch):
     carrier = object.__new__(FlowerCarrier)
     now = 1000.0
-    monkeypatch.setattr("fedmosaic_cli.flower.carrier.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedmosaic_cli.federation.flower.flower_transport.time.monotonic", lambda: now)
     waiting = {1: Pending(b""), 2: Pending(b""), 3: Pending(b"")}
     carrier._here = {1}
     assert carrier._staying_away(waiting) == []
@@ -245,7 +245,7 @@ def test_a_room_has_a_short_name(monkeypatch, tmp_path):
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     here = Room()
-    assert here.path.parent == room.SHORT
+    assert here.path.parent == runtime_dir.SHORT
     here.close()
 
 
@@ -286,7 +286,7 @@ def test_a_child_hears_of_our_death_once(tmp_path):
     parent = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
-        "from fedmosaic_cli.flower.processes import Child\n"
+        "from fedmosaic_cli.federation.flower.flower_processes import Child\n"
         "for _ in range(20):\n"
         "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         f"start = lambda: Child([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), takes_leave=True)\n"
@@ -319,9 +319,9 @@ def until(condition, seconds: float = 20) -> None:
 
 
 def test_a_full_disk_does_not_keep_a_site_from_answering(tmp_path):
-    from fedmosaic_cli.cli.site_diary import Diary
-    from fedmosaic_cli.experiment.site import Answered
-    from fedmosaic_cli.records.site import SiteFiles
+    from fedmosaic_cli.cli.site_log import Diary
+    from fedmosaic_cli.federation.site import Answered
+    from fedmosaic_cli.federation.site_dir import SiteFiles
 
     diary = Diary(SiteFiles(tmp_path / "not there"), quiet=True)
     diary.answered(Answered("turn", "a/b/seed-0/01234567", 1, 0.1, 10))

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedmosaic_cli.flower import proxy
-from fedmosaic_cli.flower.keys import make_authority
-from fedmosaic_cli.flower.link import free_port
+from fedmosaic_cli.federation.flower import nginx as proxy
+from fedmosaic_cli.federation.flower.keys import make_authority
+from fedmosaic_cli.federation.flower.superlink import free_port
 
 pytest.importorskip("cryptography")
 needs_nginx = pytest.mark.skipif(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmosaic_cli.flower.errors import NONSENSE
-from fedmosaic_cli.flower.local import unpack
+from fedmosaic_cli.federation.flower.flower_errors import NONSENSE
+from fedmosaic_cli.federation.flower.ipc import unpack
 
 # Elsewhere Flower is imported in processes of its own alone: what it warns of there is not our concern, nor here.
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -21,7 +21,7 @@ def answer(number, records):
 
 @pytest.mark.parametrize("records", [{}, {"r": {}}, {"r": {"v": "text"}}, {"r": {"v": 3}}])
 def test_an_answer_without_bytes_is_that_node_s_alone(records):
-    from fedmosaic_cli.flower.server import Node, Relay
+    from fedmosaic_cli.federation.flower.relay_serverapp import Node, Relay
 
     said: list[bytes] = []
     replies = [answer(0, records), answer(1, {"r": {"v": b"fine"}})]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic_cli.cotraining.accounting import Release
-from fedmosaic_cli.cotraining.wire import ExpertiseCode, LabelCode
-from fedmosaic_cli.engine.release import HISTOGRAM, LEDGER, rates_of, released
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.experiment.state import capture, restore
+from fedmosaic_cli.labels.privacy.accounting import Release
+from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM, LEDGER, rates_of, released
+from fedmosaic_cli.labels.wire import ExpertiseCode, LabelCode
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.toys import TOYS, dealt, from_disk, models, played, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust="stabilised")

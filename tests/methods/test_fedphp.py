@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.losses import Distillation, discrepancy
 from fedmosaic_cli.engine.method import World
-from fedmosaic_cli.engine.objective import Distillation, discrepancy
 from fedmosaic_cli.engine.rounds import play
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedphp import FedPHP

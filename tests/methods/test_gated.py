@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedmosaic_cli.engine.execution import Execution
+from fedmosaic_cli.engine.execution.modes import Execution
 from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.experiment.state import capture, restore
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.gated import Gated
 from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.runner.run_state import capture, restore
 from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
 
 THREE = Gated(gate_folds=3, gate_budget=0.5, votes_from="self")

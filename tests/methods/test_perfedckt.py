@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.clusters import cluster
+from fedmosaic_cli.cotraining.clustering import cluster
+from fedmosaic_cli.engine.losses import TargetLogits
 from fedmosaic_cli.engine.messages import Logits
-from fedmosaic_cli.engine.objective import TargetLogits
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from tests.toys import TOYS, close, dealt, models, played, same

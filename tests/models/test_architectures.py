@@ -7,7 +7,7 @@ import torch
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build
-from fedmosaic_cli.models.settings import ESTIMATORS, READS, ModelSettings
+from fedmosaic_cli.models.model_settings import ESTIMATORS, READS, ModelSettings
 
 SHAPES = {
     "mlp": (1, 8, 8),

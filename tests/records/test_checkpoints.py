@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmosaic_cli.errors import RunStateError
-from fedmosaic_cli.records.checkpoints import Checkpoint, all_in, load_newest, save
+from fedmosaic_cli.storage.checkpoints import Checkpoint, all_in, load_newest, save
 
 
 def checkpoint(number: int) -> Checkpoint:

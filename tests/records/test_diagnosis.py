@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.records.diagnosis import Diagnosis, diagnose
-from fedmosaic_cli.records.summary import check_sense
+from fedmosaic_cli.labels.trust_diagnosis import Diagnosis, diagnose
+from fedmosaic_cli.storage.run_summary import check_sense
 from tests.report.runs_by_hand import summary_of
 
 FADED = "lambda is below 1e-6 for 2 of 3 clients since round 4: for them this is Local training"

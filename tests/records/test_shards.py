@@ -7,17 +7,17 @@ import json
 import numpy as np
 import pytest
 
-from fedmosaic_cli.config.run import fingerprint
-from fedmosaic_cli.data.partition import partition
-from fedmosaic_cli.data.place import Place
-from fedmosaic_cli.data.resolve import resolve
-from fedmosaic_cli.data.settings import DataSettings
+from fedmosaic_cli.config.run_config import fingerprint
+from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.partitioning.partition import partition
+from fedmosaic_cli.data.resolve_settings import resolve
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.experiment.plan import deal, open_shards
-from fedmosaic_cli.files import read_sealed, sealed, sha256
-from fedmosaic_cli.records.exported import load_exported
-from fedmosaic_cli.records.manifest import arrays_digest, manifest_digest
-from fedmosaic_cli.records.shards import load
+from fedmosaic_cli.runner.prepare import deal, open_shards
+from fedmosaic_cli.storage.exported_shards import load_exported
+from fedmosaic_cli.storage.files import read_sealed, sealed, sha256
+from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
+from fedmosaic_cli.storage.shards import load
 
 SETTINGS = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), Place())
 
@@ -229,7 +229,7 @@ def test_plain_shards_are_not_taken_for_exported_ones(shards):
 
 
 def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
-    from fedmosaic_cli.data.sources import digits
+    from fedmosaic_cli.data.datasets import digits
 
     real = digits.load_digits()
     real.images[0, 0, 0, 0] ^= 1

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.records.tail import Tail
+from fedmosaic_cli.storage.log_tail import Tail
 
 
 @pytest.fixture

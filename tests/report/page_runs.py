@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.page.assemble import page
-from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.table import Column, Table, rows_of
+from fedmosaic_cli.report.comparison import settings_of
+from fedmosaic_cli.report.comparison_table import Column, Table, rows_of
+from fedmosaic_cli.report.html.page import page
 from tests.report import runs_by_hand
 from tests.report.runs_by_hand import manifest_of, summary_of
 

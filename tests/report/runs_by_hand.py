@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.files import sealed, sha256
+from fedmosaic_cli.storage.files import sealed, sha256
 
 CLASSES = ("cat", "dog")
 

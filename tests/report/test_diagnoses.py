@@ -9,11 +9,11 @@ import re
 
 import pytest
 
-from fedmosaic_cli.records.diagnosis import diagnose
+from fedmosaic_cli.labels.trust_diagnosis import diagnose
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.diagnoses import MOST_DECISIONS, diagnosed, diagnosis_sheets
-from fedmosaic_cli.report.results import result_files
-from fedmosaic_cli.report.settings import settings_of
+from fedmosaic_cli.report.comparison import settings_of
+from fedmosaic_cli.report.diagnosis_tables import MOST_DECISIONS, diagnosed, diagnosis_sheets
+from fedmosaic_cli.report.output_files import result_files
 from tests.report.page_runs import page_of
 from tests.report.runs_by_hand import Bench
 

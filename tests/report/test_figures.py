@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.figures import album as albums
-from fedmosaic_cli.report.figures import evidence as evidences
-from fedmosaic_cli.report.figures.album import figures
-from fedmosaic_cli.report.figures.clients import (
+from fedmosaic_cli.report.comparison import settings_of, title_of
+from fedmosaic_cli.report.plots import figure_data as evidences
+from fedmosaic_cli.report.plots import figure_set as albums
+from fedmosaic_cli.report.plots.client_plots import (
     chosen_clients,
     clients_figure,
     losses_figure,
     public_set_figure,
     trust_figure,
 )
-from fedmosaic_cli.report.figures.communication import communication_figure, in_bytes
-from fedmosaic_cli.report.figures.courses import ORACLE, accuracy_figure, consensus_figure
-from fedmosaic_cli.report.figures.evidence import NoFigureError, read
-from fedmosaic_cli.report.figures.families import families
-from fedmosaic_cli.report.figures.labels import emptiest, filled, neighbours, spread
-from fedmosaic_cli.report.figures.public_sets import ALIKE, DIFFERENT, SILENT, size_figure, skew_figure, with_room
-from fedmosaic_cli.report.figures.ranks import cliques, critical_difference
-from fedmosaic_cli.report.figures.style import CLIENTS, FLIPPED, OTHERS, REFERENCES, STRONG, house_style, looks_of
-from fedmosaic_cli.report.settings import settings_of, title_of
+from fedmosaic_cli.report.plots.communication_plot import communication_figure, in_bytes
+from fedmosaic_cli.report.plots.figure_data import NoFigureError, read
+from fedmosaic_cli.report.plots.figure_set import figures
+from fedmosaic_cli.report.plots.line_labels import emptiest, filled, neighbours, spread
+from fedmosaic_cli.report.plots.plot_style import CLIENTS, FLIPPED, OTHERS, REFERENCES, STRONG, house_style, looks_of
+from fedmosaic_cli.report.plots.public_set_groups import families
+from fedmosaic_cli.report.plots.public_set_plots import ALIKE, DIFFERENT, SILENT, size_figure, skew_figure, with_room
+from fedmosaic_cli.report.plots.rank_diagram import cliques, critical_difference
+from fedmosaic_cli.report.plots.round_curves import ORACLE, accuracy_figure, consensus_figure
 from fedmosaic_cli.report.statistics import Ranking
 from tests.report.runs_by_hand import Bench, few_each, manifest_of
 

@@ -9,16 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.engine.privacy import resolve_noise
-from fedmosaic_cli.engine.privacy_block import spent_block
-from fedmosaic_cli.engine.settings import PrivacySettings
+from fedmosaic_cli.engine.train_settings import PrivacySettings
+from fedmosaic_cli.labels.privacy.noise import resolve_noise
+from fedmosaic_cli.labels.privacy.privacy_report import spent_block
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.commands import Where, commands_for, where_of
-from fedmosaic_cli.report.latex import to_latex
-from fedmosaic_cli.report.page.comparison import comparisons
-from fedmosaic_cli.report.paper import overview
-from fedmosaic_cli.report.settings import settings_of, title_of
-from fedmosaic_cli.report.tables import to_markdown, to_terminal
+from fedmosaic_cli.report.comparison import settings_of, title_of
+from fedmosaic_cli.report.formats.latex import to_latex
+from fedmosaic_cli.report.formats.text_formats import to_markdown, to_terminal
+from fedmosaic_cli.report.html.comparison_section import comparisons
+from fedmosaic_cli.report.paper_tables import overview
+from fedmosaic_cli.report.rerun_commands import Where, commands_for, where_of
 
 
 def noise(**settings):

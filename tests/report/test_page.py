@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.report.collect import Skipped, collect
-from fedmosaic_cli.report.page import logs
-from fedmosaic_cli.report.page.assemble import page
-from fedmosaic_cli.report.page.logs import NO_ROOM, embed, kept_rounds
-from fedmosaic_cli.report.page.markup import Markup, points, signed, tag, to_script
-from fedmosaic_cli.report.page.runs import Texts
-from fedmosaic_cli.report.results import illustrated
-from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.sheets import Sheet, ranks_sheet
+from fedmosaic_cli.report.comparison import settings_of
+from fedmosaic_cli.report.comparison_table import Column, Table, rows_of
+from fedmosaic_cli.report.html import log_data
+from fedmosaic_cli.report.html.log_data import NO_ROOM, embed, kept_rounds
+from fedmosaic_cli.report.html.markup import Markup, points, signed, tag, to_script
+from fedmosaic_cli.report.html.page import page
+from fedmosaic_cli.report.html.run_section import Texts
+from fedmosaic_cli.report.output_files import illustrated
 from fedmosaic_cli.report.statistics import Ranking
-from fedmosaic_cli.report.table import Column, Table, rows_of
+from fedmosaic_cli.report.stats_tables import Sheet, ranks_sheet
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, table_of, write_run
 from tests.report.runs_by_hand import manifest_of
 
@@ -201,7 +201,7 @@ def test_curves_are_those_of_the_log(federation):
 
 
 def test_numbers_that_are_none_are_null():
-    line = logs.numbers(logs.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
+    line = log_data.numbers(log_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
     assert json.loads(line) == [0.1235, None, None, 1e-12, 3]
 
 
@@ -237,18 +237,20 @@ def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
     assert [path.name for path in some.curves] == [*["seed-0"] * 5, "seed-1", "seed-0", "seed-1"]
     assert set(some.left_out.values()) == {NO_ROOM}
     opened = []
-    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 2 * (next(iter(every.curves)) / "rounds.jsonl").stat().st_size)
-    monkeypatch.setattr(logs, "curves_of", lambda path: opened.append(path) or {"accuracy": logs.np.ones((1, 1))})
+    monkeypatch.setattr(log_data, "MOST_LOG_BYTES", 2 * (next(iter(every.curves)) / "rounds.jsonl").stat().st_size)
+    monkeypatch.setattr(
+        log_data, "curves_of", lambda path: opened.append(path) or {"accuracy": log_data.np.ones((1, 1))}
+    )
     embed(settings)
     assert 1 <= len(opened) <= 2
 
 
 def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatch):
-    monkeypatch.setattr(logs, "MOST_LOG_BYTES", 1)
-    monkeypatch.setattr(logs, "MOST_POINTS", 3)
+    monkeypatch.setattr(log_data, "MOST_LOG_BYTES", 1)
+    monkeypatch.setattr(log_data, "MOST_POINTS", 3)
     assert "Curves of 13 runs are left out" in page_of(federation)
     monkeypatch.undo()
-    monkeypatch.setattr(logs, "MOST_POINTS", 3)
+    monkeypatch.setattr(log_data, "MOST_POINTS", 3)
     settings = settings_of(collect(federation)[0])
     heard = []
     text = page(settings, [], [], tell=lambda *how_far: heard.append(how_far)).decode()
@@ -370,7 +372,7 @@ def test_equal_configurations_are_kept_once(federation):
 
 
 def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
-    from fedmosaic_cli.files import sealed
+    from fedmosaic_cli.storage.files import sealed
 
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     bad = write_run(tmp_path, "s", "local", 1, [0.5, 0.6])
@@ -388,8 +390,8 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
 
 
 def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):
-    from fedmosaic_cli.files import sealed
-    from fedmosaic_cli.report.figures.clients import makes_sense
+    from fedmosaic_cli.report.plots.client_plots import makes_sense
+    from fedmosaic_cli.storage.files import sealed
 
     run = write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     manifest = manifest_of([[0, 1], [1, 2]], digest="shards-0")

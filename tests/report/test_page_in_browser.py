@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.report.sheets import Sheet
+from fedmosaic_cli.report.stats_tables import Sheet
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.lock import LOCK, locked
-from fedmosaic_cli.report.progress import State, WatchedRun, WatchedRuns
+from fedmosaic_cli.report.run_progress import State, WatchedRun, WatchedRuns
+from fedmosaic_cli.storage.lock import LOCK, locked
 from tests.report.runs_in_progress import begin, end, lines, play, row
 
 
@@ -171,7 +171,7 @@ def test_a_lock_that_was_left_behind_is_tried_once(tmp_path, monkeypatch):
     run = begin(tmp_path / "run", rounds=5, played=3)
     (run / LOCK).write_text("left behind")
     tried = []
-    monkeypatch.setattr("fedmosaic_cli.report.progress.is_held", tried.append)
+    monkeypatch.setattr("fedmosaic_cli.report.run_progress.is_held", tried.append)
     watched = WatchedRun(run)
     assert [watched.look().state for _ in range(3)] == [State.STOPPED] * 3
     assert tried == [run]

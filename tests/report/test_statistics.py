@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.sheets import sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv, to_entries
+from fedmosaic_cli.report.comparison import settings_of
 from fedmosaic_cli.report.statistics import compare_with_local, holm, rank, signed_ranks
+from fedmosaic_cli.report.stats_tables import sheet_to_latex, sheet_to_markdown, sheets_of, sheets_to_csv, to_entries
 
 
 def settings(runs):

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedmosaic_cli.files import sealed
+from fedmosaic_cli.report.baseline_colors import Verdict, judge
 from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.latex import PREAMBLE, alone, document, preamble, to_latex
-from fedmosaic_cli.report.paper import FORMS, overview, paper_table
-from fedmosaic_cli.report.settings import settings_of
-from fedmosaic_cli.report.sheets import sheet_to_latex, sheets_of
+from fedmosaic_cli.report.comparison import settings_of
+from fedmosaic_cli.report.formats.latex import PREAMBLE, alone, document, preamble, to_latex
+from fedmosaic_cli.report.formats.text_formats import to_csv, to_json, to_markdown, to_terminal
+from fedmosaic_cli.report.paper_tables import FORMS, overview, paper_table
 from fedmosaic_cli.report.statistics import compare_with_local
-from fedmosaic_cli.report.tables import to_csv, to_json, to_markdown, to_terminal
-from fedmosaic_cli.report.verdict import Verdict, judge
+from fedmosaic_cli.report.stats_tables import sheet_to_latex, sheets_of
+from fedmosaic_cli.storage.files import sealed
 
 GOLDEN = Path(__file__).parent / "golden"
 OFFICE = ("amazon", "amazon", "webcam")

@@ -1,0 +1,1 @@
+"""Membership-inference audit of finished runs."""

@@ -1,0 +1,69 @@
+"""What a continuation may change of a run's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.config.run_config import flat
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.config.run_config import RunConfig
+
+# None of it changes what was played before. How clients are run decides about last bits: what was really chosen is
+# recorded with the machine, and compared there.
+FREE_TO_CHANGE = {
+    "train.rounds",
+    "train.workers",
+    "train.images",
+    "train.checkpoint_every",
+    "train.execution",
+    # Before it says anything, a run has met no client that diverged.
+    "train.on_nan",
+    # A limit that was never reached changed nothing.
+    "privacy.max_epsilon",
+}
+# A run can go on with these changed, but then it is one that no single configuration describes.
+ACCEPTABLE = {
+    "train.lr",
+    "train.batch_size",
+    "train.local_epochs",
+    "train.local_steps",
+    "train.clients_per_round",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What would change, in words, and whether somebody who wants it may have it."""
+
+    text: str
+    acceptable: bool
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
+    """All that a continuation would change, the worst first; nothing where it ends as it would have."""
+    before, after = flat(old.to_dict()), flat(new.to_dict())
+    found = [
+        Difference(f"{key} was {before.get(key)!r} and is now {after.get(key)!r}", is_acceptable(key, old, new))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in FREE_TO_CHANGE
+    ]
+    rounds = f"train.rounds was {old.train.rounds} and is now {new.train.rounds}"
+    if new.train.rounds < old.train.rounds:
+        found.append(Difference(f"{rounds}, which is fewer", acceptable=False))
+    elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
+        text = f"{rounds}, for which the noise of every round was chosen (privacy.epsilon)"
+        found.append(Difference(text, acceptable=False))
+    elif new.train.rounds != old.train.rounds and new.method.looks_ahead:
+        text = f"{rounds}, on which every round of {new.method.title} depends"
+        found.append(Difference(text, acceptable=True))
+    if old.noise is not None or new.noise is not None:
+        # Noise is drawn by the number of a round: over other labels it would tell what they differ in.
+        found = [replace(difference, acceptable=False) for difference in found]
+    return sorted(found, key=lambda difference: difference.acceptable)
+
+
+def is_acceptable(key: str, old: RunConfig, new: RunConfig) -> bool:
+    """Hyper-parameters may change as long as the method is called the same."""
+    return key in ACCEPTABLE or (key.startswith("methods.") and old.method.variant == new.method.variant)

@@ -1,0 +1,1 @@
+"""Reading image files, archives and arrays. No torch."""

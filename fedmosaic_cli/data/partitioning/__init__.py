@@ -1,0 +1,1 @@
+"""Partitioning a data set into a public set and one shard per client. No torch."""

@@ -1,0 +1,1 @@
+"""Training of several clients with the same architecture in one batched model."""

@@ -1,1 +1,0 @@
-"""Clients of one architecture trained together, on stacked weights."""

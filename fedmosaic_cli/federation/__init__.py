@@ -1,0 +1,1 @@
+"""Clients on remote sites: protocol, transport, coordinator, site and its policy."""

@@ -1,0 +1,65 @@
+"""What a site lets out, whatever the coordinator plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.privacy.privacy_report import too_likely
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.config.run_config import RunConfig
+
+Sharing = Literal["labels", "predictions", "models"]
+# What may leave a site, from least to most; whoever lets models out has nothing against labels.
+SHARED: dict[str, frozenset[str]] = {
+    "labels": frozenset({"opinion"}),
+    "predictions": frozenset({"opinion", "logits"}),
+    "models": frozenset({"opinion", "logits", "weights"}),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the people at a site have agreed to: what may leave it, and how much its noise may let through in a run.
+
+    `max_epsilon` is about all of the site's data, at a delta below one over its size.
+    """
+
+    sharing: Sharing = "labels"
+    max_epsilon: float | None = None
+
+    def check(self, config: RunConfig, examples: int) -> None:
+        """Refuse a plan that asks for more of a client with so many `examples`."""
+        more = set(config.method.uploads.values()) - SHARED[self.sharing]
+        if more:
+            raise RequestError(
+                f"{config.method.title} would send {config.method.travels}, and this site shares {self.sharing} "
+                "(--share): agree on another method, or share more"
+            )
+        if self.max_epsilon is not None:
+            self._check_noise(config, self.max_epsilon, examples)
+
+    def limited(self, config: RunConfig) -> RunConfig:
+        """The plan with what this site allows as its limit: whatever was spent before counts, round by round."""
+        if self.max_epsilon is None:
+            return config
+        least = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
+        return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": least}))
+
+    def _check_noise(self, config: RunConfig, most: float, examples: int) -> None:
+        """Refuse noise that lets through more, or is measured in a way that makes it look like less."""
+        noise = config.noise
+        total = None if noise is None else noise.planned_total(config.exchanges, config.data.public_size or 0)
+        if noise is None or total is None or total > most:
+            planned = "no noise" if total is None else f"a total epsilon of {total:.6g}"
+            raise RequestError(f"{planned} is planned, and this site allows {most:g} (--max-epsilon): plan for less")
+        if noise.unit != "client" or noise.changed_rows is not None:
+            raise RequestError(
+                "the planned epsilon is that of a record, and this site allows one for all its data (--max-epsilon): "
+                "leave privacy.unit and privacy.changed_rows out"
+            )
+        vague = too_likely(noise.delta, [examples])
+        if vague:
+            raise RequestError(f"{vague}: choose a smaller one, as this site has --max-epsilon")

@@ -1,0 +1,89 @@
+"""What a site holds of exported shards: one client's examples and the public set, and the manifest that tells of all.
+
+The other clients' files are not there, and nobody asks for them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.storage.exported_shards import load_exported
+from fedmosaic_cli.storage.shards import (
+    MANIFEST,
+    NONSENSE,
+    PUBLIC,
+    Shards,
+    check_disjoint,
+    check_public,
+    load_client,
+    read_description,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedmosaic_cli.data.dataset import Dataset
+    from fedmosaic_cli.data.partitioning.partition import Partition
+
+CLIENT_FILE = re.compile(r"client-(\d{3,})\.npz")
+
+
+@dataclass(frozen=True)
+class SiteShard:
+    """One client's part of exported shards, with its examples as a data set of their own."""
+
+    client: int
+    shards: Shards
+    dataset: Dataset
+    partition: Partition
+    """In the numbering of the data set; it knows of this client alone."""
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        return train_sizes(self.shards.manifest)
+
+
+def train_sizes(manifest: dict[str, Any]) -> dict[int, int]:
+    """How many examples each client trains on, as the manifest has it."""
+    return {client["id"]: client["train"]["size"] for client in manifest["clients"]}
+
+
+def load_site_shard(path: Path) -> SiteShard:
+    """The shard that a site has under `path`, such as client-003.npz; the manifest and public.npz lie beside it."""
+    match = CLIENT_FILE.fullmatch(path.name)
+    if match is None or not path.is_file():
+        raise RequestError(
+            f"no shard of a client ({path}): name a file such as client-003.npz of 'fedmosaic site pack' or "
+            "'fedmosaic partition --export'"
+        )
+    for name in (MANIFEST, PUBLIC):
+        if not (path.parent / name).is_file():
+            raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
+    shards, client = exported_description(path.parent), int(match[1])
+    entries = [entry for entry in shards.manifest["clients"] if entry["id"] == client]
+    if not entries:
+        clients = len(shards.manifest["clients"])
+        raise RequestError(f"the manifest knows of {clients} clients, not of client {client} ({path}): bring its own")
+    own = replace(
+        shards, partition=replace(shards.partition, shards=(load_client(path.parent, entries[0], shards.manifest),))
+    )
+    check_disjoint(path.parent, own.partition, shards.manifest["examples"])
+    return SiteShard(client, shards, *load_exported(own))
+
+
+def exported_description(path: Path) -> Shards:
+    """Exported shards of which no client's file need be here: what all of them are like, and the public set."""
+    shards = read_description(path)
+    if not shards.exported:
+        raise RequestError(
+            f"these shards do not carry their examples ({path / MANIFEST}): make them with "
+            "'fedmosaic partition --export' or 'fedmosaic federation gather'"
+        )
+    try:
+        check_public(shards)
+    except NONSENSE:
+        raise RequestError(f"the manifest does not describe its public set ({path}): export the shards anew") from None
+    return shards

@@ -1,0 +1,1 @@
+"""Sharing labels of the public set: wire format, validation, voting, attacks, defences and privacy."""

@@ -1,0 +1,1 @@
+"""Differential privacy for shared labels: mechanisms, noise settings, accounting and reports."""

@@ -1,0 +1,241 @@
+"""Settings: the runs that may be compared with each other, method by method."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.rerun_args import values_told
+from fedmosaic_cli.config.run_config import flat
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.report.noise_notes import noise_words
+from fedmosaic_cli.storage.runs import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+MOST_WORDS = 2
+"""So many differences between two settings of one name are spelled out beside it."""
+
+Key = tuple[str, str]
+"""A method and what tells several rows of it apart."""
+LOCAL: Key = ("local", "")
+CENTRALIZED: Key = ("centralized", "")
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others.
+
+    Hyper-parameters that are to be `spelled` out stand beside a method's name even where they are the preset's.
+    """
+
+    name: str
+    label: str
+    runs: pd.DataFrame
+    spelled: tuple[str, ...] = ()
+
+    @property
+    def slug(self) -> str:
+        """The label as a part of a file's name."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.") or "setting"
+
+    @cached_property
+    def terms(self) -> dict[str, Any]:
+        """What all of its runs have in common."""
+        terms: dict[str, Any] = self.runs.terms.iloc[0]
+        return terms
+
+    @cached_property
+    def preset(self) -> str:
+        """The preset of ours that its runs were made from, whatever they are called; "" where nobody knows."""
+        if self.name in preset_names() or not self.name:
+            return self.name
+        try:
+            told = values_told(RunFiles(self.runs.path.iloc[0]).environment().get("arguments"))
+        except (RequestError, OSError):
+            return ""
+        return told["--preset"] if told.get("--preset") in preset_names() else ""
+
+    @property
+    def dataset(self) -> str:
+        return str(self.terms["dataset"])
+
+    @property
+    def scheme(self) -> str:
+        return str(self.terms["scheme"])
+
+    @property
+    def model(self) -> str:
+        return str(self.terms["model"].get("name", ""))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds that any of its methods was run with."""
+        return tuple(sorted(map(int, set(self.runs.seed))))
+
+    @cached_property
+    def methods(self) -> dict[Key, pd.DataFrame]:
+        """The runs of each method, a line a seed, in the order of the paper's rows."""
+        groups: dict[Key, pd.DataFrame] = {}
+        for (method, variant), same in self.runs.groupby(["method", "variant"]):
+            kind = str(variant).removeprefix(str(method)).lstrip("-")
+            usual = usual_hyperparameters(self.preset, str(method))
+            if usual is not None and method == "fedmosaic":  # other names say it all
+                usual = {name: value for name, value in usual.items() if name not in self.spelled}
+            details = details_of(usual, kind, [str(text) for text in same.hyperparameters.unique()])
+            noises = [str(noise) for noise in same.noise.unique()]
+            for (text, _), group in same.groupby(["hyperparameters", "noise"]):
+                words = [kind, *details[str(text)], *noise_words(group, noises)]
+                name = ", ".join(filter(None, words))
+                if (method, name) in groups:  # noise that looks the same in so few digits
+                    name += f", noise {group.noise.iloc[0]}"
+                groups[str(method), name] = group.sort_values("seed")
+        return {key: groups[key] for key in sorted(groups, key=paper_order)}
+
+    @cached_property
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        """Who holds what, by the digest of the shards, as far as the runs kept it: an entry for each digest."""
+        found = {}
+        for digest, runs in self.runs.groupby("digest"):
+            for path in runs.path:
+                try:
+                    manifest = RunFiles(path).shards()
+                except (RequestError, OSError):
+                    continue
+                clients = manifest.get("clients")
+                told = isinstance(clients, list) and all(isinstance(client, dict) for client in clients)
+                if manifest.get("digest") == digest and told:
+                    found[str(digest)] = manifest
+                    break
+        return found
+
+    def domains(self, digest: str) -> list[str]:
+        """The domain of each client, "" where it has none; nothing where nobody knows."""
+        clients = self.manifests.get(digest, {}).get("clients", [])
+        return [str(client.get("domain") or "") for client in clients]
+
+    def in_domain(self, domain: str) -> pd.DataFrame:
+        """The same runs, each with the mean over the clients of one domain as its accuracy. Where a run does not tell
+        of single clients, or has none of the domain, it is left out."""
+        kept, means = [], []
+        for number, digest, marks in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
+            domains = self.domains(digest)
+            mine = [mark for mark, where in zip(marks or (), domains, strict=False) if where == domain]
+            if mine and len(marks) == len(domains):
+                kept.append(number)
+                means.append(fmean(mine))
+        return self.runs.loc[kept].assign(accuracy=means)
+
+
+def settings_of(frame: pd.DataFrame) -> list[Setting]:
+    """The settings of all runs, by name; those of one name are told apart by what differs."""
+    found = []
+    for name, runs in frame.groupby("setting"):
+        protocols = {str(protocol): same for protocol, same in runs.groupby("protocol")}
+        terms = {protocol: flat(same.terms.iloc[0]) for protocol, same in protocols.items()}
+        differing = differing_keys(list(terms.values()))
+        for protocol, same in protocols.items():
+            words = ", ".join(f"{key.rpartition('.')[2]}={terms[protocol].get(key)}" for key in differing)
+            told_apart = words if len(differing) <= MOST_WORDS else protocol
+            found.append(Setting(str(name), f"{name} [{told_apart}]" if differing else str(name), same))
+    found.sort(key=lambda setting: natural_order(setting.label))
+    labels = [setting.label for setting in found]
+    return [
+        setting
+        if labels.count(setting.label) == 1
+        else Setting(setting.name, f"{setting.name} [{setting.runs.protocol.iloc[0]}]", setting.runs)
+        for setting in found
+    ]
+
+
+def details_of(usual: dict[str, Any] | None, kind: str, hyperparameters: Sequence[str]) -> dict[str, list[str]]:
+    """What is to be said beside a method's name, and its `kind`, of each of these hyper-parameters, which are JSON.
+
+    Of the `usual` ones nothing, of others what differs from them. Where nobody can know what is usual, what tells them
+    apart.
+    """
+    chosen = {text: json.loads(text) for text in hyperparameters}
+    if usual is not None:
+        odd = {text: [n for n in one if one[n] not in (usual.get(n), kind)] for text, one in chosen.items()}
+        details = {text: told(chosen[text], names) for text, names in odd.items()}
+        if len(set(map(tuple, details.values()))) == len(chosen):
+            return details
+    return {text: told(one, differing_keys(list(chosen.values()))) for text, one in chosen.items()}
+
+
+def told(hyperparameters: dict[str, Any], names: Sequence[str]) -> list[str]:
+    values = [(name, hyperparameters.get(name)) for name in names]
+    return [f"{name}={value:.10g}" if isinstance(value, float) else f"{name}={value}" for name, value in values]
+
+
+@cache
+def usual_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
+    """What a method has under a preset if nobody says otherwise; None where it is no preset of ours."""
+    if preset not in preset_names():
+        return None
+    layers = Layers()
+    layers.add_all(load_preset(preset).layers)
+    return asdict(layers.section(f"methods.{method}", METHODS[method]))  # type: ignore[call-overload, no-any-return]
+
+
+def natural_order(text: str) -> list[tuple[int, int, str]]:
+    """A key by which u-30 comes before u-100."""
+    parts = re.split(r"(\d+)", text)
+    return [(0, int(part), "") if part.isdecimal() and len(part) < 16 else (1, 0, part) for part in parts]
+
+
+def differences(settings: Sequence[Setting]) -> list[str]:
+    """Why settings of one name are not one: a sentence a name."""
+    by_name: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_name.setdefault(setting.name, []).append(setting)
+    sentences = []
+    for name, same in by_name.items():
+        differing = differing_keys([flat(setting.terms) for setting in same])
+        words = [f"{key} is {values_of(key, same)}" for key in differing]
+        if words:
+            sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(words)}.")
+    return sentences
+
+
+def values_of(key: str, settings: Sequence[Setting]) -> str:
+    """What each of the settings has under a dotted key."""
+    return ", ".join(f"{flat(s.terms).get(key)} in {s.label.removeprefix(s.name).strip()}" for s in settings)
+
+
+def differing_keys(choices: list[dict[str, Any]]) -> list[str]:
+    """The keys under which these do not all have the same."""
+    names = sorted({name for choice in choices for name in choice})
+    return [name for name in names if len({json.dumps(choice.get(name)) for choice in choices}) > 1]
+
+
+def shares_labels(key: Key) -> bool:
+    """Whether clients co-train: they tell labels of the public set, and a consensus comes back."""
+    return METHODS[key[0]].shares_labels
+
+
+def weighs_trust(key: Key) -> bool:
+    """Whether each client has a lambda of its own: FedMosaic, and what is made of it."""
+    return issubclass(METHODS[key[0]], FedMosaic)
+
+
+def paper_order(key: Key) -> tuple[int, str]:
+    """Where a row stands: methods as in the paper, variants of one by name."""
+    return list(METHODS).index(key[0]), key[1]
+
+
+def title_of(key: Key) -> str:
+    """The paper's spelling, with what tells several rows of one method apart."""
+    method, detail = key
+    return f"{METHODS[method].title} ({detail})" if detail else METHODS[method].title

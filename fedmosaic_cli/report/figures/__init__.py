@@ -1,1 +1,0 @@
-"""Figures of finished runs, drawn from their files. `album.figures` is the way in."""

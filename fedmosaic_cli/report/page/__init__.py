@@ -1,1 +1,0 @@
-"""The report as one HTML file that needs nothing else: no network, no server, no library."""

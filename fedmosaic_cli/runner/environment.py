@@ -1,0 +1,68 @@
+"""On what a run was made: versions, device, threads."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.storage.shards import Shards
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "matplotlib",
+    "pandas",
+    "scikit-learn",
+    "safetensors",
+    "pydantic",
+    "typer",
+    "rich",
+)
+
+
+def versions() -> dict[str, str]:
+    """fedmosaic, Python and the libraries that it stands on."""
+    return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def environment(federation: Federation, shards: Shards, arguments: Sequence[str]) -> dict[str, Any]:
+    """What is written to env.json."""
+    import torch
+
+    return {
+        **surroundings(federation.devices, shards.digest),
+        "execution": federation.execution,
+        "workers": federation.workers.count,
+        "threads_per_worker": torch.get_num_threads(),
+        "shards": str(shards.path.absolute()),
+        "arguments": list(arguments),
+        # What the paths among them are relative to.
+        "directory": str(Path.cwd()),
+    }
+
+
+def surroundings(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
+    """What is there before a run is put together."""
+    import torch
+
+    gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": ", ".join(map(str, devices)),
+        "gpu": ", ".join(sorted(gpus)) or None,
+        "shards_digest": shards_digest,
+    }
