@@ -17,12 +17,12 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.io.image_cache import load_images
-from fedmosaic_cli.data.io.image_folders import walk
-from fedmosaic_cli.data.resolve_settings import resolve
-from fedmosaic_cli.runner.prepare import deal
+from fedmosaic_cli.data.io.image_folders import list_images
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
+from fedmosaic_cli.runner.prepare import load_and_partition
 
 REPETITIONS = 5
 
@@ -47,21 +47,23 @@ def seconds(work: object, *arguments: object) -> float:
 
 def decode(root: Path) -> None:
     """Our first look at a directory of images against the plain loop, turn by turn; then a second look."""
-    files = walk(root)
-    side = Image.open(root / files[0].name).size[0]
+    files = list_images(root)
+    side = Image.open(root / files[0].relative_path).size[0]
     ours, plain = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(REPETITIONS):
-            place = Place(root, cache_dir=Path(scratch) / str(number))
+            place = DataDirs(root, cache_dir=Path(scratch) / str(number))
             plain.append(seconds(plain_loop, root))
-            ours.append(seconds(lambda place=place: load_images(root, walk(root), side, place)))
+            ours.append(seconds(lambda place=place: load_images(root, list_images(root), side, place)))
         print(f"{len(files)} images: plain loop {median(plain):.2f} s, ours {median(ours):.2f} s")
         ratios = sorted(b / a for a, b in zip(ours, plain, strict=True))
         print(f"speed against the plain loop: {median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f})")
-        settings = resolve(DataSettings(dataset="folder", clients=15, alpha=0.1, public_size=3000), place)
-        deal(settings, 1, Path(scratch) / "imports", place).written()  # what is imported on the way is start-up
+        settings = resolve_data_settings(DataSettings(dataset="folder", clients=15, alpha=0.1, public_size=3000), place)
+        load_and_partition(
+            settings, 1, Path(scratch) / "imports", place
+        ).save()  # what is imported on the way is start-up
         started = time.process_time()
-        deal(settings, 0, Path(scratch) / "shards", place).written()
+        load_and_partition(settings, 0, Path(scratch) / "shards", place).save()
         print(f"a partition with a warm cache: {time.process_time() - started:.2f} s of CPU")
 
 
@@ -70,11 +72,11 @@ def scale() -> None:
     labels = np.random.default_rng(0).integers(0, 10, size=1_000_000)
     with tempfile.TemporaryDirectory() as scratch:
         np.savez(Path(scratch) / "large.npz", x=np.zeros((len(labels), 1, 1), dtype=np.uint8), y=labels)
-        place = Place(Path(scratch) / "large.npz")
+        place = DataDirs(Path(scratch) / "large.npz")
         for scheme, more in (("iid", {}), ("pathological", {}), ("dirichlet", {"alpha": 0.5, "min_size": 2})):
             asked = DataSettings(dataset="npz", scheme=scheme, clients=10_000, public_size=1000, **more)
-            settings = resolve(asked, place)
-            taken = seconds(lambda s=settings: deal(s, 0, Path(scratch) / s.scheme, place).written())
+            settings = resolve_data_settings(asked, place)
+            taken = seconds(lambda s=settings: load_and_partition(s, 0, Path(scratch) / s.scheme, place).save())
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
             print(f"{scheme}: {taken:.1f} s, peak memory so far {peak:.2f} GB")
 

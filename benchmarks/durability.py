@@ -34,7 +34,7 @@ def durability(plan: Plan) -> Result:
     )
     for title, train in CASES.items():
         federation = ours.federation(title.lower(), task, batch_size=batch, workers=2, **train)
-        with tempfile.TemporaryDirectory() as folder, federation.workers:
+        with tempfile.TemporaryDirectory() as folder, federation.worker_pool:
             record = ours.recorder(federation, Path(folder))
             ours.play_rounds(federation)
             rounds, saves = [], []

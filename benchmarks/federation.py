@@ -28,25 +28,25 @@ import torch
 from measuring import machine
 from results import Line, Result, at_most
 
-from fedmosaic_cli.cli.local_federation import started
-from fedmosaic_cli.config.layers import Layers
-from fedmosaic_cli.config.run_config import RunConfig, resolve_run
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.cli.local_federation import start_local_site
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.federation import protocol as letters
-from fedmosaic_cli.federation.coordinator import Elsewhere
-from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
-from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.federation.flower.superlink import Place as Address
-from fedmosaic_cli.federation.transport import Answer, Loss
-from fedmosaic_cli.runner.prepare import deal
-from fedmosaic_cli.runner.run import RoundDone, Terms, run
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.federation.coordinator import RemoteOptions
+from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
+from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
+from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
+from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.runner.prepare import load_and_partition
+from fedmosaic_cli.runner.run import RoundCompleted, RunOptions, run_experiment
+from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.storage.shards import ShardSet
 
 SITES = 3
 PIECE = 1 << 16
@@ -127,18 +127,18 @@ class Turnstile:
 class Weighed:
     """A carrier that weighs what it carries. Implements `federation.transport.Carrier`."""
 
-    carrier: FlowerCarrier
+    carrier: FlowerTransport
     turnstiles: list[Turnstile]
     seen: Bytes = field(default_factory=Bytes)
 
     def present(self) -> set[int]:
-        return self.carrier.present()
+        return self.carrier.reachable_clients()
 
-    def ask(self, asked: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
+    def ask(self, asked: Mapping[int, bytes], seconds: float) -> Iterator[ClientResponse | ClientFailure]:
         for letter in asked.values():
             self._weigh(letter)
-        for outcome in self.carrier.ask(asked, seconds):
-            if isinstance(outcome, Answer):
+        for outcome in self.carrier.send_requests(asked, seconds):
+            if isinstance(outcome, ClientResponse):
                 self._weigh(outcome.data)
             yield outcome
 
@@ -148,42 +148,44 @@ class Weighed:
     def so_far(self) -> Bytes:
         """All that was counted until now."""
         sockets = sum(turnstile.counted for turnstile in self.turnstiles)
-        return Bytes(self.seen.messages, self.seen.letters, sum(self.carrier.traffic()), sockets)
+        return Bytes(self.seen.messages, self.seen.letters, sum(self.carrier.traffic_bytes()), sockets)
 
     def _weigh(self, letter: bytes) -> None:
         self.seen.letters += len(letter)
-        self.seen.messages += sum(len(data) for _, data in letters.read(letter).parts.values())
+        self.seen.messages += sum(len(data) for _, data in letters.decode_protocol_message(letter).parts.values())
 
 
 @contextmanager
-def sites(shards: Shards, folder: Path) -> Iterator[Weighed]:
+def sites(shards: ShardSet, folder: Path) -> Iterator[Weighed]:
     """Sites on this machine, and the way to them, with a turnstile before each."""
-    papers = make_authority(folder / "papers", ["127.0.0.1", "localhost"])
+    papers = create_certificate_authority(folder / "papers", ["127.0.0.1", "localhost"])
     homes = {client: folder / f"site-{client}" for client in range(SITES)}
-    keys: dict[int, Path | None] = {c: make_node_key(home / f"client-{c:03d}") for c, home in homes.items()}
+    keys: dict[int, Path | None] = {c: create_node_key(home / f"client-{c:03d}") for c, home in homes.items()}
     with ExitStack() as stack:
-        carrier = stack.enter_context(FlowerCarrier(keys, Address(papers=papers)))
+        carrier = stack.enter_context(FlowerTransport(keys, Address(credentials=papers)))
         turnstiles = [Turnstile(carrier.address) for _ in homes]
         for turnstile in turnstiles:
             stack.callback(turnstile.close)
-        options = ["--ca", str(papers.authority), "--share", "models", "--device", "cpu", "--quiet"]
+        options = ["--ca", str(papers.ca_certificate), "--share", "models", "--device", "cpu", "--quiet"]
         for client, home in homes.items():
             shard = shards.path / f"client-{client:03d}.npz"
-            stack.enter_context(started(shard, home, [*options, "--superlink", turnstiles[client].address], folder))
+            stack.enter_context(
+                start_local_site(shard, home, [*options, "--superlink", turnstiles[client].address], folder)
+            )
         yield Weighed(carrier, turnstiles)
 
 
-def configured(case: Case, shards: Shards, rounds: int, folder: Path) -> RunConfig:
+def configured(case: Case, shards: ShardSet, rounds: int, folder: Path) -> RunConfig:
     """The run of a case: clients one by one, in one process as at sites."""
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add("shards", {"data": shards.partition.settings.model_dump(mode="json")})
     usual = (f"train.rounds={rounds}", "train.local_steps=10", "train.execution=threads", "train.workers=1")
     for assignment in (*usual, *case.settings):
-        layers.set(assignment)
-    return resolve_run("benchmark", layers, case.method, 0, Place(folder), shards.partition.seed)
+        layers.add_assignment(assignment)
+    return resolve_run_config("benchmark", layers, case.method, 0, DataDirs(folder), shards.partition.seed)
 
 
-def played(config: RunConfig, shards: Shards, folder: Path, weighed: Weighed | None) -> Iterator[RoundDone]:
+def played(config: RunConfig, shards: ShardSet, folder: Path, weighed: Weighed | None) -> Iterator[RoundCompleted]:
     """The rounds of a run, one by one; the time between them is not theirs."""
     folder.mkdir()
 
@@ -192,10 +194,10 @@ def played(config: RunConfig, shards: Shards, folder: Path, weighed: Weighed | N
         if weighed is not None:
             yield weighed
 
-    elsewhere = None if weighed is None else Elsewhere("flower", opened)
-    terms = Terms(device="cpu", elsewhere=elsewhere)
-    for event in run(config, shards, RunFiles(folder), Place(folder), terms):
-        if isinstance(event, RoundDone):
+    elsewhere = None if weighed is None else RemoteOptions("flower", opened)
+    terms = RunOptions(device="cpu", remote_options=elsewhere)
+    for event in run_experiment(config, shards, RunDirectory(folder), DataDirs(folder), terms):
+        if isinstance(event, RoundCompleted):
             yield event
 
 
@@ -207,7 +209,7 @@ def measured(case: Case, rounds: int) -> Result:
         data = DataSettings(
             dataset="digits", scheme="dirichlet", alpha=1.0, clients=SITES, public_size=case.public_size
         )
-        shards = deal(data, 0, folder / "shards", Place(folder)).written(export=True)
+        shards = load_and_partition(data, 0, folder / "shards", DataDirs(folder)).save(export=True)
         config = configured(case, shards, rounds + 1, folder)
         with sites(shards, folder) as weighed:
             before = Bytes()

@@ -87,13 +87,13 @@ def payloads(size: int) -> list[bytes]:
     from fedmosaic_cli.labels import wire
 
     form = opinion_form(size)
-    return [wire.write_labels(labels, form) + wire.write_expertise(shares, form) for labels, shares in contents(size)]
+    return [wire.encode_labels(labels, form) + wire.encode_expertise(shares, form) for labels, shares in contents(size)]
 
 
 def opinion_form(size: int) -> Any:
-    from fedmosaic_cli.labels.wire import ExpertiseCode, Form
+    from fedmosaic_cli.labels.wire import ExpertiseEncoding, MessageSpec
 
-    return Form(size, CLASSES, expertise=ExpertiseCode.LEVELS, share=True)
+    return MessageSpec(size, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS, is_distribution=True)
 
 
 def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
@@ -102,30 +102,30 @@ def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
 
     form, known = opinion_form(size), payloads(size)
     for client in range(clients):
-        envelope = wire.Envelope(RUN, PUBLIC, ROUND, client)
-        yield client, wire.seal(envelope, form, known[client % DISTINCT])
+        envelope = wire.MessageHeader(RUN, PUBLIC, ROUND, client)
+        yield client, wire.encode_message(envelope, form, known[client % DISTINCT])
 
 
 def ours(clients: int, size: int) -> dict[str, float]:
     """The time to receive and to count, and the peak of memory, in which all messages are."""
-    from fedmosaic_cli.labels.defences import Rules
-    from fedmosaic_cli.labels.inbox import Inbox
-    from fedmosaic_cli.labels.voting import hold_vote
-    from fedmosaic_cli.labels.wire import Expected
+    from fedmosaic_cli.labels.defences import VotingRules
+    from fedmosaic_cli.labels.inbox import LabelInbox
+    from fedmosaic_cli.labels.voting import aggregate_votes
+    from fedmosaic_cli.labels.wire import ExpectedMessage
 
-    inbox = Inbox(Expected(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+    inbox = LabelInbox(ExpectedMessage(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
     received = 0.0
     for client, data in messages(clients, size):
         started = time.process_time()
         inbox.receive(client, data)
         received += time.process_time() - started
     started = time.process_time()
-    ballots = inbox.ballots()
-    outcome = hold_vote(ballots)
+    ballots = inbox.accepted_ballots()
+    outcome = aggregate_votes(ballots)
     counted = time.process_time() - started
     most = peak()
     started = time.process_time()
-    hold_vote(ballots, Rules(normalise=True, cap_share=0.2), reputation={})
+    aggregate_votes(ballots, VotingRules(normalise=True, cap_share=0.2), reputation={})
     robust = time.process_time() - started
     if len(ballots) != clients or "torch" in sys.modules:
         raise RuntimeError(f"{len(ballots)} of {clients} messages were accepted")
@@ -156,8 +156,8 @@ def plain(clients: int, size: int) -> dict[str, float]:
 
 def mutated(clients: int, size: int) -> dict[str, float]:
     """The median time, in milliseconds, for a message that was damaged on its way, and for one that was forged."""
-    from fedmosaic_cli.labels.inbox import Inbox
-    from fedmosaic_cli.labels.wire import CHECKSUM, HEADER, Expected, checksum
+    from fedmosaic_cli.labels.inbox import LabelInbox
+    from fedmosaic_cli.labels.wire import CHECKSUM_BYTES, HEADER_STRUCT, ExpectedMessage, message_checksum
 
     rng = np.random.default_rng(1)
 
@@ -167,8 +167,8 @@ def mutated(clients: int, size: int) -> dict[str, float]:
         return bytes(spoilt)
 
     def forged(data: bytes) -> bytes:
-        content = flipped(data, HEADER.size, len(data) - CHECKSUM)[:-CHECKSUM]
-        return content + checksum(content)
+        content = flipped(data, HEADER_STRUCT.size, len(data) - CHECKSUM_BYTES)[:-CHECKSUM_BYTES]
+        return content + message_checksum(content)
 
     damages: list[Callable[[bytes], bytes]] = [
         lambda data: flipped(data, 0, len(data)),
@@ -180,7 +180,7 @@ def mutated(clients: int, size: int) -> dict[str, float]:
     for client, data in messages(clients, size):
         for name, spoil in ("damaged", damages[client % len(damages)]), ("forged", forged):
             spoilt = spoil(data)
-            inbox = Inbox(Expected(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+            inbox = LabelInbox(ExpectedMessage(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
             started = time.perf_counter()
             inbox.receive(client, spoilt)
             times[name].append(1e3 * (time.perf_counter() - started))

@@ -78,7 +78,7 @@ def played(case: str, task: Task) -> dict[str, float]:
 
     model = ours.CNN if case == "fedavg" else ours.SMALL_CNN
     federation = ours.federation(case, task, model, batch_size=BATCH, workers=2)
-    with federation.workers:
+    with federation.worker_pool:
         ours.play_rounds(federation)
         weights = 4.0 * ours.weight_count(federation) * len(task.shares)
         return {**own_memory(), "data": task.images.nbytes, "weights": weights}

@@ -12,16 +12,16 @@ from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
-from fedmosaic_cli.engine.evaluation import Score, score
-from fedmosaic_cli.engine.execution.worker_pool import one_core
-from fedmosaic_cli.engine.rounds import Federation, play
+from fedmosaic_cli.engine.evaluation import Score, evaluate_model
+from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
+from fedmosaic_cli.engine.rounds import Federation, run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
-from fedmosaic_cli.machine import keep_freed_memory
+from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.build import assemble
+from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.run import save_checkpoint
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: An
         public=task.public,
     )
     config = RunConfig(
-        setting="benchmark",
+        experiment_name="benchmark",
         seed=0,
         data=partition.settings,
         model=ModelSettings(**model),
@@ -66,20 +66,20 @@ def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: An
         partition_seed=0,
     )
     dataset = Dataset("synthetic", task.images, task.labels, tuple(map(str, range(CLASSES))))
-    return assemble(config, dataset, partition, [torch.device("cpu")])
+    return build_federation(config, dataset, partition, [torch.device("cpu")])
 
 
 @cache
 def prepare_process() -> None:
     """What a run does to its process before it begins. Never done to a process in which somebody else is measured."""
-    one_core()
-    keep_freed_memory()
+    use_single_thread()
+    tune_malloc()
 
 
 def play_rounds(federation: Federation, number: int = 1) -> list[dict[str, Any]]:
     """Play so many rounds more, exams included. The log of the last one, a line a client."""
     prepare_process()
-    rounds = list(play(federation, federation.standing.finished + number))
+    rounds = list(run_rounds(federation, federation.state.finished + number))
     return rounds[-1].rows
 
 
@@ -92,27 +92,27 @@ def play_checked(federation: Federation) -> None:
 def train_client(federation: Federation, number: int = 0) -> None:
     """One client's local training, in this thread, on the batches of a new round."""
     prepare_process()
-    client = federation.standing.clients[number]
+    client = federation.state.clients[number]
     client.begin_round(client.round + 1)
     client.train("model")
-    client.end_turn()
+    client.finish_round()
 
 
 def examine_client(federation: Federation, number: int = 0) -> Score:
     """One client's model on its test part, in this thread."""
     prepare_process()
-    client = federation.standing.clients[number]
-    return score(client.learner, client.state["model"], federation.exams[number].test)
+    client = federation.state.clients[number]
+    return evaluate_model(client.learner, client.state["model"], federation.eval_tasks[number].test)
 
 
 def recorder(federation: Federation, folder: Path) -> Callable[[], None]:
     """A function that logs a round and saves a checkpoint, as a run does after it."""
-    files = RunFiles(folder)
+    files = RunDirectory(folder)
     row = {"lambda": 0.123456789, "loss_private": 0.123456789, "accuracy": 0.123456789, "bits_up": 12000}
-    files.open({}, {}, {})
+    files.initialize({}, {}, {})
 
     def record() -> None:
-        files.append([row] * len(federation.standing.clients), {"seconds": 1.0})
+        files.append_round([row] * len(federation.state.clients), {"seconds": 1.0})
         save_checkpoint(files, federation, {"config": {}, "environment": {"versions": {}}, "nonidentical": []})
 
     return record
@@ -120,4 +120,4 @@ def recorder(federation: Federation, folder: Path) -> Callable[[], None]:
 
 def weight_count(federation: Federation) -> int:
     """The numbers in one model."""
-    return sum(tensor.numel() for tensor in federation.world.init.values())
+    return sum(tensor.numel() for tensor in federation.ctx.initial_model.values())

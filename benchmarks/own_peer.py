@@ -16,7 +16,7 @@ from workload import Job, stored_task
 def play(job: Job) -> list[tuple[float, float]]:
     task = stored_task(job)
     federation = ours.federation("fedavg", replace(task, images=np.array(task.images)), batch_size=job.batch)
-    with federation.workers:
+    with federation.worker_pool:
         samples = [timed(partial(ours.play_rounds, federation)) for _ in range(job.rounds)]
     return [(sample.cpu, sample.wall) for sample in samples]
 

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from results import Line, Result, at_most
 
-from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run_config import resolve_run
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.run_config import resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.storage.files import sealed, sha256
-from fedmosaic_cli.storage.runs import CONFIG, ENVIRONMENT, ROUNDS, SHARDS, TIMINGS, RunFiles
+from fedmosaic_cli.storage.files import sha256, to_checksummed_json
+from fedmosaic_cli.storage.runs import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    ROUNDS_FILE,
+    SHARDS_FILE,
+    TIMINGS_FILE,
+    RunDirectory,
+)
 
 if TYPE_CHECKING:
     from workload import Plan
@@ -119,15 +126,15 @@ def write_run(
 ) -> None:
     rounds, clients = size
     variant = "fedmosaic-entropy" if method == "fedmosaic" else method
-    run = RunFiles(folder / setting / variant / f"seed-{seed}")
+    run = RunDirectory(folder / setting / variant / f"seed-{seed}")
     (run.path / "models").mkdir(parents=True)
     manifest = manifest_of(setting, seed, clients, draw)
     texts = {
-        CONFIG: yaml.safe_dump(configuration(setting, method, seed, rounds).to_dict()).encode(),
-        ENVIRONMENT: json.dumps({"arguments": ["baseline", "all", "--preset", setting]}).encode(),
-        SHARDS: sealed(manifest),
-        ROUNDS: logs[method].encode(),
-        TIMINGS: b"",
+        CONFIG_FILE: yaml.safe_dump(configuration(setting, method, seed, rounds).to_dict()).encode(),
+        ENVIRONMENT_FILE: json.dumps({"arguments": ["baseline", "all", "--preset", setting]}).encode(),
+        SHARDS_FILE: to_checksummed_json(manifest),
+        ROUNDS_FILE: logs[method].encode(),
+        TIMINGS_FILE: b"",
     }
     for name, content in texts.items():
         (run.path / name).write_bytes(content)
@@ -135,7 +142,7 @@ def write_run(
     for name in models:
         (run.path / "models" / name).write_bytes(b"")
     marks = [draw.random() for _ in range(clients)]
-    run.finish(
+    run.finalize(
         {
             "schema": 1,
             **{"preset": setting, "dataset": "digits", "scheme": "hybrid", "method": method, "variant": variant},
@@ -152,10 +159,10 @@ def write_run(
 
 def configuration(setting: str, method: str, seed: int, rounds: int) -> RunConfig:
     """What the report reads to tell how more runs of the kind are made."""
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add_all(load_preset("quickstart-hybrid").layers)
     layers.add("benchmark", {"train": {"rounds": rounds}})
-    return resolve_run(setting, layers, method, seed, Place())
+    return resolve_run_config(setting, layers, method, seed, DataDirs())
 
 
 def manifest_of(setting: str, seed: int, clients: int, draw: random.Random) -> dict[str, Any]:

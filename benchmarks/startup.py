@@ -67,7 +67,7 @@ def run_to_first_round() -> None:
     from fedmosaic_cli.cli import main
     from fedmosaic_cli.engine import rounds
 
-    rounds.play_round = stop  # type: ignore[assignment]
+    rounds.run_round = stop  # type: ignore[assignment]
     main()
     raise SystemExit("the first round was never reached")
 

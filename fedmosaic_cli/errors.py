@@ -21,14 +21,14 @@ class FedMosaicError(Exception):
 class DivergenceError(FedMosaicError):
     """A client's numbers are none any more: to go on would be to go on with noise."""
 
-    def __init__(self, client: int, number: int, what: str) -> None:
-        super().__init__(f"client {client} diverged in round {number}, {what} is not finite (training)")
+    def __init__(self, client: int, round_number: int, quantity: str) -> None:
+        super().__init__(f"client {client} diverged in round {round_number}, {quantity} is not finite (training)")
         self.client = client
-        self.round = number
-        self.what = what
+        self.round = round_number
+        self.quantity = quantity
 
 
-class FailedRunError(FedMosaicError):
+class RunFailedError(FedMosaicError):
     """A run that came to no result; other runs are not concerned."""
 
 
@@ -50,10 +50,10 @@ class ResourceError(FedMosaicError):
     exit_code = 4
 
 
-def unknown(kind: str, name: str, known: Iterable[str], where: str, hint: str = "") -> RequestError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str], location: str, hint: str = "") -> RequestError:
     """The error for a name that nothing answers to, with the nearest one that something does."""
     options = sorted(known)
     near = get_close_matches(name, options, n=1)
     others = f"there is {', '.join(options)}" if options else "there is none to set here"
     advice = f"did you mean '{near[0]}'?" if near else others
-    return RequestError(f"unknown {kind} '{name}' ({where}): {advice}{'; ' + hint if hint else ''}")
+    return RequestError(f"unknown {kind} '{name}' ({location}): {advice}{'; ' + hint if hint else ''}")

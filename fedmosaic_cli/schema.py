@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+STRICT_MODEL_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 # YAML knows lists, not tuples; the elements stay strict.
-Integers = Annotated[tuple[StrictInt, ...], Field(strict=False)]
-Texts = Annotated[tuple[StrictStr, ...], Field(strict=False)]
+IntTuple = Annotated[tuple[StrictInt, ...], Field(strict=False)]
+StrTuple = Annotated[tuple[StrictStr, ...], Field(strict=False)]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """One section of the configuration."""
 
-    model_config = ConfigDict(**STRICT, frozen=True)
+    model_config = ConfigDict(**STRICT_MODEL_CONFIG, frozen=True)

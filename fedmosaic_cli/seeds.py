@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def derive(seed: int, *names: str | int) -> int:
+def derive_seed(seed: int, *stream: str | int) -> int:
     """A 63-bit seed for the stream called `names` under `seed`."""
-    key = "/".join([str(seed), *map(str, names)])
+    key = "/".join([str(seed), *map(str, stream)])
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, *names: str | int) -> np.random.Generator:
+def derive_rng(seed: int, *stream: str | int) -> np.random.Generator:
     """A NumPy generator for the stream called `names` under `seed`."""
-    return np.random.default_rng(derive(seed, *names))
+    return np.random.default_rng(derive_seed(seed, *stream))
 
 
-class SystemDraws:
+class SystemRandom:
     """Draws from the operating system, which nobody can repeat: for noise that has to hide something."""
 
     def random(self, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -239,7 +239,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself():
     from fedmosaic_cli.cli.app import COMMANDS, load_command
 
     for name, entry in COMMANDS.items():
-        assert load_command(name).help.splitlines()[0] == entry.line, name
+        assert load_command(name).help.splitlines()[0] == entry.help_line, name
 
 
 def test_the_list_of_commands_loads_none_of_them(tmp_path):

@@ -590,11 +590,11 @@ def test_a_plan_foretells_memory(invoke):
 
 
 def test_a_full_gpu_is_told_apart_from_a_full_machine():
-    from fedmosaic_cli.cli.app import describe
+    from fedmosaic_cli.cli.app import describe_error
 
     full = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB")
-    line, code = describe(full, [])
+    line, code = describe_error(full, [])
     assert code == 4
     assert line.startswith("not enough memory (GPU): see --dry-run, use --set train.images=host, --execution threads")
-    line, code = describe(MemoryError(), [])
+    line, code = describe_error(MemoryError(), [])
     assert (line, code) == ("not enough memory (model and data): see --dry-run, use a smaller model", 4)

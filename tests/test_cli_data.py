@@ -44,7 +44,7 @@ def invoke(tmp_path, monkeypatch):
     """A command in an empty directory, in this process, on a machine that has no data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDMOSAIC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
 
     def call(*arguments):
         return CliRunner().invoke(app, [str(argument) for argument in arguments])

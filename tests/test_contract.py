@@ -13,13 +13,13 @@ import torch
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.method import Method
-from fedmosaic_cli.engine.rounds import examine, play
+from fedmosaic_cli.engine.rounds import evaluate_round, run_rounds
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from fedmosaic_cli.runner.run_state import capture, restore
+from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import (
     CPU,
     FROM_SERVER,
@@ -72,13 +72,13 @@ def test_the_seed_matters(method):
 def test_neither_workers_nor_the_order_of_clients_change_a_bit(method, execution, workers):
     toy = TOYS["uneven"].changed(execution=execution)
     federation = toy.changed(workers=workers).federation(method)
-    federation.standing.clients.reverse()
-    with federation.workers:
-        rounds = list(play(federation, 3))
+    federation.state.clients.reverse()
+    with federation.worker_pool:
+        rounds = list(run_rounds(federation, 3))
     ours = personal_models(federation)
     expected = toy.federation(method)
-    with expected.workers:
-        assert rounds == list(play(expected, 3))
+    with expected.worker_pool:
+        assert rounds == list(run_rounds(expected, 3))
     assert same([ours[client] for client in sorted(ours)], list(personal_models(expected).values()))
 
 
@@ -107,12 +107,12 @@ def test_evaluation_leaves_no_trace_in_batch_statistics(method, policy):
 
 def check_that_evaluation_leaves_no_trace(method, toy):
     federation = toy.federation(method)
-    with federation.workers:
-        list(play(federation, 2))
-        before, noise = deepcopy(capture(federation.standing)), torch.random.get_rng_state()
-        assert examine(federation, {}) == examine(federation, {})
-        after = deepcopy(capture(federation.standing))
-        list(play(federation, 3))
+    with federation.worker_pool:
+        list(run_rounds(federation, 2))
+        before, noise = deepcopy(capture_state(federation.state)), torch.random.get_rng_state()
+        assert evaluate_round(federation, {}) == evaluate_round(federation, {})
+        after = deepcopy(capture_state(federation.state))
+        list(run_rounds(federation, 3))
     assert before[1] == after[1]
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
     assert torch.equal(noise, torch.random.get_rng_state())
@@ -131,20 +131,20 @@ def test_test_labels_and_public_labels_do_not_reach_training(method):
 
 def everything(federation):
     """All that server and clients remember, bit for bit, and all personal models."""
-    arrays, values = capture(federation.standing)
+    arrays, values = capture_state(federation.state)
     models = [{name: tensor.numpy() for name, tensor in m.items()} for m in personal_models(federation).values()]
     named = [*arrays.items(), *(item for model in models for item in model.items())]
     return [(name, array.tobytes()) for name, array in named], values
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
 def test_a_client_cannot_look_into_another_ones_data(name):
     method, toy = VARIANTS[name], TOYS["even"]
     other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
     first, second = toy.federation(method), other.federation(method)
     uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
     uploads = [{**upload, "state": client_state(f)} for upload, f in zip(uploads, (first, second), strict=True)]
-    plain = [{k: v for k, v in capture(f.standing)[1].items() if k.startswith("client-0/")} for f in (first, second)]
+    plain = [{k: v for k, v in capture_state(f.state)[1].items() if k.startswith("client-0/")} for f in (first, second)]
     assert plain[0] == plain[1]
     assert uploads[0].keys() == uploads[1].keys()
     for part, value in uploads[0].items():
@@ -154,31 +154,31 @@ def test_a_client_cannot_look_into_another_ones_data(name):
 
 def client_state(federation):
     """Everything that the first client remembers."""
-    arrays = capture(federation.standing)[0]
+    arrays = capture_state(federation.state)[0]
     return {name: torch.as_tensor(array) for name, array in arrays.items() if name.startswith("client-0/")}
 
 
 def one_turn(method, federation, client):
     """What a client uploads in the first round."""
-    player = federation.standing.clients[client]
+    player = federation.state.clients[client]
     player.begin_round(1)
-    received, _ = channel.send(method.broadcast(federation.standing.server, client, federation.world), FROM_SERVER)
-    return channel.send(method.local_round(player, received, federation.world), from_client(client))[0]
+    received, _ = channel.send_message(method.broadcast(federation.state.server, client, federation.ctx), FROM_SERVER)
+    return channel.send_message(method.local_round(player, received, federation.ctx), from_client(client))[0]
 
 
 def flat(value):
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
 def test_traffic_is_as_foretold(name):
     method, toy = VARIANTS[name], dealt([5, 6, 7], public=10)
     federation = toy.federation(method)
-    foretold = method.traffic(federation.world, public_size=10)
-    with federation.workers:
-        rounds = list(play(federation, 4))
+    foretold = method.traffic(federation.ctx, public_size=10)
+    with federation.worker_pool:
+        rounds = list(run_rounds(federation, 4))
     last = rounds[-1].rows[0]
-    assert (last["bits_up"], last["bits_down"]) == (foretold.up, foretold.down)
+    assert (last["bits_up"], last["bits_down"]) == (foretold.uplink_bits, foretold.downlink_bits)
 
 
 # 4x3 + 3 + 3x3 + 3 weights of 64 bits; 10 public examples, 3 classes: 2 bits a label, in whole bytes; 8 bits expertise.
@@ -198,8 +198,8 @@ WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
 )
 def test_traffic_follows_from_the_sizes(name, up, down):
     federation = dealt([5, 6, 7], public=10).federation(VARIANTS[name])
-    with federation.workers:
-        rows = [row for done in play(federation, 3) for row in done.rows]
+    with federation.worker_pool:
+        rows = [row for done in run_rounds(federation, 3) for row in done.rows]
     assert {(row["bits_up"], row["bits_down"]) for row in rows if row["round"] > 1} == {(up, down)}
 
 
@@ -211,18 +211,18 @@ def test_training_alone_never_depends_on_others():
     assert not same(ours[1:2], theirs[1:2])
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].pooled])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
 def test_nothing_that_travels_is_shared_with_its_sender(name):
     """In both directions: spoiling what arrived changes nothing at home, and personal models survive any broadcast."""
     method = VARIANTS[name]
     federation = played(method, TOYS["even"], rounds=2)
     upload = one_turn(method, federation, client=0)
-    received, _ = channel.send(method.broadcast(federation.standing.server, 0, federation.world), FROM_SERVER)
-    before = deepcopy(capture(federation.standing))
+    received, _ = channel.send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
+    before = deepcopy(capture_state(federation.state))
     for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
         if not isinstance(tensor, bytes):  # nobody could
             tensor.zero_()
-    after = capture(federation.standing)
+    after = capture_state(federation.state)
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
 
 
@@ -230,13 +230,13 @@ def test_nothing_that_travels_is_shared_with_its_sender(name):
 def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
     """Receiving must not touch them, so a client that then trains nothing still has them."""
     federation = played(VARIANTS[name], TOYS["even"], rounds=2)
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     before = {n: t.clone() for n, t in client.state[entry].items()}
-    for tensor in federation.standing.server["model"].values():
+    for tensor in federation.state.server["model"].values():
         tensor.normal_()
     monkeypatch.setattr(SimulatedClient, "train", lambda *_, **__: None)
     monkeypatch.setattr(SimulatedClient, "steps", lambda *_: iter(()))
-    monkeypatch.setattr(FedPHP, "inherited", lambda *_: 1.0)
+    monkeypatch.setattr(FedPHP, "history_weight", lambda *_: 1.0)
     one_turn(VARIANTS[name], federation, client=0)
     assert same([before], [client.state[entry]])
 
@@ -246,9 +246,9 @@ def test_a_mean_of_equal_uploads_is_what_was_uploaded(name):
     method = VARIANTS[name]
     federation = TOYS["uneven"].federation(method)
     upload = one_turn(method, federation, client=0)
-    server = method.aggregate(federation.standing.server, dict.fromkeys(range(3), upload), federation.world)
+    server = method.aggregate(federation.state.server, dict.fromkeys(range(3), upload), federation.ctx)
     assert close([server["model"]], [upload["model"]])
-    assert sum(share / 20 for share in federation.world.weights(range(3))) == pytest.approx(1)
+    assert sum(share / 20 for share in federation.ctx.aggregation_weights(range(3))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("stop", [1, 2])
@@ -268,10 +268,10 @@ def test_going_on_with_batch_statistics_changes_nothing(method, policy):
 def check_that_going_on_changes_nothing(method, toy, stop):
     halfway = played(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
-    restore(again, *from_disk(capture(halfway.standing)), stop)
+    restore_state(again, *from_disk(capture_state(halfway.state)), stop)
     assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
     with again.workers, whole.workers:
-        rounds, expected = list(play(again, 4)), list(play(whole, 4))
+        rounds, expected = list(run_rounds(again, 4)), list(run_rounds(whole, 4))
     assert rounds == expected[stop:]
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
@@ -280,33 +280,33 @@ def test_what_is_said_of_the_public_set_stays_on_the_cpu():
     """Also after a checkpoint was read on another device; `meta` stands for one here."""
     for name in ("fedmosaic", "fedct", "perfedckt"):
         federation = played(VARIANTS[name], TOYS["even"], rounds=2)
-        client = federation.standing.clients[0]
+        client = federation.state.clients[0]
         client.private = replace(client.private, device=torch.device("meta"))
-        restore(federation, *capture(federation.standing), 2)
-        loose = [*federation.standing.server.values(), *(v for v in client.state.values() if not isinstance(v, dict))]
+        restore_state(federation, *capture_state(federation.state), 2)
+        loose = [*federation.state.server.values(), *(v for v in client.state.values() if not isinstance(v, dict))]
         assert loose
         assert all(tensor.device == CPU for tensor in loose)
         assert all(tensor.device.type == "meta" for tensor in client.state["model"].values())
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public_set])
 @pytest.mark.parametrize("policy", ["keep", "reset"])
 def test_memory_is_as_foretold(name, policy):
     method = VARIANTS[name]
     federation = played(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
     upload = one_turn(method, federation, client=0)
-    arrays = [array for key, array in capture(federation.standing)[0].items() if key.startswith("client-0/")]
+    arrays = [array for key, array in capture_state(federation.state)[0].items() if key.startswith("client-0/")]
     numbers = sum(array.size for array in arrays if array.ndim) + sum(
         t.numel() for t in upload.get("model", {}).values()
     )
-    remembered = 2 * method.models_trained if policy == "keep" else 0
-    assert numbers == 27 * (method.models_held + remembered)
+    remembered = 2 * method.num_trained_models if policy == "keep" else 0
+    assert numbers == 27 * (method.num_models + remembered)
 
 
 def test_rows_hold_what_the_documentation_promises(method):
     federation = TOYS["even"].federation(method)
-    with federation.workers:
-        rounds = list(play(federation, 2))
+    with federation.worker_pool:
+        rounds = list(run_rounds(federation, 2))
     promised = [
         "round",
         "client",

@@ -9,14 +9,14 @@ import pytest
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.files import (
-    claimed_files,
-    new_directory,
-    put,
+    atomic_directory,
+    locked_temporaries,
+    read_checksummed_json,
     read_json,
-    read_sealed,
-    sealed,
-    write,
-    write_stream,
+    to_checksummed_json,
+    write_atomic,
+    write_new_file,
+    write_stream_atomic,
 )
 
 
@@ -30,15 +30,15 @@ class Breaks(io.BytesIO):
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path):
-    write(tmp_path / "file", b"old")
+    write_atomic(tmp_path / "file", b"old")
     with pytest.raises(OSError, match="gone"):
-        write_stream(tmp_path / "file", Breaks(b"new content"))
+        write_stream_atomic(tmp_path / "file", Breaks(b"new content"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
 def test_a_directory_that_was_not_finished_is_no_directory(tmp_path):
     def half() -> None:
-        with new_directory(tmp_path / "folder") as folder:
+        with atomic_directory(tmp_path / "folder") as folder:
             (folder / "file").write_bytes(b"half")
             raise RuntimeError
 
@@ -52,9 +52,9 @@ def test_writers_do_not_sweep_each_other_away(tmp_path):
 
     def work(writer: int) -> None:
         for number in range(60):
-            with new_directory(tmp_path / f"{writer}-{number}") as folder:
-                put(folder / "file", b"content")
-            write(tmp_path / f"{writer}-{number}.txt", b"content")
+            with atomic_directory(tmp_path / f"{writer}-{number}") as folder:
+                write_new_file(folder / "file", b"content")
+            write_atomic(tmp_path / f"{writer}-{number}.txt", b"content")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -66,8 +66,8 @@ def test_what_a_dead_writer_left_is_swept_away_and_what_a_living_one_makes_is_no
     left.write_bytes(b"half")
     foreign = tmp_path / ".download.part"
     foreign.write_bytes(b"somebody else's")
-    with claimed_files([tmp_path / "file"]) as [(_, alive)]:
-        write(tmp_path / "other", b"new")
+    with locked_temporaries([tmp_path / "file"]) as [(_, alive)]:
+        write_atomic(tmp_path / "other", b"new")
         assert alive.exists()
         assert not left.exists()
         alive.unlink()
@@ -76,8 +76,8 @@ def test_what_a_dead_writer_left_is_swept_away_and_what_a_living_one_makes_is_no
 
 def test_a_file_with_a_checksum_believes_no_other_content(tmp_path):
     path = tmp_path / "document.json"
-    write(path, sealed({"number": 1e-05, "text": "e"}))
-    assert read_sealed(path) == {"number": 1e-05, "text": "e"}
+    write_atomic(path, to_checksummed_json({"number": 1e-05, "text": "e"}))
+    assert read_checksummed_json(path) == {"number": 1e-05, "text": "e"}
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in range(8):
@@ -85,7 +85,7 @@ def test_a_file_with_a_checksum_believes_no_other_content(tmp_path):
             damaged[place] ^= 1 << bit
             path.write_bytes(damaged)
             with pytest.raises(RequestError):
-                read_sealed(path)
+                read_checksummed_json(path)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": Infinity}', "[" * 100_000, "", "\xff"])

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.losses import PseudoLabels
-from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.training import fit
+from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
+from fedmosaic_cli.engine.losses import PseudoLabelLoss
+from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.training import fit_network
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
@@ -53,16 +53,16 @@ def test_no_warmup_means_one_round_of_it():
 
 def test_lambda_is_zero_until_the_first_exchange():
     federation = TOYS["even"].federation(FedMosaic(warmup_rounds=2))
-    with federation.workers:
-        trusts = [[row["lambda"] for row in done.rows] for done in play(federation, 4)]
+    with federation.worker_pool:
+        trusts = [[row["lambda"] for row in done.rows] for done in run_rounds(federation, 4)]
     assert trusts[:2] == [[0.0] * 3] * 2
     assert all(trust > 0 for trusts_of_round in trusts[2:] for trust in trusts_of_round)
 
 
 def test_lambda_follows_from_the_losses_in_the_log():
     federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="paper", expertise="entropy"))
-    with federation.workers:
-        rows = [row for done in play(federation, 4) for row in done.rows if done.number > 1]
+    with federation.worker_pool:
+        rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
     for row in rows:
         private, public = row["loss_private"], row["loss_public"]
         assert row["lambda"] == pytest.approx(np.exp(-(public - private) / (private + 1e-8)), rel=1e-12)
@@ -71,13 +71,13 @@ def test_lambda_follows_from_the_losses_in_the_log():
 def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
     method, toy = FedMosaic(trust="paper"), dealt([9, 9, 9], public=12)
     before = played(method, toy, rounds=2)
-    client, consensus = before.standing.clients[0], before.standing.server["labels"]
+    client, consensus = before.state.clients[0], before.state.server["labels"]
     model = client.state["model"]
     private_loss = client.private_loss(model)
     public_loss = cross_entropy(client.predict_public(model), consensus).item()
     federation = toy.federation(method)
-    with federation.workers:
-        row = list(play(federation, 3))[2].rows[0]
+    with federation.worker_pool:
+        row = list(run_rounds(federation, 3))[2].rows[0]
     assert row["loss_private"] == pytest.approx(private_loss, rel=1e-12)
     assert row["loss_public"] == pytest.approx(public_loss, rel=1e-12)
 
@@ -86,14 +86,16 @@ def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
 def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
     """A lambda that is part of the graph would add terms of its own."""
     federation = TOYS["even"].changed(optimizer="sgd", lr=1.0).federation(FedCT())
-    client, workspace = federation.standing.clients[0], federation.standing.clients[0].learner
+    client, workspace = federation.state.clients[0], federation.state.clients[0].learner
     labels = torch.arange(len(client.public)) % 3
-    draw = Draw([torch.arange(4)], [torch.arange(5)])
-    trained = params.copy(client.init)
-    fit(workspace, trained, {}, Lesson(client.private, client.public, draw, [PseudoLabels(labels, weight)]))
+    draw = BatchSchedule([torch.arange(4)], [torch.arange(5)])
+    trained = params.clone(client.initial_model)
+    fit_network(
+        workspace, trained, {}, TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, weight)])
+    )
 
-    start = params.copy(client.init)
-    module = workspace.module(start)
+    start = params.clone(client.initial_model)
+    module = workspace.bound_module(start)
     parts = []
     for inputs, targets in (
         (client.private.inputs(torch.arange(4)), client.private.labels[:4]),
@@ -121,8 +123,8 @@ def test_centralized_is_fedavg_of_one_who_holds_everything():
 def test_centralized_takes_as_many_steps_as_everybody_together():
     toy = TOYS["even"]
     federation = toy.federation(Centralized())
-    federation.standing.clients[0].begin_round(1)
-    assert len(federation.standing.clients[0]._draw(with_public=False).private) == 3 * toy.train["local_steps"]
+    federation.state.clients[0].begin_round(1)
+    assert len(federation.state.clients[0]._batch_schedule(with_public=False).private) == 3 * toy.train["local_steps"]
 
 
 def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
@@ -130,10 +132,10 @@ def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
     [averaged] = models(FedAvg(), toy)[:1]
 
     federation = toy.federation(Centralized())
-    client, workspace = federation.standing.clients[0], federation.standing.clients[0].learner
-    expected = params.copy(federation.world.init)
+    client, workspace = federation.state.clients[0], federation.state.clients[0].learner
+    expected = params.clone(federation.ctx.initial_model)
     for _ in range(3):
-        module = workspace.module(expected)
+        module = workspace.bound_module(expected)
         loss = cross_entropy(module(client.private.inputs(slice(None))), client.private.labels)
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         expected = {name: expected[name] - 0.2 * g for name, g in zip(expected, gradients, strict=True)}
@@ -164,19 +166,19 @@ def test_examples_counted_twice_count_twice():
 def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
     federation = played(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
-    assert all(personal[client] is federation.standing.server["model"] for client in personal)
+    assert all(personal[client] is federation.state.server["model"] for client in personal)
 
 
 def test_a_mean_of_equals_is_the_same_model():
-    model = TOYS["even"].federation(Local()).world.init
+    model = TOYS["even"].federation(Local()).ctx.initial_model
     assert close([params.weighted_mean([model] * 3, [1, 5, 2])], [model])
 
 
 def test_the_first_consensus_of_one_client_is_its_own_opinion():
     federation = played(FedCT(), TOYS["alone"], rounds=1)
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     opinion = client.predict_public(client.state["model"]).argmax(dim=1)
-    assert torch.equal(federation.standing.server["labels"], opinion)
+    assert torch.equal(federation.state.server["labels"], opinion)
 
 
 def test_clients_start_alike_in_every_method_and_differ_from_each_other():
@@ -190,10 +192,10 @@ def test_clients_start_alike_in_every_method_and_differ_from_each_other():
 
 def test_the_flipped_client_is_examined_on_flipped_labels():
     toy = TOYS["flipped"]
-    shards = tuple(replace(shard, flipped=False) for shard in toy.partition.shards)
+    shards = tuple(replace(shard, has_flipped_labels=False) for shard in toy.partition.shards)
     straight = toy.changed(partition=replace(toy.partition, shards=shards))
-    turned = toy.federation(Local()).exams[0].test.labels
-    assert torch.equal(turned, 2 - straight.federation(Local()).exams[0].test.labels)
+    turned = toy.federation(Local()).eval_tasks[0].test.labels
+    assert torch.equal(turned, 2 - straight.federation(Local()).eval_tasks[0].test.labels)
 
 
 def skewed() -> Toy:
@@ -211,7 +213,7 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
     federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
     high = 1 if kind == "frequency" else math.log(3)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
         histogram = [int((client.private.labels == c).sum()) for c in range(3)]
         for example, row in enumerate(log_probs.tolist()):
@@ -222,14 +224,14 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
             level = round(weight / high * 255)
             scores[example, label] += level * high / 255 + 1e-6
             majority[example, label] += 1
-    assert torch.equal(federation.standing.server["labels"], scores.argmax(dim=1))
+    assert torch.equal(federation.state.server["labels"], scores.argmax(dim=1))
     assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority would do as well"
 
 
 def test_the_stabilised_rule_is_what_its_name_says():
     federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="stabilised"))
-    with federation.workers:
-        rows = [row for done in play(federation, 4) for row in done.rows if done.number > 1]
+    with federation.worker_pool:
+        rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
     for row in rows:
         private, public = row["loss_private"], row["loss_public"]
         assert row["lambda"] == pytest.approx(min(1, math.exp(-(public - private) / (private + 0.3))), rel=1e-12)
@@ -239,29 +241,32 @@ def test_the_stabilised_rule_is_what_its_name_says():
 def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
     toy = dealt([30] * 5, public=30, flipped=(0,)).changed(local_steps=20)
     federation = toy.federation(FedMosaic(trust=rule, expertise="entropy"))
-    with federation.workers:
-        last = list(play(federation, 4))[-1].rows
+    with federation.worker_pool:
+        last = list(run_rounds(federation, 4))[-1].rows
     assert last[0]["lambda"] < min(row["lambda"] for row in last[1:])
 
 
 def test_scaling_logits_changes_no_label_that_is_sent():
     federation = played(FedCT(), TOYS["even"], rounds=1)
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     logits = client.predict_public(client.state["model"])
-    said = [FedCT().opinion((f * logits).log_softmax(dim=1), client, federation.world)["opinion"] for f in (1.0, 7.5)]
+    said = [
+        FedCT().make_label_upload((f * logits).log_softmax(dim=1), client, federation.ctx)["opinion"]
+        for f in (1.0, 7.5)
+    ]
     assert np.array_equal(*(opinion.labels for opinion in said))
 
 
 def test_every_round_after_the_first_steps_ends_in_an_exchange():
     federation = TOYS["even"].federation(FedCT())
-    with federation.workers:
-        uploads_of_round = [sum(row["bits_up"] > 0 for row in done.rows) for done in play(federation, 4)]
+    with federation.worker_pool:
+        uploads_of_round = [sum(row["bits_up"] > 0 for row in done.rows) for done in run_rounds(federation, 4)]
     assert uploads_of_round == [3] * 4
 
 
 def test_a_flipped_client_trains_and_votes_on_its_flipped_labels():
     toy = TOYS["flipped"]
-    client = toy.federation(Local()).standing.clients[0]
+    client = toy.federation(Local()).state.clients[0]
     truth = torch.as_tensor(toy.dataset.labels[toy.partition.shards[0].train])
     assert torch.equal(client.private.labels, 2 - truth)
     assert client.class_counts.tolist() == torch.bincount(truth, minlength=3).tolist()[::-1]

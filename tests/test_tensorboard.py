@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.tensorboard import scalars
+from fedmosaic_cli.cli.tensorboard import round_scalars
 
 TRAIN = (
     *("train", "--preset", "quickstart", "--runs-dir", "runs", "--set", "train.checkpoint_every=2"),
@@ -35,7 +35,7 @@ def events(run: Path) -> dict[str, list[tuple[int, float]]]:
     """All that TensorBoard sees of a run: step and value by tag."""
     board = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
-    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+    return {tag: [(event.step_batch, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
 
 
 def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -119,7 +119,7 @@ def test_a_reader_that_stays_forgets_what_is_played_again(invoke):
     time.sleep(1)  # event files are named by the second
     assert invoke(*TRAIN, "--rounds", 5, "--resume", "--tensorboard").exit_code == 0
     board.Reload()
-    assert [event.step for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
+    assert [event.step_batch for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
 
 
 def test_a_finished_run_gets_its_event_files_and_is_otherwise_left_alone(invoke, tmp_path):
@@ -191,7 +191,7 @@ def test_what_is_no_number_is_left_out_and_what_is_counted_is_added_up():
         {"round": 3, "client": 0, "accuracy": 0.5, "lambda": None, "bits_up": 10, "left_out": 1, "note": "text"},
         {"round": 3, "client": 12, "accuracy": 1.0, "lambda": 0.25, "bits_up": 30},
     ]
-    assert dict(scalars(rows)) == {
+    assert dict(round_scalars(rows)) == {
         "accuracy/client-000": 0.5,
         "accuracy/client-012": 1.0,
         "mean/accuracy": 0.75,

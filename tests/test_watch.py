@@ -21,9 +21,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.views.watch_view import BLOCKS, clock, shorten, sparkline, view
+from fedmosaic_cli.cli.views.watch_view import BLOCK_SYMBOLS, clock_text, render_watched_runs, shorten_name, sparkline
 from fedmosaic_cli.report.run_progress import WatchedRuns
-from fedmosaic_cli.storage.lock import LOCK, locked
+from fedmosaic_cli.storage.lock import LOCK_FILE, directory_lock
 from tests.report.runs_in_progress import begin, end, play
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -37,7 +37,7 @@ def shown(path: Path, width: int, height: int | None) -> list[str]:
     """What a terminal of this size shows, line by line."""
     console, runs = Console(width=width, height=height or 1000, color_system=None, markup=False), WatchedRuns(path)
     with console.capture() as captured:
-        console.print(view(runs.look(), runs, console, height))
+        console.print(render_watched_runs(runs.poll(), runs, console, height))
     return captured.get().splitlines()
 
 
@@ -76,7 +76,7 @@ def test_on_a_terminal_it_goes_on_through_a_stop_until_the_run_is_finished(tmp_p
     run = begin(tmp_path / "runs" / "a", rounds=3, played=1)
     terminal = Terminal(str(tmp_path / "runs"), "--interval", "0.1")
     terminal.wait_for("stopped")
-    with locked(run):
+    with directory_lock(run):
         play(run, 2, 2)
         terminal.wait_for("running 2/3")
         play(run, 3, 3)
@@ -112,7 +112,7 @@ def test_in_a_pipe_and_once_it_shows_one_picture(tmp_path):
 
 def test_one_run_shows_times_curves_and_clients(tmp_path):
     run = begin(tmp_path / "run", rounds=20, played=10, clients=2)
-    with locked(run):
+    with directory_lock(run):
         lines = shown(run, 100, None)
     assert lines[0].split() == [str(run), "running"]
     assert re.fullmatch(r"round 10 of 20  elapsed 0:20  eta 0:(19|20|18)", lines[1].strip())
@@ -145,7 +145,7 @@ def test_it_fits_the_terminal(width, height, tmp_path):
 def test_json_is_one_document(tmp_path):
     run = begin(tmp_path / "runs" / "a", rounds=9, played=2, clients=2)
     begin(tmp_path / "runs" / "b", rounds=9)
-    with locked(run):
+    with directory_lock(run):
         found = json.loads(invoke(tmp_path / "runs", "--json").stdout)
         [alone] = json.loads(invoke(run, "--json").stdout)
     assert [each["state"] for each in found] == ["running", "stopped"]
@@ -206,7 +206,7 @@ def test_trouble_with_a_run_that_is_being_made_is_told_beside_its_state(begun, t
     (run / "rounds.jsonl").write_text("nonsense\n")
     if not begun:
         (run / "config.yaml").unlink()
-    with locked(run):
+    with directory_lock(run):
         for path in (tmp_path / "runs", run):
             done = invoke(path)
             assert done.exit_code == 0
@@ -227,23 +227,23 @@ def test_it_leaves_no_lock_where_there_was_none(tmp_path):
     run = begin(tmp_path / "runs" / "a", rounds=1)
     invoke(tmp_path / "runs")
     invoke(run)
-    assert not (run / LOCK).exists()
+    assert not (run / LOCK_FILE).exists()
 
 
 def test_a_curve_spans_its_scale():
-    assert sparkline([0.0, 0.5, 1.0], 10, BLOCKS) == "▁▅█"
-    assert sparkline([3.0, 3.0], 10, BLOCKS) == "▁▁"
-    assert sparkline([0.0] * 50 + [1.0] * 50, 10, BLOCKS) == "▁▁▁▁▁█████"
-    assert len(sparkline(list(range(7)), 5, BLOCKS)) == 5
+    assert sparkline([0.0, 0.5, 1.0], 10, BLOCK_SYMBOLS) == "▁▅█"
+    assert sparkline([3.0, 3.0], 10, BLOCK_SYMBOLS) == "▁▁"
+    assert sparkline([0.0] * 50 + [1.0] * 50, 10, BLOCK_SYMBOLS) == "▁▁▁▁▁█████"
+    assert len(sparkline(list(range(7)), 5, BLOCK_SYMBOLS)) == 5
 
 
 def test_times_and_names_are_short():
-    assert [clock(seconds) for seconds in (None, 0.0, 61.2, 3600.0, 100_000)] == [
+    assert [clock_text(seconds) for seconds in (None, 0.0, 61.2, 3600.0, 100_000)] == [
         "-",
         "0:00",
         "1:01",
         "1:00:00",
         "27:46:40",
     ]
-    assert shorten("a/b/seed-0", 10) == "a/b/seed-0"
-    assert shorten("ab/b/seed-0", 10) == ".../seed-0"
+    assert shorten_name("a/b/seed-0", 10) == "a/b/seed-0"
+    assert shorten_name("ab/b/seed-0", 10) == ".../seed-0"

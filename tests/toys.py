@@ -15,17 +15,17 @@ from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
-from fedmosaic_cli.engine.messages import Way
+from fedmosaic_cli.engine.messages import Route
 from fedmosaic_cli.engine.method import Method, Parameters
-from fedmosaic_cli.engine.rounds import Federation, play
+from fedmosaic_cli.engine.rounds import Federation, run_rounds
 from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
-from fedmosaic_cli.labels.wire import SERVER, Envelope
+from fedmosaic_cli.labels.wire import SERVER_ID, MessageHeader
 from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.build import assemble
+from fedmosaic_cli.runner.build import build_federation
 
 CPU = torch.device("cpu")
-FROM_SERVER = Way(CPU, Envelope(bytes(16), bytes(16), 1, SERVER))
+FROM_SERVER = Route(CPU, MessageHeader(bytes(16), bytes(16), 1, SERVER_ID))
 CLASSES = 3
 MESSAGE_SECTIONS = {"privacy": PrivacySettings, "attack": AttackSettings, "defence": DefenceSettings}
 
@@ -46,9 +46,9 @@ class Linear(Classifier):
         self.head = nn.Linear(4, num_classes, bias=False)
 
 
-def from_client(client: int, round_number: int = 1) -> Way:
+def from_client(client: int, round_number: int = 1) -> Route:
     """The way of what a client sends to a server of a toy."""
-    return Way(CPU, Envelope(bytes(16), bytes(16), round_number, client))
+    return Route(CPU, MessageHeader(bytes(16), bytes(16), round_number, client))
 
 
 class Toy:
@@ -89,17 +89,17 @@ class Toy:
 
     def federation(self, method: Method, seed: int = 0, devices: Sequence[torch.device] = (CPU,)) -> Federation:
         config = RunConfig(
-            setting="toy",
+            experiment_name="toy",
             seed=seed,
             data=self.partition.settings,
             model=ModelSettings(hidden=(3,)),
             train=TrainSettings(**self.train),
             method=method,
             partition_seed=0,
-            models=self.models,
+            client_models=self.models,
             **{name: MESSAGE_SECTIONS[name](**values) for name, values in self.about_messages.items()},
         )
-        return assemble(config, self.dataset, self.partition, devices, self.dtype)
+        return build_federation(config, self.dataset, self.partition, devices, self.dtype)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
@@ -112,7 +112,7 @@ def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
         images=pixels.astype(np.uint8),
         labels=labels.astype(np.int64),
         class_names=("a", "b", "c"),
-        domains=np.arange(count) // CLASSES % domains if domains else None,
+        domain_ids=np.arange(count) // CLASSES % domains if domains else None,
         domain_names=tuple(f"domain-{number}" for number in range(domains)),
     )
 
@@ -124,7 +124,7 @@ def dealt(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> T
     shards = []
     for client, size in enumerate(sizes):
         train, test, rest = rest[:size], rest[size : size + 3], rest[size + 3 :]
-        shards.append(Shard(client, np.sort(train), np.sort(test), flipped=client in flipped))
+        shards.append(Shard(client, np.sort(train), np.sort(test), has_flipped_labels=client in flipped))
     settings = DataSettings(dataset="toy", clients=len(sizes), public_size=public, flip_labels=flipped)
     return Toy(dataset, Partition(settings, 0, tuple(shards), np.sort(rest)))
 
@@ -154,16 +154,16 @@ TOYS = {
 def played(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federation:
     """The federation after so many rounds."""
     federation = toy.federation(method, seed)
-    with federation.workers:
-        for _ in play(federation, rounds):
+    with federation.worker_pool:
+        for _ in run_rounds(federation, rounds):
             pass
     return federation
 
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
     """Every client's personal model as it stands, by client."""
-    standing = federation.standing
-    return {client.id: federation.method.personal(standing.server, client) for client in standing.clients}
+    standing = federation.state
+    return {client.id: federation.method.personal_model(standing.server, client) for client in standing.clients}
 
 
 def models(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> list[Parameters]:

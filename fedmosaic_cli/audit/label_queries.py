@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import wire
-from fedmosaic_cli.labels.privacy.privatize import released
+from fedmosaic_cli.labels.privacy.privatize import privatize
 from fedmosaic_cli.labels.voting import Ballot
 from fedmosaic_cli.methods.fedct import FedCT
-from fedmosaic_cli.seeds import generator
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Witness:
+class AuditClient:
     """Stands for a client in a round; the noise in what it says is as much as the client's, and not the same."""
 
     id: int
@@ -31,12 +31,12 @@ class Witness:
     seed: int
     state: State = field(default_factory=dict)
 
-    def hiding(self, purpose: str) -> np.random.Generator:
-        return generator(self.seed, "audit", purpose, self.id, self.round)
+    def privacy_rng(self, purpose: str) -> np.random.Generator:
+        return derive_rng(self.seed, "audit", purpose, self.id, self.round)
 
 
-def statement(
-    config: RunConfig, log_probs: Tensor, witness: Witness
+def query_labels(
+    config: RunConfig, log_probs: Tensor, client: AuditClient
 ) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
     """Labels and weights of votes as they arrive at the server, from a client with these predictions; weights are None
     where labels travel alone. What is asked about stands in the place of as many public examples."""
@@ -44,20 +44,22 @@ def statement(
     if not isinstance(method, FedCT):
         raise TypeError(f"{method.title} tells no labels")
     noise = None if config.noise is None else replace(config.noise, max_epsilon=None)  # nothing is spent here
-    world = World(
+    world = FederationInfo(
         num_classes=log_probs.shape[1],
-        init={},
-        sizes={witness.id: int(witness.class_counts.sum())},
-        rounds=1,
+        initial_model={},
+        client_sizes={client.id: int(client.class_counts.sum())},
+        num_rounds=1,
         public_size=config.data.public_size or 0,
-        noise=noise,
+        privacy_noise=noise,
     )
-    form = replace(method.opinion_form(world), public_size=len(log_probs))
+    form = replace(method.message_spec(world), public_size=len(log_probs))
     labels = log_probs.argmax(dim=1)
-    said = released(labels.numpy(), method.expertise_in(log_probs, labels, witness), witness, world, form)
-    sent = wire.write_opinion(wire.Envelope(world.run, world.public, witness.round, witness.id), form, *said)
-    ballot = Ballot(witness.id, sent, form)
+    said = privatize(labels.numpy(), method.compute_expertise(log_probs, labels, client), client, world, form)
+    sent = wire.encode_label_upload(
+        wire.MessageHeader(world.run_id, world.public_set_id, client.round, client.id), form, *said
+    )
+    ballot = Ballot(client.id, sent, form)
     heard, weights = ballot.labels(), ballot.weights()
     if weights.ndim > 1 and heard.ndim == 1:  # a weight a class, and a class an example
         weights = weights[0, heard]
-    return heard, None if form.expertise is wire.ExpertiseCode.NONE else weights
+    return heard, None if form.expertise_encoding is wire.ExpertiseEncoding.NONE else weights

@@ -8,95 +8,108 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedmosaic_cli.audit.audit_metrics import Seen
-from fedmosaic_cli.audit.label_queries import Witness, statement
+from fedmosaic_cli.audit.audit_metrics import AttackScores
+from fedmosaic_cli.audit.label_queries import AuditClient, query_labels
 from fedmosaic_cli.audit.membership_attacks import message_scores
-from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM
-from fedmosaic_cli.runner.build import assemble
+from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY
+from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.run_state import to_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedmosaic_cli.audit.members import Candidates
+    from fedmosaic_cli.audit.members import MembershipCandidates
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.data.data_dirs import Watch
+    from fedmosaic_cli.data.data_dirs import ProgressCallback
     from fedmosaic_cli.data.partitioning.partition import Partition
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.rounds import Federation
-    from fedmosaic_cli.runner.build import Table
-    from fedmosaic_cli.runner.evaluate import Finished
+    from fedmosaic_cli.runner.build import DeviceDataset
+    from fedmosaic_cli.runner.evaluate import FinishedRun
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """All messages of each client that sent some; and whether the clients arrived at the models that were saved."""
 
-    heard: dict[int, Seen]
-    identical: bool
+    scores_by_client: dict[int, AttackScores]
+    is_identical: bool
 
 
-def replay(run: Finished, table: Table, dealt: Partition, audited: Sequence[Candidates], watch: Watch) -> Replayed:
+def replay_run(
+    run: FinishedRun,
+    device_data: DeviceDataset,
+    partition: Partition,
+    all_candidates: Sequence[MembershipCandidates],
+    on_progress: ProgressCallback,
+) -> ReplayResult:
     """Play the run from its first round to its last; nothing is written."""
-    rounds, heard = run.config.train.rounds, {candidates.client: Mean(candidates) for candidates in audited}
-    federation = assemble(run.config, table.dataset, dealt, [table.device])
-    watch("playing the run again", 0, rounds)
-    with federation.workers:
-        for done in play(federation, rounds):
+    rounds, heard = (
+        run.config.train.rounds,
+        {candidates.client_id: MeanAttackScores(candidates) for candidates in all_candidates},
+    )
+    federation = build_federation(run.config, device_data.dataset, partition, [device_data.device])
+    on_progress("playing the run again", 0, rounds)
+    with federation.worker_pool:
+        for done in run_rounds(federation, rounds):
             spoke = {row["client"] for row in done.rows if row["bits_up"]}
-            for client in federation.standing.clients:
+            for client in federation.state.clients:
                 if client.id in spoke & heard.keys():
-                    heard[client.id].add(heard_from(client, federation, heard[client.id].candidates, run.config))
-            watch("playing the run again", done.number, rounds)
-        means = {client: mean.seen() for client, mean in heard.items() if mean.rounds}
-        return Replayed(means, arrived(run, federation))
+                    heard[client.id].add(
+                        round_message_scores(client, federation, heard[client.id].candidates, run.config)
+                    )
+            on_progress("playing the run again", done.number, rounds)
+        means = {client: mean.average() for client, mean in heard.items() if mean.num_rounds}
+        return ReplayResult(means, matches_saved_models(run, federation))
 
 
-def heard_from(client: SimulatedClient, federation: Federation, candidates: Candidates, config: RunConfig) -> Seen:
+def round_message_scores(
+    client: SimulatedClient, federation: Federation, candidates: MembershipCandidates, config: RunConfig
+) -> AttackScores:
     """What the client's message of this round would tell about the candidates."""
-    model = federation.method.personal(federation.standing.server, client)
-    logits = client.learner.predict(model, asked_about(client.private, candidates)).cpu()
-    released_before = {HISTOGRAM: client.state[HISTOGRAM]} if HISTOGRAM in client.state else {}
-    witness = Witness(client.id, client.round, client.class_counts, config.seed, released_before)
-    return told(candidates, *statement(config, logits.log_softmax(dim=1), witness))
+    model = federation.method.personal_model(federation.state.server, client)
+    logits = client.learner.predict(model, candidate_examples(client.private, candidates)).cpu()
+    released_before = {HISTOGRAM_KEY: client.state[HISTOGRAM_KEY]} if HISTOGRAM_KEY in client.state else {}
+    witness = AuditClient(client.id, client.round, client.class_counts, config.seed, released_before)
+    return score_message(candidates, *query_labels(config, logits.log_softmax(dim=1), witness))
 
 
-def told(candidates: Candidates, labels: np.ndarray, expertise: np.ndarray | None) -> Seen:
+def score_message(candidates: MembershipCandidates, labels: np.ndarray, expertise: np.ndarray | None) -> AttackScores:
     """A statement about the candidates as scores."""
     truth = candidates.all_labels
-    return Seen(message_scores(labels, expertise, truth), message_scores(labels, None, truth))
+    return AttackScores(message_scores(labels, expertise, truth), message_scores(labels, None, truth))
 
 
-def asked_about(some: Examples, candidates: Candidates) -> Examples:
+def candidate_examples(examples: Examples, candidates: MembershipCandidates) -> Examples:
     """The candidates, out of the same images and on the same device as `some` examples."""
-    index = torch.tensor(candidates.index, device=some.index.device)
-    return replace(some, index=index, labels=torch.tensor(candidates.all_labels, device=some.device))
+    index = torch.tensor(candidates.all_indices, device=examples.indices.device)
+    return replace(examples, indices=index, labels=torch.tensor(candidates.all_labels, device=examples.device))
 
 
-def arrived(run: Finished, federation: Federation) -> bool:
+def matches_saved_models(run: FinishedRun, federation: Federation) -> bool:
     """Whether every client ends with its saved model, bit for bit."""
-    for client in federation.standing.clients:
-        ours = to_arrays(federation.method.personal(federation.standing.server, client))
+    for client in federation.state.clients:
+        ours = to_arrays(federation.method.personal_model(federation.state.server, client))
         saved = run.files.load_model(client.id, run.summary.get("models", {}))
         if ours.keys() != saved.keys() or any(ours[name].tobytes() != saved[name].tobytes() for name in ours):
             return False
     return True
 
 
-class Mean:
+class MeanAttackScores:
     """The mean over rounds of what is seen of a client's candidates."""
 
-    def __init__(self, candidates: Candidates) -> None:
+    def __init__(self, candidates: MembershipCandidates) -> None:
         self.candidates = candidates
-        self.rounds = 0
-        self._scores, self._right = np.zeros((2, 2 * len(candidates)))
+        self.num_rounds = 0
+        self._scores, self._correctness = np.zeros((2, 2 * len(candidates)))
 
-    def add(self, seen: Seen) -> None:
-        self.rounds += 1
-        self._scores += seen.scores
-        self._right += seen.right
+    def add(self, attack_scores: AttackScores) -> None:
+        self.num_rounds += 1
+        self._scores += attack_scores.scores
+        self._correctness += attack_scores.correctness
 
-    def seen(self) -> Seen:
-        return Seen(self._scores / self.rounds, self._right / self.rounds)
+    def average(self) -> AttackScores:
+        return AttackScores(self._scores / self.num_rounds, self._correctness / self.num_rounds)

@@ -6,23 +6,23 @@ import os
 import sys
 from io import TextIOWrapper
 
-from fedmosaic_cli.cli.interrupt import InterruptedBySignal, listen, tell
-from fedmosaic_cli.machine import end_with_parent
+from fedmosaic_cli.cli.interrupt import InterruptedBySignal, install_signal_handlers, write_stderr_unbuffered
+from fedmosaic_cli.machine import die_with_parent
 
 
 def main() -> None:
     """The console script."""
-    listen()
+    install_signal_handlers()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib takes a while
         if isinstance(getattr(sys, name), TextIOWrapper):  # a file's name may be no text; it is shown all the same
             getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        end_with_parent()
+        die_with_parent()
         from fedmosaic_cli.cli.app import app
 
         app(prog_name="fedmosaic")
     except InterruptedBySignal as request:
-        tell("stopped on request (fedmosaic): what was finished is kept")
-        sys.exit(request.code)
+        write_stderr_unbuffered("stopped on request (fedmosaic): what was finished is kept")
+        sys.exit(request.exit_code)

@@ -24,44 +24,52 @@ if TYPE_CHECKING:
 # Typer stands on click up to 0.2x and on a copy of its own later; both spell the ancestors of BadParameter the same.
 ClickException = typer.BadParameter.__mro__[2]
 # A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
-WRONG_PATH = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
-READER_GONE = 128 + signal.SIGPIPE
-IMPOSSIBLE_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
-LONGEST_LINE = 2000
+INVALID_PATH_ERRORS = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
+BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
+INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OUT_OF_MEMORY_PHRASES = ("out of memory", "not enough memory", "can't allocate memory")
+MAX_LINE_CHARS = 2000
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is, and the line that stands for it in the list of all."""
 
     module: str
     function: str
-    line: str
+    help_line: str
 
 
 # In the order of their use. The line is the first of the command's own help: to read it there would be to load it.
 COMMANDS = {
-    "partition": Entry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
-    "train": Entry("train", "train", "Train FedMosaic."),
-    "baseline": Entry("train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."),
-    "reproduce": Entry(
+    "partition": CommandEntry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
+    "train": CommandEntry("train", "train", "Train FedMosaic."),
+    "baseline": CommandEntry(
+        "train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."
+    ),
+    "reproduce": CommandEntry(
         "reproduce", "reproduce", "Make the runs of one of the paper's tables or figures, and report them."
     ),
-    "watch": Entry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
-    "evaluate": Entry("evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."),
-    "report": Entry(
+    "watch": CommandEntry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
+    "evaluate": CommandEntry(
+        "evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."
+    ),
+    "report": CommandEntry(
         "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
     ),
-    "presets": Entry("presets", "app", "Ready-made experiments: list them, read them, copy them to change them."),
-    "site": Entry("site", "app", "One client of a federation on its own machine: prepare it, start it, look after it."),
-    "federation": Entry(
+    "presets": CommandEntry(
+        "presets", "app", "Ready-made experiments: list them, read them, copy them to change them."
+    ),
+    "site": CommandEntry(
+        "site", "app", "One client of a federation on its own machine: prepare it, start it, look after it."
+    ),
+    "federation": CommandEntry(
         "federation", "app", "The coordinator's side of a federation: certificates, and whose keys are known."
     ),
-    "fetch": Entry(
+    "fetch": CommandEntry(
         "fetch", "fetch", "Download data sets, checked by size and SHA-256; a broken download goes on where it stopped."
     ),
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "doctor",
         "doctor",
         "Versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
@@ -69,43 +77,43 @@ COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class LazyCommandGroup(TyperGroup):
     """Loads a command when it is called, and no other: a list of all is there at once.
 
     Ends every failure in one line on stderr and the exit code that the documentation promises.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=entry.line) for name, entry in COMMANDS.items()}
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.commands = {name: TyperCommand(name, help=entry.help_line) for name, entry in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         return name, load_command(name) if command is not None and name else command, rest
 
-    def main(self, args: Sequence[str] | None = None, **more: Any) -> Any:  # type: ignore[override]
+    def main(self, args: Sequence[str] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
-        if not more.pop("standalone_mode", True):
-            return super().main(given, standalone_mode=False, **more)
+        if not kwargs.pop("standalone_mode", True):
+            return super().main(given, standalone_mode=False, **kwargs)
         try:
-            result = super().main(given, standalone_mode=False, **more)
+            result = super().main(given, standalone_mode=False, **kwargs)
         except (Exception, InterruptedBySignal) as error:
-            fail(error, given)
+            exit_with_error(error, given)
         except SystemExit as leaving:
             # The library takes it for a failure that somebody has read enough (fedmosaic --help | head).
             if isinstance(leaving.__context__, BrokenPipeError):
-                sys.exit(READER_GONE)
+                sys.exit(BROKEN_PIPE_EXIT_CODE)
             raise
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def fail(error: BaseException, given: list[str]) -> NoReturn:
+def exit_with_error(error: BaseException, args: list[str]) -> NoReturn:
     """Say what went wrong with the arguments `given`, in one line, and leave."""
-    if "--debug" in given:
+    if "--debug" in args:
         traceback.print_exception(error)
-    line, code = describe(error, given)
+    line, code = describe_error(error, args)
     with suppress(OSError):
-        sys.stderr.write(f"error: {one_line(line)}\n")
+        sys.stderr.write(f"error: {printable_line(line)}\n")
         sys.stderr.flush()
     try:
         sys.stdout.flush()
@@ -114,15 +122,15 @@ def fail(error: BaseException, given: list[str]) -> NoReturn:
     sys.exit(code)
 
 
-def one_line(text: str) -> str:
+def printable_line(text: str) -> str:
     """A message that names what others wrote: that must neither steer the terminal nor flood it."""
     line = " ".join(text.split())
-    if len(line) > LONGEST_LINE:
-        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    if len(line) > MAX_LINE_CHARS:
+        line = f"{line[: MAX_LINE_CHARS // 2]} ... {line[-MAX_LINE_CHARS // 2 :]}"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
-def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - a return a kind
+def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - a return a kind
     """The line and the exit code of a failure."""
     if isinstance(error, FedMosaicError):
         return str(error), error.exit_code
@@ -130,25 +138,27 @@ def describe(error: BaseException, given: list[str]) -> tuple[str, int]:  # noqa
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "fedmosaic"
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        value = refused_value(error, given)
+        value = rejected_value(error, args)
         remark = f" in '{value}'" if value and value not in message else ""
         return f"{message}{remark} ({command}): see '{command} --help'", 2
     if isinstance(error, BrokenPipeError):
-        return "the reader of the output is gone (stdout): what was written before is complete", READER_GONE
-    if isinstance(error, WRONG_PATH) or (isinstance(error, OSError) and error.errno in IMPOSSIBLE_NAME):
+        return "the reader of the output is gone (stdout): what was written before is complete", BROKEN_PIPE_EXIT_CODE
+    if isinstance(error, INVALID_PATH_ERRORS) or (isinstance(error, OSError) and error.errno in INVALID_PATH_ERRNOS):
         return f"{error.strerror} ({error.filename}): name another path", 2
     if isinstance(error, OSError):
-        way_out = "make room" if error.errno in NO_ROOM else "choose another place, or see what is wrong with it"
+        way_out = (
+            "make room" if error.errno in DISK_FULL_ERRNOS else "choose another place, or see what is wrong with it"
+        )
         return f"{error.strerror or error} ({error.filename or 'output'}): {way_out}", ResourceError.exit_code
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
-        return shortage(error), ResourceError.exit_code
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY_PHRASES):
+        return out_of_memory_message(error), ResourceError.exit_code
     if isinstance(error, InterruptedBySignal):
-        return "stopped on request (fedmosaic): what was finished is kept", error.code
-    advice = "please report it" if "--debug" in given else "run again with --debug and report it"
+        return "stopped on request (fedmosaic): what was finished is kept", error.exit_code
+    advice = "please report it" if "--debug" in args else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 
 
-def shortage(error: BaseException) -> str:
+def out_of_memory_message(error: BaseException) -> str:
     """Whose memory was too small, and what to do. A GPU's is told by the error's name: torch is not loaded here."""
     if type(error).__name__ == "OutOfMemoryError":
         ways = "--set train.images=host, --execution threads or a smaller train.batch_size"
@@ -156,10 +166,10 @@ def shortage(error: BaseException) -> str:
     return "not enough memory (model and data): see --dry-run, use a smaller model"
 
 
-def refused_value(error: BaseException, given: list[str]) -> str:
+def rejected_value(error: BaseException, args: list[str]) -> str:
     """What stood behind the option that was refused; not every version of typer says it."""
     names = getattr(getattr(error, "param", None), "opts", [])
-    for name, value in zip(given, [*given[1:], ""], strict=True):
+    for name, value in zip(args, [*args[1:], ""], strict=True):
         option, _, attached = name.partition("=")
         if option in names:
             return attached or value
@@ -181,7 +191,7 @@ def load_command(name: str) -> Any:
 
 app = typer.Typer(
     name="fedmosaic",
-    cls=Commands,
+    cls=LazyCommandGroup,
     no_args_is_help=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

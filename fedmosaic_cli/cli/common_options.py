@@ -12,41 +12,41 @@ import typer
 from fedmosaic_cli.errors import RequestError
 
 
-class Device(StrEnum):
+class DeviceChoice(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
     mps = "mps"
 
 
-class Execution(StrEnum):
+class ExecutionChoice(StrEnum):
     auto = "auto"
     threads = "threads"
     stacked = "stacked"
 
 
-class OnNan(StrEnum):
+class NanPolicy(StrEnum):
     stop = "stop"
     skip = "skip"
 
 
-class Unit(StrEnum):
+class PrivacyUnit(StrEnum):
     client = "client"
     record_assumed = "record-assumed"
 
 
-class Engine(StrEnum):
+class TrainEngine(StrEnum):
     local = "local"
     flower = "flower"
 
 
-class Sharing(StrEnum):
+class SharingLevel(StrEnum):
     labels = "labels"
     predictions = "predictions"
     models = "models"
 
 
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+DeviceOption = Annotated[DeviceChoice, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DataDirOption = Annotated[
     Path | None,
     typer.Option(envvar="FEDMOSAIC_DATA", help="Where data sets lie; your own images or arrays.", show_default="data"),
@@ -61,7 +61,7 @@ PresetOption = Annotated[
 ]
 
 
-def names(text: str, option: str) -> tuple[str, ...]:
+def parse_names(text: str, option: str) -> tuple[str, ...]:
     """The names of a list such as amazon,dslr."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
@@ -69,7 +69,7 @@ def names(text: str, option: str) -> tuple[str, ...]:
     return parts
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
     """The numbers of a list such as 0,1,2, each at least 0 and none twice."""
     parts = [part.strip() for part in text.split(",")]
     fine = all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedmosaic_cli.cli.console import err, remark
-from fedmosaic_cli.data.data_dirs import DATA_DIR, Place, unseen
+from fedmosaic_cli.cli.console import print_stderr, stderr_console
+from fedmosaic_cli.data.data_dirs import DEFAULT_DATA_DIR, DataDirs, no_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,72 +18,74 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from fedmosaic_cli.data.data_dirs import Watch
+    from fedmosaic_cli.data.data_dirs import ProgressCallback
 
 # In a pipe, a line this often is enough.
-SECONDS_BETWEEN_LINES = 2.0
+PROGRESS_LINE_SECONDS = 2.0
 
 
 @contextmanager
-def data_place(data_dir: Path | None, quiet: bool) -> Iterator[Place]:
+def data_dirs_with_progress(data_dir: Path | None, quiet: bool) -> Iterator[DataDirs]:
     """The place of this command. What it watches is shown while the context lasts."""
-    with watching(quiet) as watch:
-        yield Place(data_dir or DATA_DIR, watch=watch)
+    with progress_callback(quiet) as watch:
+        yield DataDirs(data_dir or DEFAULT_DATA_DIR, on_progress=watch)
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[Watch]:
+def progress_callback(quiet: bool) -> Iterator[ProgressCallback]:
     """Somebody to tell how far work has come, who shows it in the way that suits where stderr goes."""
     if quiet:
-        yield unseen
+        yield no_progress
     elif sys.stderr.isatty():
-        with Bar() as bar:
+        with DataProgressBar() as bar:
             yield bar
     else:
-        yield Lines()
+        yield DataProgressLines()
 
 
-class Bar:
+class DataProgressBar:
     """A bar with the time to go, for whatever is being done."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TaskProgressColumn())
-        self._progress = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=err(), transient=True)
+        self._progress = Progress(
+            *columns, TextColumn("eta"), TimeRemainingColumn(), console=stderr_console(), transient=True
+        )
         self._task: TaskID | None = None
-        self._what = ""
+        self._description = ""
         self._closed = False
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> DataProgressBar:
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._progress.stop()
         self._closed = True
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, task: str, done: int, total: int) -> None:
         if self._closed:  # the terminal belongs to somebody else by now
             return
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task(what, total=total)
-        if what != self._what:
-            self._progress.reset(self._task, description=what, total=total)
-            self._what = what
+            self._task = self._progress.add_task(task, total=total)
+        if task != self._description:
+            self._progress.reset(self._task, description=task, total=total)
+            self._description = task
         self._progress.update(self._task, completed=done)
         if done >= total:
             self._progress.stop()
             self._progress.remove_task(self._task)
-            self._task, self._what = None, ""
+            self._task, self._description = None, ""
 
 
-class Lines:
+class DataProgressLines:
     """A plain line now and then."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._last_printed = time.monotonic()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, task: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = now
-            remark(f"{what}  {100 * done // max(total, 1)}%")
+        if now - self._last_printed >= PROGRESS_LINE_SECONDS:
+            self._last_printed = now
+            print_stderr(f"{task}  {100 * done // max(total, 1)}%")

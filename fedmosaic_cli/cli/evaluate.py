@@ -11,31 +11,39 @@ from typing import Annotated, Any
 import typer
 
 from fedmosaic_cli.cli.audit import (
-    FEWEST_REFERENCES,
-    REFERENCES,
-    audit_all,
-    check_request,
-    keep_audits,
+    DEFAULT_SHADOW_MODELS,
+    MIN_SHADOW_MODELS,
+    audit_runs,
+    save_and_show_audits,
+    validate_audit_options,
 )
 from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
-    Device,
+    DeviceChoice,
     DeviceOption,
     JsonOption,
     QuietOption,
     VerboseOption,
 )
-from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.data_dir_options import data_place
-from fedmosaic_cli.cli.views.evaluation_view import show
-from fedmosaic_cli.cli.views.local_comparison import warn_of_trust
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.cli.console import print_json, print_stderr
+from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.views.evaluation_view import show_evaluations
+from fedmosaic_cli.cli.views.local_comparison import warn_about_trust
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.local_baseline import LocalRun, NoLocalRun, Recorded, compared, find_local, recorded, told
-from fedmosaic_cli.storage.files import write_together
+from fedmosaic_cli.runner.local_baseline import (
+    LocalBaseline,
+    MissingLocalBaseline,
+    RecordedRun,
+    compare_accuracies,
+    comparison_to_dict,
+    find_local_baseline,
+    load_recorded_run,
+)
+from fedmosaic_cli.storage.files import write_files_atomic
 
-Results = dict[Path, dict[str, Any]]
+EvaluationResults = dict[Path, dict[str, Any]]
 
 
 class SplitName(StrEnum):
@@ -70,11 +78,12 @@ def evaluate(
     references: Annotated[
         int | None,
         typer.Option(
-            help=f"With --lira: how many models a client, at least {FEWEST_REFERENCES}.", show_default=str(REFERENCES)
+            help=f"With --lira: how many models a client, at least {MIN_SHADOW_MODELS}.",
+            show_default=str(DEFAULT_SHADOW_MODELS),
         ),
     ] = None,
     data_dir: DataDirOption = None,
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = DeviceChoice.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -98,50 +107,52 @@ def evaluate(
     fedmosaic evaluate runs/quickstart/*/seed-0 --split train
     fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira --references 16
     """
-    check_request(privacy, last_round, lira, references, split, local)
-    asked = [recorded(run) for run in once_each(runs, quiet)]
+    validate_audit_options(privacy, last_round, lira, references, split, local)
+    asked = [load_recorded_run(run) for run in deduplicate_runs(runs, quiet)]
     if privacy:
-        with data_place(data_dir, quiet or as_json) as place:
-            audits = audit_all(asked, last_round, (references or REFERENCES) if lira else 0, device.value, place)
-        keep_audits(asked, audits, as_json, quiet, verbose)
+        with data_dirs_with_progress(data_dir, quiet or as_json) as place:
+            audits = audit_runs(
+                asked, last_round, (references or DEFAULT_SHADOW_MODELS) if lira else 0, device.value, place
+            )
+        save_and_show_audits(asked, audits, as_json, quiet, verbose)
         return
     split = split or SplitName.test
-    named = local_named(local)
-    with data_place(data_dir, quiet or as_json) as place:
-        alone = {run.files.path: find_local(run, asked, named, split.value, place) for run in asked}
+    named = named_local_run(local)
+    with data_dirs_with_progress(data_dir, quiet or as_json) as place:
+        alone = {run.files.path: find_local_baseline(run, asked, named, split.value, place) for run in asked}
         # All of them first: if one is unfit, nothing is written.
-        results = examine_all(asked, split.value, device.value, place)
+        results = evaluate_runs(asked, split.value, device.value, place)
     for run in asked:
         run.check_unchanged()
-    missing = [set_beside(run, alone[run.files.path], results) for run in asked]
+    missing = [add_local_comparison(run, alone[run.files.path], results) for run in asked]
     try:
-        write_together(dict(run.files.evaluation(split.value, results[run.files.path]) for run in asked))
+        write_files_atomic(dict(run.files.evaluation_file(split.value, results[run.files.path]) for run in asked))
     finally:  # what was found out is told, even if it cannot be kept
         if as_json:
-            say_json([{"run": str(path), **result} for path, result in results.items()])
+            print_json([{"run": str(path), **result} for path, result in results.items()])
         elif not quiet:
-            show(results, split.value, verbose)
+            show_evaluations(results, split.value, verbose)
     if not quiet:
         for run in asked:
-            warn_of_trust(str(run.files.path), run.summary)
-        for line in dict.fromkeys(str(local) for local in missing if local and local.way_out):
-            remark(f"note: {line}")
+            warn_about_trust(str(run.files.path), run.summary)
+        for line in dict.fromkeys(str(local) for local in missing if local and local.remedy):
+            print_stderr(f"note: {line}")
 
 
-def once_each(runs: list[Path], quiet: bool) -> list[Path]:
+def deduplicate_runs(runs: list[Path], quiet: bool) -> list[Path]:
     """The runs without those that are named again: lists written with asterisks overlap."""
     different: dict[str, Path] = {}
     for run in runs:  # unlike Path.resolve, this bears links that lead to themselves
         if different.setdefault(os.path.realpath(run), run) is not run and not quiet:
-            remark(f"note: named twice, examined once ({run})")
+            print_stderr(f"note: named twice, examined once ({run})")
     return list(different.values())
 
 
-def local_named(path: Path | None) -> Recorded | None:
+def named_local_run(path: Path | None) -> RecordedRun | None:
     """The run that --local names, if any."""
     if path is None:
         return None
-    named = recorded(path)
+    named = load_recorded_run(path)
     if named.summary["method"] != "local":
         raise RequestError(
             f"a run of '{named.summary['method']}' is no Local run (--local {path}): name one such as "
@@ -150,25 +161,27 @@ def local_named(path: Path | None) -> Recorded | None:
     return named
 
 
-def examine_all(asked: list[Recorded], split: Any, device: str, place: Place) -> Results:
+def evaluate_runs(runs: list[RecordedRun], split: Any, device: str, data_dirs: DataDirs) -> EvaluationResults:
     """The evaluations of all runs, in the order in which they were asked for."""
-    total, done = sum(run.summary["shards"]["clients"] for run in asked), 0
-    place.watch("examining clients", done, total)
+    total, done = sum(run.summary["shards"]["clients"] for run in runs), 0
+    data_dirs.on_progress("examining clients", done, total)
 
-    from fedmosaic_cli.runner.evaluate import Examined
-    from fedmosaic_cli.runner.evaluate import evaluate as examine
+    from fedmosaic_cli.runner.evaluate import ClientEvaluated
+    from fedmosaic_cli.runner.evaluate import evaluate_saved_models as examine
 
-    results: Results = {run.files.path: {} for run in asked}
-    for event in examine([run.files for run in asked], split, device, place):
-        if isinstance(event, Examined):
+    results: EvaluationResults = {run.files.path: {} for run in runs}
+    for event in examine([run.files for run in runs], split, device, data_dirs):
+        if isinstance(event, ClientEvaluated):
             done += 1
-            place.watch("examining clients", done, total)
+            data_dirs.on_progress("examining clients", done, total)
         else:
             results[event.files.path] = event.result
     return results
 
 
-def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) -> NoLocalRun | None:
+def add_local_comparison(
+    run: RecordedRun, local: LocalBaseline | MissingLocalBaseline, results: EvaluationResults
+) -> MissingLocalBaseline | None:
     """Lay the comparison with the Local run into the result of a run: null and the reason where there is none.
 
     Why there is none, or None.
@@ -176,32 +189,32 @@ def set_beside(run: Recorded, local: LocalRun | NoLocalRun, results: Results) ->
     result = results[run.files.path]
     marks = result["per_client"]
     result |= {"collaboration": None, "no_collaboration": None}
-    if isinstance(local, NoLocalRun):
+    if isinstance(local, MissingLocalBaseline):
         result["no_collaboration"] = local.reason
         set_gains(marks, [None] * len(marks))
         return local
     sizes = [mark["examples"] for mark in marks]
-    found = compared(local, accuracies_in(marks), known(local, results), sizes)
-    if isinstance(found, NoLocalRun):
-        if local.named:
+    found = compare_accuracies(local, client_accuracies(marks), local_accuracies(local, results), sizes)
+    if isinstance(found, MissingLocalBaseline):
+        if local.is_user_given:
             raise RequestError(str(found))
-        return set_beside(run, found, results)
-    result["collaboration"] = told(run.files, local, found)
+        return add_local_comparison(run, found, results)
+    result["collaboration"] = comparison_to_dict(run.files, local, found)
     set_gains(marks, found.gains)
     return None
 
 
-def known(local: LocalRun, results: Results) -> list[float]:
+def local_accuracies(local: LocalBaseline, results: EvaluationResults) -> list[float]:
     """The accuracies of a Local run: on record, or just measured."""
     if local.accuracies is not None:
         return local.accuracies
-    return accuracies_in(results[local.files.path]["per_client"])
+    return client_accuracies(results[local.files.path]["per_client"])
 
 
-def accuracies_in(marks: list[dict[str, Any]]) -> list[float]:
-    return [mark["accuracy"] for mark in marks]
+def client_accuracies(client_results: list[dict[str, Any]]) -> list[float]:
+    return [mark["accuracy"] for mark in client_results]
 
 
-def set_gains(marks: list[dict[str, Any]], gains: Sequence[float | None]) -> None:
-    for mark, gain in zip(marks, gains, strict=True):
+def set_gains(client_results: list[dict[str, Any]], gains: Sequence[float | None]) -> None:
+    for mark, gain in zip(client_results, gains, strict=True):
         mark["gain"] = gain

@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption
-from fedmosaic_cli.cli.console import say, say_json
+from fedmosaic_cli.cli.console import print_json, print_stdout
 from fedmosaic_cli.cli.pack import gather, public
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower.nginx import proxy_text
-from fedmosaic_cli.storage.files import make_directories, write
+from fedmosaic_cli.federation.flower.nginx import nginx_config
+from fedmosaic_cli.storage.files import make_directories, write_atomic
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]{2,39}")
-KEYS, PROXY = "keys", "nginx.conf"
+HOST_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]{2,39}")
+KEYS_DIR, NGINX_CONFIG_FILE = "keys", "nginx.conf"
 
 
 @app.callback(invoke_without_command=True)
@@ -50,20 +50,24 @@ def init(
     fedmosaic federation init --host fed.example.org
     fedmosaic federation init federation --host 192.0.2.7 --host fed.example.org --days 90
     """
-    from fedmosaic_cli.federation.flower.keys import make_authority
+    from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 
     for host in hosts or []:
-        if not HOST.fullmatch(host):
+        if not HOST_PATTERN.fullmatch(host):
             raise RequestError(f"'{host}' is no name or address (--host): write one such as fed.example.org")
     names = list(dict.fromkeys([*(hosts or []), "localhost", "127.0.0.1"]))
-    papers = make_authority(folder, names, days)
-    make_directories(folder / KEYS)
-    write(folder / PROXY, proxy_text(folder.absolute(), names[0]).encode())
+    papers = create_certificate_authority(folder, names, days)
+    make_directories(folder / KEYS_DIR)
+    write_atomic(folder / NGINX_CONFIG_FILE, nginx_config(folder.absolute(), names[0]).encode())
     if as_json:
-        places = {"ca": papers.authority, "keys": folder / KEYS, "proxy": folder / PROXY}
-        say_json({**{name: str(path) for name, path in places.items()}, "hosts": names})
+        places = {"ca": papers.ca_certificate, "keys": folder / KEYS_DIR, "proxy": folder / NGINX_CONFIG_FILE}
+        print_json({**{name: str(path) for name, path in places.items()}, "hosts": names})
         return
-    say(f"certificate for {', '.join(names)}, {days} days")
-    say(f"next: send {papers.authority} to every site; put the client-*.pub that they send you into {folder / KEYS}")
-    say(f"then: fedmosaic train --engine flower --federation {folder} --shards DIR")
-    say(f"sites on other machines reach you through a proxy that lets nothing but letters in: {folder / PROXY}")
+    print_stdout(f"certificate for {', '.join(names)}, {days} days")
+    print_stdout(
+        f"next: send {papers.ca_certificate} to every site; put the client-*.pub that they send you into {folder / KEYS_DIR}"
+    )
+    print_stdout(f"then: fedmosaic train --engine flower --federation {folder} --shards DIR")
+    print_stdout(
+        f"sites on other machines reach you through a proxy that lets nothing but letters in: {folder / NGINX_CONFIG_FILE}"
+    )

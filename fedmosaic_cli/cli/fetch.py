@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, QuietOption
-from fedmosaic_cli.cli.console import say
-from fedmosaic_cli.cli.data_dir_options import data_place
+from fedmosaic_cli.cli.console import print_stdout
+from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.errors import RequestError
 
 
@@ -26,16 +26,16 @@ def fetch(
     [bold]Example[/bold]
     fedmosaic fetch cifar10 domainnet --data-dir ~/data
     """
-    from fedmosaic_cli.data.datasets import find_source
-    from fedmosaic_cli.data.io.download import fetch as download
+    from fedmosaic_cli.data.datasets import find_dataset_source
+    from fedmosaic_cli.data.io.download import download_files as download
 
-    sources = {name: find_source(name) for name in datasets}
+    sources = {name: find_dataset_source(name) for name in datasets}
     for name, source in sources.items():
         if not source.downloads:
-            raise RequestError(f"'{name}' cannot be downloaded (fedmosaic fetch): {source.how_to_get}")
-    with data_place(data_dir, quiet) as place:
+            raise RequestError(f"'{name}' cannot be downloaded (fedmosaic fetch): {source.setup_hint}")
+    with data_dirs_with_progress(data_dir, quiet) as place:
         for name, source in sources.items():
             # What has domains may be there in part; what has come already is not fetched again.
             if source.domains or source.find(place.data_dir) is None:
                 download(source.downloads, place)
-            say(f"{name}: {source.find(place.data_dir)}")
+            print_stdout(f"{name}: {source.find(place.data_dir)}")

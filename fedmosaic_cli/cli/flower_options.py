@@ -7,114 +7,119 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.cli.common_options import Engine
-from fedmosaic_cli.cli.console import remark
-from fedmosaic_cli.cli.federation import KEYS
-from fedmosaic_cli.cli.local_federation import rehearsed
+from fedmosaic_cli.cli.common_options import TrainEngine
+from fedmosaic_cli.cli.console import print_stderr
+from fedmosaic_cli.cli.federation import KEYS_DIR
+from fedmosaic_cli.cli.local_federation import start_local_federation
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower.nginx import PORT
+from fedmosaic_cli.federation.flower.nginx import SUPERLINK_PORT
 from fedmosaic_cli.federation.flower.node_names import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from fedmosaic_cli.cli.train_options import Request
+    from fedmosaic_cli.cli.train_options import TrainOptions
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.data.data_dirs import Place
-    from fedmosaic_cli.federation.coordinator import Elsewhere
-    from fedmosaic_cli.federation.flower.superlink import Papers
-    from fedmosaic_cli.federation.flower.superlink import Place as Address
-    from fedmosaic_cli.federation.transport import Carrier
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.federation.coordinator import RemoteOptions
+    from fedmosaic_cli.federation.flower.superlink import Credentials
+    from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
+    from fedmosaic_cli.federation.transport import Transport
+    from fedmosaic_cli.storage.shards import ShardSet
 
-OF_FLOWER = ("superlink", "federation", "local_sites", "quorum", "deadline", "wait")
-
-
-def is_federated(request: Request) -> bool:
-    return request.engine is Engine.flower
+FLOWER_OPTIONS = ("superlink", "federation", "local_sites", "quorum", "deadline", "wait")
 
 
-def check_request(request: Request) -> None:
+def is_federated(options: TrainOptions) -> bool:
+    return options.engine is TrainEngine.flower
+
+
+def check_flower_options(options: TrainOptions) -> None:
     """Refuse what cannot be, before anything is looked at."""
-    if not is_federated(request):
-        for name in OF_FLOWER:
-            if getattr(request, name) is not None:
+    if not is_federated(options):
+        for name in FLOWER_OPTIONS:
+            if getattr(options, name) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise RequestError(f"{option} is for clients at sites (fedmosaic): add --engine flower")
-        if request.insecure or request.expose:
+        if options.insecure or options.expose:
             raise RequestError("--insecure and --expose are for clients at sites (fedmosaic): add --engine flower")
         return
-    from fedmosaic_cli.federation.flower.flower_version import check_flower
+    from fedmosaic_cli.federation.flower.flower_version import require_flower
 
-    check_flower()
-    for option, seconds in (("--deadline", request.deadline), ("--wait", request.wait)):
+    require_flower()
+    for option, seconds in (("--deadline", options.deadline), ("--wait", options.wait)):
         if seconds is not None and not math.isfinite(seconds):
             raise RequestError(f"{seconds} is no number of seconds ({option}): write one such as 600")
-    if request.local_sites is not None and (request.superlink or request.federation or request.expose):
+    if options.local_sites is not None and (options.superlink or options.federation or options.expose):
         raise RequestError("--local-sites starts everything by itself (fedmosaic): leave --superlink and others out")
-    if request.local_sites is None and not request.dry_run:
-        address(request)
+    if options.local_sites is None and not options.dry_run:
+        superlink_address(options)
 
 
-def check_config(request: Request, config: RunConfig) -> None:
+def check_federated_config(options: TrainOptions, config: RunConfig) -> None:
     """Refuse a run that makes sense in one process alone, or has another number of clients than of sites."""
-    if not is_federated(request):
+    if not is_federated(options):
         return
     method = config.method
-    if method.pooled:
+    if method.is_centralized:
         raise RequestError(f"{method.title} pools the clients' data, which no site hands over (--engine): use local")
     if config.attack.kind != "none":
         raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
     if config.train.execution == "stacked":
         raise RequestError("clients at sites cannot be stacked (train.execution, --engine): use threads or auto")
-    if request.local_sites not in (None, config.data.clients):
+    if options.local_sites not in (None, config.data.clients):
         raise RequestError(
-            f"this setting has {config.data.clients} clients, not {request.local_sites} (--local-sites): name as many"
+            f"this setting has {config.data.clients} clients, not {options.local_sites} (--local-sites): name as many"
         )
-    if request.quorum is not None and request.quorum > (config.train.clients_per_round or config.data.clients or 1):
-        raise RequestError(f"a quorum of {request.quorum} is more than all who take part (--quorum): name fewer")
+    if options.quorum is not None and options.quorum > (config.train.clients_per_round or config.data.clients or 1):
+        raise RequestError(f"a quorum of {options.quorum} is more than all who take part (--quorum): name fewer")
 
 
-def address(request: Request) -> Address:
+def superlink_address(options: TrainOptions) -> Address:
     """Where our SuperLink listens, and what it shows for itself."""
-    from fedmosaic_cli.federation.flower.superlink import Place as Address
+    from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
     from fedmosaic_cli.federation.flower.superlink import is_loopback, parse_address
 
-    host, port = parse_address(request.superlink or f"127.0.0.1:{PORT}")
-    if not is_loopback(host) and not request.expose:
+    host, port = parse_address(options.superlink or f"127.0.0.1:{SUPERLINK_PORT}")
+    if not is_loopback(host) and not options.expose:
         raise RequestError(
-            f"whoever reaches {request.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
+            f"whoever reaches {options.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
             "behind a proxy (nginx.conf of 'fedmosaic federation init'), or add --expose on a network that you trust"
         )
-    return Address(host, port, None if request.insecure else papers(request, host))
+    return Address(host, port, None if options.insecure else load_credentials(options, host))
 
 
-def papers(request: Request, host: str) -> Papers:
+def load_credentials(options: TrainOptions, host: str) -> Credentials:
     """The coordinator's certificates, checked."""
-    from fedmosaic_cli.federation.flower.keys import CA, SERVER, SERVER_KEY, check_certificate
-    from fedmosaic_cli.federation.flower.superlink import Papers
+    from fedmosaic_cli.federation.flower.keys import (
+        CA_FILE,
+        SERVER_CERTIFICATE_FILE,
+        SERVER_KEY_FILE,
+        check_certificate,
+    )
+    from fedmosaic_cli.federation.flower.superlink import Credentials
 
-    folder = federation_of(request)
-    if not (folder / SERVER).is_file():
+    folder = federation_dir(options)
+    if not (folder / SERVER_CERTIFICATE_FILE).is_file():
         raise RequestError(
             f"no certificates here (--federation {folder}): make them with 'fedmosaic federation init --host NAME'"
         )
-    check_certificate(folder / CA)
-    check_certificate(folder / SERVER)
-    return Papers(folder / CA, folder / SERVER, folder / SERVER_KEY)
+    check_certificate(folder / CA_FILE)
+    check_certificate(folder / SERVER_CERTIFICATE_FILE)
+    return Credentials(folder / CA_FILE, folder / SERVER_CERTIFICATE_FILE, folder / SERVER_KEY_FILE)
 
 
-def federation_of(request: Request) -> Path:
-    return request.federation or Path("federation")
+def federation_dir(options: TrainOptions) -> Path:
+    return options.federation or Path("federation")
 
 
-def known_keys(request: Request, clients: int) -> dict[int, Path | None]:
+def client_public_keys(options: TrainOptions, num_clients: int) -> dict[int, Path | None]:
     """Whose letters are read: each client's public key, as its site sent it."""
-    if request.insecure:
-        return dict.fromkeys(range(clients))
-    folder = federation_of(request) / KEYS
-    keys = {client: folder / f"{node_name(client)}.pub" for client in range(clients)}
+    if options.insecure:
+        return dict.fromkeys(range(num_clients))
+    folder = federation_dir(options) / KEYS_DIR
+    keys = {client: folder / f"{node_name(client)}.pub" for client in range(num_clients)}
     missing = [path.name for path in keys.values() if not path.is_file()]
     if missing:
         raise RequestError(
@@ -123,42 +128,48 @@ def known_keys(request: Request, clients: int) -> dict[int, Path | None]:
     return dict(keys)
 
 
-class Sites:
+class SiteTransports:
     """The way to the sites of all runs of a command: opened when first needed, for each partition once."""
 
-    def __init__(self, request: Request, place: Place, hold: ExitStack) -> None:
-        self._request = request
-        self._place = place
-        self._hold = hold
-        self._open: dict[str, Carrier] = {}
+    def __init__(self, options: TrainOptions, data_dirs: DataDirs, exit_stack: ExitStack) -> None:
+        self._options = options
+        self._data_dirs = data_dirs
+        self._exit_stack = exit_stack
+        self._transports: dict[str, Transport] = {}
 
-    def of(self, shards: Shards) -> Elsewhere | None:
+    def remote_options(self, shards: ShardSet) -> RemoteOptions | None:
         """Where the clients with these shards are; None for this process."""
-        request = self._request
+        request = self._options
         if not is_federated(request):
             return None
-        from fedmosaic_cli.federation.coordinator import Elsewhere
+        from fedmosaic_cli.federation.coordinator import RemoteOptions
 
         wait = 600.0 if request.wait is None else request.wait
-        return Elsewhere("flower", lambda: self._carrier(shards), request.quorum, request.deadline, wait)
+        return RemoteOptions("flower", lambda: self._get_transport(shards), request.quorum, request.deadline, wait)
 
-    def _carrier(self, shards: Shards) -> AbstractContextManager[Carrier]:
-        if shards.digest not in self._open:
-            self._open[shards.digest] = self._hold.enter_context(self._started(shards))
-        return nullcontext(self._open[shards.digest])
+    def _get_transport(self, shards: ShardSet) -> AbstractContextManager[Transport]:
+        if shards.digest not in self._transports:
+            self._transports[shards.digest] = self._exit_stack.enter_context(self._start_transport(shards))
+        return nullcontext(self._transports[shards.digest])
 
     @contextmanager
-    def _started(self, shards: Shards) -> Iterator[Carrier]:
-        from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
+    def _start_transport(self, shards: ShardSet) -> Iterator[Transport]:
+        from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 
         clients = len(shards.manifest["clients"])
-        rehearsal = self._request.local_sites is not None
-        if not self._request.quiet and not self._request.as_json:
-            where = f" and {clients} sites on this machine" if rehearsal else f" at {address(self._request).address}"
-            remark(f"starting Flower's SuperLink{where}")
+        rehearsal = self._options.local_sites is not None
+        if not self._options.quiet and not self._options.as_json:
+            where = (
+                f" and {clients} sites on this machine"
+                if rehearsal
+                else f" at {superlink_address(self._options).host_port}"
+            )
+            print_stderr(f"starting Flower's SuperLink{where}")
         if rehearsal:
-            with rehearsed(shards, self._place, self._request.insecure, self._request.device.value) as carrier:
+            with start_local_federation(
+                shards, self._data_dirs, self._options.insecure, self._options.device.value
+            ) as carrier:
                 yield carrier
             return
-        with FlowerCarrier(known_keys(self._request, clients), address(self._request)) as carrier:
+        with FlowerTransport(client_public_keys(self._options, clients), superlink_address(self._options)) as carrier:
             yield carrier

@@ -12,14 +12,14 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from fedmosaic_cli.machine import end_descendants
+from fedmosaic_cli.machine import kill_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-WITH_RESUME = "go on with --resume and the same options"
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+RESUME_HINT = "go on with --resume and the same options"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -29,70 +29,78 @@ class InterruptedBySignal(BaseException):
     No KeyboardInterrupt: the library below would swallow it, and with it the code and the word that we leave.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, signum: int) -> None:
         super().__init__()
-        self.code = exit_code(number)
+        self.exit_code = signal_exit_code(signum)
 
 
-def exit_code(number: int) -> int:
+def signal_exit_code(signum: int) -> int:
     """130 after Ctrl-C, 143 after anything else: a terminal that is closed counts as a request to end."""
-    return 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
 
-def listen() -> None:
+def install_signal_handlers() -> None:
     """From now on signals end the command in order. One that was started to outlive its terminal (nohup) does.
 
     Whoever starts us may keep signals to himself, as Ray's workers do with Ctrl-C; that is not meant for us.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    for number in SIGNALS:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    for number in STOP_SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+            signal.signal(number, raise_interrupted)
 
 
-def leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise InterruptedBySignal(number)
+def raise_interrupted(signum: int, frame: FrameType | None) -> NoReturn:
+    raise InterruptedBySignal(signum)
 
 
 class StopRequest:
     """Whether somebody asked to stop, and the exit code that this ends in."""
 
-    def __init__(self, grace: float, way_on: str = WITH_RESUME, what: str = "this round") -> None:
-        self.code = 0
-        self._grace = grace
-        self._way_on = way_on
-        self._what = what
+    def __init__(
+        self, stop_timeout_seconds: float, resume_hint: str = RESUME_HINT, current_step: str = "this round"
+    ) -> None:
+        self.exit_code = 0
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._resume_hint = resume_hint
+        self._current_step = current_step
 
     def __call__(self) -> bool:
-        return self.code != 0
+        return self.exit_code != 0
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """The first signal: a time limit begins. The second: now."""
-        if self.code:
-            self._leave(f"stopped at once: {self._way_on}")
-        self.code = exit_code(number)
-        if not self._grace:
-            self.time_is_up(number, frame)
-        signal.setitimer(signal.ITIMER_REAL, self._grace)
-        tell(f"stopping after {self._what}, or in {self._grace:g} s without it; once more to stop at once")
+        if self.exit_code:
+            self._exit_now(f"stopped at once: {self._resume_hint}")
+        self.exit_code = signal_exit_code(signum)
+        if not self._stop_timeout_seconds:
+            self.on_timeout(signum, frame)
+        signal.setitimer(signal.ITIMER_REAL, self._stop_timeout_seconds)
+        write_stderr_unbuffered(
+            f"stopping after {self._current_step}, or in {self._stop_timeout_seconds:g} s without it; once more to stop at once"
+        )
 
-    def time_is_up(self, number: int, frame: FrameType | None) -> None:
-        self._leave(f"the round did not end within {self._grace:g} s and is dropped: {self._way_on}")
+    def on_timeout(self, signum: int, frame: FrameType | None) -> None:
+        self._exit_now(
+            f"the round did not end within {self._stop_timeout_seconds:g} s and is dropped: {self._resume_hint}"
+        )
 
-    def _leave(self, text: str) -> NoReturn:
+    def _exit_now(self, text: str) -> NoReturn:
         # Everything on disk is whole at any time, here and in whatever we started: there is nothing to wait for.
-        tell((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
-        end_descendants()
-        os._exit(self.code)
+        write_stderr_unbuffered((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
+        kill_descendants()
+        os._exit(self.exit_code)
 
 
 @contextmanager
-def stop_request(grace: float, way_on: str = WITH_RESUME, what: str = "this round") -> Iterator[StopRequest]:
+def catch_stop_signals(
+    stop_timeout_seconds: float, resume_hint: str = RESUME_HINT, current_step: str = "this round"
+) -> Iterator[StopRequest]:
     """Listen for signals while runs are under way."""
-    request = StopRequest(grace, way_on, what)
-    listening = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, request.receive) for number in listening}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.time_is_up)
+    request = StopRequest(stop_timeout_seconds, resume_hint, current_step)
+    listening = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.on_signal) for number in listening}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.on_timeout)
     try:
         yield request
     finally:
@@ -101,7 +109,7 @@ def stop_request(grace: float, way_on: str = WITH_RESUME, what: str = "this roun
             signal.signal(number, handler)
 
 
-def tell(text: str) -> None:
+def write_stderr_unbuffered(text: str) -> None:
     """A line to whoever listens, past all buffers: a handler may interrupt somebody who is writing to them.
 
     Nobody is waited for: a pipe that is full, because its reader sleeps, would keep us from stopping.

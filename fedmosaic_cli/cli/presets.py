@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.common_options import DebugOption
-from fedmosaic_cli.cli.console import out, say
+from fedmosaic_cli.cli.console import print_stdout, stdout_console
 from fedmosaic_cli.config.presets import load_preset, preset_names, preset_path
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.storage.files import write
+from fedmosaic_cli.storage.files import write_atomic
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
@@ -30,7 +30,7 @@ def list_presets(debug: DebugOption = False) -> None:
     view = Table("preset", "what it is", box=None, pad_edge=False)
     for name in preset_names():
         view.add_row(name, load_preset(name).description)
-    out().print(view)
+    stdout_console().print(view)
 
 
 @app.command()
@@ -38,7 +38,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset, e.g. quickstart.")], debug: DebugOption = False
 ) -> None:
     """The text of a preset. Example: fedmosaic presets show quickstart"""
-    say(load_preset(name).path.read_text(encoding="utf-8"))
+    print_stdout(load_preset(name).path.read_text(encoding="utf-8"))
 
 
 @app.command()
@@ -54,5 +54,5 @@ def copy(
         raise RequestError(f"file exists already ({target}): choose another name")
     if not target.parent.is_dir():
         raise RequestError(f"no such directory ({target.parent}): create it first")
-    write(target, source.read_bytes())
-    say(f"copied to {target}\nnext: fedmosaic train --preset {target}")
+    write_atomic(target, source.read_bytes())
+    print_stdout(f"copied to {target}\nnext: fedmosaic train --preset {target}")

@@ -14,46 +14,51 @@ import typer
 from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
-    Device,
+    DeviceChoice,
     DeviceOption,
     JsonOption,
     QuietOption,
     RunsDirOption,
-    names,
-    whole_numbers,
+    parse_integers,
+    parse_names,
 )
-from fedmosaic_cli.cli.console import remark, say_json
-from fedmosaic_cli.cli.data_dir_options import data_place
-from fedmosaic_cli.cli.interrupt import stop_request
-from fedmosaic_cli.cli.report import check_targets
+from fedmosaic_cli.cli.console import print_json, print_stderr
+from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.interrupt import catch_stop_signals
+from fedmosaic_cli.cli.report import validate_output_paths
 from fedmosaic_cli.cli.reproduce_engines import (
-    Engine,
-    EngineOption,
     JobCpusOption,
     JobGpusOption,
     RayAddressOption,
     RetriesOption,
-    Way,
+    SweepEngine,
+    SweepEngineOption,
+    SweepExecutionOptions,
 )
-from fedmosaic_cli.cli.reproduce_report import outcome, to_json, write_report
-from fedmosaic_cli.cli.views.reproduce_view import Plan, list_studies, show_plan, view
-from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError, unknown
-from fedmosaic_cli.sweeps.durations import estimate
-from fedmosaic_cli.sweeps.jobs import Crew
-from fedmosaic_cli.sweeps.shell_commands import command_of, say_commands
+from fedmosaic_cli.cli.reproduce_report import show_sweep_result, sweep_to_json, write_study_report
+from fedmosaic_cli.cli.views.reproduce_view import (
+    SweepSchedule,
+    list_studies,
+    make_sweep_progress_view,
+    show_sweep_schedule,
+)
+from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError, unknown_name_error
+from fedmosaic_cli.sweeps.durations import estimate_duration
+from fedmosaic_cli.sweeps.jobs import JobRunner
+from fedmosaic_cli.sweeps.shell_commands import print_shell_commands, shell_command
 from fedmosaic_cli.sweeps.studies import STUDIES, Scale
-from fedmosaic_cli.sweeps.sweep_plan import Order, planned
+from fedmosaic_cli.sweeps.sweep_plan import SweepOptions, plan_sweep
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.cli.views.reproduce_view import View
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.cli.views.reproduce_view import SweepProgressView
+    from fedmosaic_cli.data.data_dirs import DataDirs
 
-PAUSE_SECONDS = 0.25
-MOST_JOBS = 1024
-GRACE_SECONDS = 30.0
+POLL_INTERVAL_SECONDS = 0.25
+MAX_JOBS = 1024
+STOP_TIMEOUT_SECONDS = 30.0
 # A job that was told to stop needs a moment after its own time is up.
-SPARE_SECONDS = 10.0
-GO_ON = "the same command goes on from there"
+STOP_MARGIN_SECONDS = 10.0
+RERUN_HINT = "the same command goes on from there"
 
 
 def reproduce(
@@ -68,9 +73,9 @@ def reproduce(
         str | None, typer.Option(help="Only these, e.g. fedavg,ditto; local stays.", show_default="all of the study's")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_JOBS, help="Runs side by side.", show_default="as many as have room")
+        int | None, typer.Option(min=1, max=MAX_JOBS, help="Runs side by side.", show_default="as many as have room")
     ] = None,
-    engine: EngineOption = Engine.local,
+    engine: SweepEngineOption = SweepEngine.local,
     ray_address: RayAddressOption = None,
     job_cpus: JobCpusOption = None,
     job_gpus: JobGpusOption = None,
@@ -98,7 +103,7 @@ def reproduce(
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
     data_dir: DataDirOption = None,
     runs_dir: RunsDirOption = Path("runs"),
-    device: DeviceOption = Device.auto,
+    device: DeviceOption = DeviceChoice.auto,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -122,104 +127,121 @@ def reproduce(
         list_studies(as_json)
         return
     if what not in STUDIES:
-        raise unknown("study", what, STUDIES, "WHAT", "'fedmosaic reproduce' lists them")
-    if print_commands and (dry_run or as_json or engine is Engine.ray):
+        raise unknown_name_error("study", what, STUDIES, "WHAT", "'fedmosaic reproduce' lists them")
+    if print_commands and (dry_run or as_json or engine is SweepEngine.ray):
         raise RequestError(
             "commands are all there is to show (--print-commands): without --dry-run, --json or --engine"
         )
-    way = Way(engine, ray_address, jobs, job_cpus, job_gpus, retries, device)
-    way.check()
+    way = SweepExecutionOptions(engine, ray_address, jobs, job_cpus, job_gpus, retries, device)
+    way.validate()
     target = output or Path("results") / f"{what}-{scale.value}"
-    check_targets(target, target / "index.html")
-    order = Order(
-        whole_numbers(seeds, "--seeds"),
-        names(methods, "--methods") if methods is not None else (),
+    validate_output_paths(target, target / "index.html")
+    order = SweepOptions(
+        parse_integers(seeds, "--seeds"),
+        parse_names(methods, "--methods") if methods is not None else (),
         tuple(assignments or ()),
         runs_dir,
-        passed_on(data_dir, way.device),
+        forwarded_options(data_dir, way.device),
     )
     silent = quiet or as_json
-    with data_place(data_dir, silent) as place:
-        plan = planned_work(what, scale, order, way, place)
+    with data_dirs_with_progress(data_dir, silent) as place:
+        plan = schedule_sweep(what, scale, order, way, place)
     if print_commands:
-        say_commands(plan)
+        print_shell_commands(plan)
         return
     if dry_run:
-        say_json(to_json(plan)) if as_json else show_plan(plan, dry=True)
+        print_json(sweep_to_json(plan)) if as_json else show_sweep_schedule(plan, is_dry_run=True)
         return
-    plan, crew = work(plan, way, silent)
-    table = write_report(plan, target, figures, silent)
-    outcome(plan, crew, table, target, as_json)
-    tell_ends(plan, crew)
+    plan, crew = run_sweep(plan, way, silent)
+    table = write_study_report(plan, target, figures, silent)
+    show_sweep_result(plan, crew, table, target, as_json)
+    report_failures(plan, crew)
 
 
-def passed_on(data_dir: Path | None, device: Device) -> tuple[str, ...]:
+def forwarded_options(data_dir: Path | None, device: DeviceChoice) -> tuple[str, ...]:
     """The options that every run gets as well."""
     words = ("--data-dir", str(data_dir)) if data_dir else ()
-    return words if device is Device.auto else (*words, "--device", device.value)
+    return words if device is DeviceChoice.auto else (*words, "--device", device.value)
 
 
-def planned_work(what: str, scale: Scale, order: Order, way: Way, place: Place) -> Plan:
+def schedule_sweep(
+    study_name: str, scale: Scale, options: SweepOptions, execution: SweepExecutionOptions, data_dirs: DataDirs
+) -> SweepSchedule:
     """What there is to do, and about how long it takes; what is left out is told."""
-    program = planned(STUDIES[what], scale, order, place)
-    for line in program.left_out:
-        remark(f"left out: {line}")
-    if not program.cells:
-        raise RequestError(f"nothing can be run here (reproduce {what}): get the data that is named above")
-    if order.changes:
-        remark(f"with {', '.join(order.changes)} settings are not the study's, and have names of their own (--set)")
-    states = program.states()
-    todo, at_once = program.jobs(states, apart=way.with_ray), way.at_once()
-    return Plan(what, scale, program, states, todo, at_once, estimate(todo, program.cells, at_once))
+    program = plan_sweep(STUDIES[study_name], scale, options, data_dirs)
+    for line in program.skipped_reasons:
+        print_stderr(f"left out: {line}")
+    if not program.runs:
+        raise RequestError(f"nothing can be run here (reproduce {study_name}): get the data that is named above")
+    if options.overrides:
+        print_stderr(
+            f"with {', '.join(options.overrides)} settings are not the study's, and have names of their own (--set)"
+        )
+    states = program.read_states()
+    todo, at_once = program.pending_jobs(states, one_run_per_job=execution.is_ray), execution.max_parallel_jobs()
+    return SweepSchedule(
+        study_name, scale, program, states, todo, at_once, estimate_duration(todo, program.runs, at_once)
+    )
 
 
-def work(plan: Plan, way: Way, silent: bool) -> tuple[Plan, Crew]:
+def run_sweep(
+    schedule: SweepSchedule, execution: SweepExecutionOptions, quiet: bool
+) -> tuple[SweepSchedule, JobRunner]:
     """Have everything made that remains: the plan as it was carried out, and the crew. For nothing, nobody is asked."""
-    if not plan.jobs:
-        way = replace(way, engine=Engine.local)
-    with way.pool(plan.program.order.runs_dir, silent) as (pool, at_once):
-        expected = estimate(plan.jobs, plan.program.cells, at_once)
-        plan = replace(plan, at_once=at_once, expected=expected)
-        if not silent:
-            show_plan(plan, dry=False)
-        crew = Crew(deque(plan.jobs), pool, at_once, way.workers(at_once), GRACE_SECONDS, way.retries)
-        with view(silent, plan) as progress:
-            carry_out(crew, progress)
-    return plan, crew
+    if not schedule.jobs:
+        execution = replace(execution, engine=SweepEngine.local)
+    with execution.open_launcher(schedule.plan.options.runs_dir, quiet) as (pool, at_once):
+        expected = estimate_duration(schedule.jobs, schedule.plan.runs, at_once)
+        schedule = replace(schedule, max_parallel=at_once, estimate=expected)
+        if not quiet:
+            show_sweep_schedule(schedule, is_dry_run=False)
+        crew = JobRunner(
+            deque(schedule.jobs),
+            pool,
+            at_once,
+            execution.workers_per_job(at_once),
+            STOP_TIMEOUT_SECONDS,
+            execution.max_retries,
+        )
+        with make_sweep_progress_view(quiet, schedule) as progress:
+            run_jobs(crew, progress)
+    return schedule, crew
 
 
-def carry_out(crew: Crew, progress: View) -> None:
+def run_jobs(runner: JobRunner, progress: SweepProgressView) -> None:
     """Have all jobs done. Asked to stop, ask them to: they end after their round, and we after them."""
     passed_on = False
-    with stop_request(GRACE_SECONDS + SPARE_SECONDS, GO_ON, "the rounds under way") as asked_to_stop:
+    with catch_stop_signals(
+        STOP_TIMEOUT_SECONDS + STOP_MARGIN_SECONDS, RERUN_HINT, "the rounds under way"
+    ) as asked_to_stop:
         try:
-            while crew.running or (crew.busy and not asked_to_stop()):
-                progress.update(crew, crew.look(go_on=not asked_to_stop()))
+            while runner.running or (runner.is_busy and not asked_to_stop()):
+                progress.update(runner, runner.poll(should_continue=not asked_to_stop()))
                 if asked_to_stop() and not passed_on:
                     passed_on = True
-                    crew.tell(asked_to_stop.code - 128)
-                time.sleep(PAUSE_SECONDS if crew.busy else 0)
+                    runner.send_signal(asked_to_stop.exit_code - 128)
+                time.sleep(POLL_INTERVAL_SECONDS if runner.is_busy else 0)
         finally:
-            crew.tell(signal.SIGTERM)
+            runner.send_signal(signal.SIGTERM)
         if asked_to_stop():
-            remark(f"stopped: {GO_ON}")
-            raise typer.Exit(asked_to_stop.code)
+            print_stderr(f"stopped: {RERUN_HINT}")
+            raise typer.Exit(asked_to_stop.exit_code)
 
 
-def tell_ends(plan: Plan, crew: Crew) -> None:
+def report_failures(schedule: SweepSchedule, runner: JobRunner) -> None:
     """Name what failed, each with the command that tries it again, and what others are making."""
-    for failure in crew.failures:
-        remark(f"failed: {failure.job.title}: {failure.error}")
-        remark(f"  again: {command_of(failure.job, '--resume')}")
-    for job in crew.held:
-        remark(f"held by another process, and left to it: {', '.join(cell.title for cell in job.cells)}")
-    if crew.failures:
-        first = crew.failures[0]
-        raise FailedRunError(
-            f"{len(crew.failures)} of {len(plan.jobs)} jobs failed, the first: {first.job.title}: {first.error}"
+    for failure in runner.failures:
+        print_stderr(f"failed: {failure.job.title}: {failure.error}")
+        print_stderr(f"  again: {shell_command(failure.job, '--resume')}")
+    for job in runner.locked_jobs:
+        print_stderr(f"held by another process, and left to it: {', '.join(cell.title for cell in job.runs)}")
+    if runner.failures:
+        first = runner.failures[0]
+        raise RunFailedError(
+            f"{len(runner.failures)} of {len(schedule.jobs)} jobs failed, the first: {first.job.title}: {first.error}"
         )
-    if crew.held:
+    if runner.locked_jobs:
         raise RunStateError(
-            f"{sum(len(job.cells) for job in crew.held)} runs are made by another process "
-            f"({crew.held[0].cells[0].files.path}): wait for it and call the same command again"
+            f"{sum(len(job.runs) for job in runner.locked_jobs)} runs are made by another process "
+            f"({runner.locked_jobs[0].runs[0].files.path}): wait for it and call the same command again"
         )

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmosaic_cli.cli.common_options import Device
-from fedmosaic_cli.cli.console import remark
+from fedmosaic_cli.cli.common_options import DeviceChoice
+from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.machine import available_cores
-from fedmosaic_cli.sweeps.processes import Here
+from fedmosaic_cli.machine import num_available_cores
+from fedmosaic_cli.sweeps.processes import LocalLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedmosaic_cli.sweeps.processes import Pool
+    from fedmosaic_cli.sweeps.processes import JobLauncher
 
-RETRIES = 2
+DEFAULT_RAY_RETRIES = 2
 
 
-class Engine(StrEnum):
+class SweepEngine(StrEnum):
     local = "local"
     ray = "ray"
 
 
-EngineOption = Annotated[Engine, typer.Option(help="Make runs on this machine, or wherever Ray finds room.")]
+SweepEngineOption = Annotated[SweepEngine, typer.Option(help="Make runs on this machine, or wherever Ray finds room.")]
 RayAddressOption = Annotated[
     str | None,
     typer.Option(help="A cluster to join: auto or host:port.", show_default="a Ray of our own, on this machine"),
@@ -44,91 +44,101 @@ JobGpusOption = Annotated[
 RetriesOption = Annotated[
     int | None,
     typer.Option(
-        min=0, help="How often a job that crashed is dealt again.", show_default=f"{RETRIES} with Ray, else 0"
+        min=0,
+        help="How often a job that crashed is dealt again.",
+        show_default=f"{DEFAULT_RAY_RETRIES} with Ray, else 0",
     ),
 ]
 
 
 @dataclass(frozen=True)
-class Way:
+class SweepExecutionOptions:
     """How runs are to be made, as asked for; None where nothing was said."""
 
-    engine: Engine
-    address: str | None
-    jobs: int | None
-    job_cpus: int | None
-    job_gpus: float | None
-    asked_retries: int | None
-    asked_device: Device
+    engine: SweepEngine
+    ray_address: str | None
+    requested_jobs: int | None
+    requested_cpus: int | None
+    requested_gpus: float | None
+    requested_retries: int | None
+    requested_device: DeviceChoice
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Refuse what does not go together; Ray is not loaded for that."""
-        given = {"--ray-address": self.address, "--job-cpus": self.job_cpus, "--job-gpus": self.job_gpus}
+        given = {
+            "--ray-address": self.ray_address,
+            "--job-cpus": self.requested_cpus,
+            "--job-gpus": self.requested_gpus,
+        }
         for option, value in given.items():
-            if value is not None and not self.with_ray:
+            if value is not None and not self.is_ray:
                 raise RequestError(f"{option} {value} is about Ray: add --engine ray, or leave it out")
-        if self.gpus > 1 and self.gpus % 1:
+        if self.gpus_per_job > 1 and self.gpus_per_job % 1:
             raise RequestError(
-                f"{self.gpus:g} GPUs for a run (--job-gpus): it must be a part of one, or a whole number"
+                f"{self.gpus_per_job:g} GPUs for a run (--job-gpus): it must be a part of one, or a whole number"
             )
-        if self.with_ray and (self.device is Device.cuda) != (self.gpus > 0):
+        if self.is_ray and (self.device is DeviceChoice.cuda) != (self.gpus_per_job > 0):
             raise RequestError(
-                f"{self.gpus:g} GPUs for a run on {self.device.value} (--job-gpus, --device): change one"
+                f"{self.gpus_per_job:g} GPUs for a run on {self.device.value} (--job-gpus, --device): change one"
             )
-        if self.address is not None:
-            from fedmosaic_cli.sweeps.ray_session import check_address
+        if self.ray_address is not None:
+            from fedmosaic_cli.sweeps.ray_session import validate_ray_address
 
-            check_address(self.address)
+            validate_ray_address(self.ray_address)
 
     @property
-    def with_ray(self) -> bool:
-        return self.engine is Engine.ray
+    def is_ray(self) -> bool:
+        return self.engine is SweepEngine.ray
 
     @property
-    def retries(self) -> int:
+    def max_retries(self) -> int:
         """How often a job that crashed is dealt again."""
-        return (RETRIES if self.with_ray else 0) if self.asked_retries is None else self.asked_retries
+        return (DEFAULT_RAY_RETRIES if self.is_ray else 0) if self.requested_retries is None else self.requested_retries
 
     @property
-    def gpus(self) -> float:
+    def gpus_per_job(self) -> float:
         """The GPUs of a run."""
-        return float(self.asked_device is Device.cuda) if self.job_gpus is None else self.job_gpus
+        return float(self.requested_device is DeviceChoice.cuda) if self.requested_gpus is None else self.requested_gpus
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceChoice:
         """What runs compute on: with Ray they have the GPUs that they were given, or none."""
-        if self.with_ray and self.asked_device is Device.auto:
-            return Device.cuda if self.gpus else Device.cpu
-        return self.asked_device
+        if self.is_ray and self.requested_device is DeviceChoice.auto:
+            return DeviceChoice.cuda if self.gpus_per_job else DeviceChoice.cpu
+        return self.requested_device
 
     @property
-    def cpus(self) -> int:
+    def cpus_per_job(self) -> int:
         """The cores of a run with Ray."""
-        here = self.jobs if self.address is None else None
-        return self.job_cpus or (max(1, available_cores() // here) if here else 1)
+        here = self.requested_jobs if self.ray_address is None else None
+        return self.requested_cpus or (max(1, num_available_cores() // here) if here else 1)
 
-    def workers(self, at_once: int) -> int:
+    def workers_per_job(self, max_parallel: int) -> int:
         """How many workers a run has, so many of which are made at once."""
-        return self.cpus if self.with_ray else max(1, available_cores() // at_once)
+        return self.cpus_per_job if self.is_ray else max(1, num_available_cores() // max_parallel)
 
-    def at_once(self) -> int:
+    def max_parallel_jobs(self) -> int:
         """How many jobs this machine alone would run at once."""
-        return self.jobs or max(1, available_cores() // (self.cpus if self.with_ray else 1))
+        return self.requested_jobs or max(1, num_available_cores() // (self.cpus_per_job if self.is_ray else 1))
 
     @contextmanager
-    def pool(self, runs_dir: Path, silent: bool) -> Iterator[tuple[Pool, int]]:
+    def open_launcher(self, runs_dir: Path, quiet: bool) -> Iterator[tuple[JobLauncher, int]]:
         """Where commands are made, and how many at once."""
-        if not self.with_ray:
-            yield Here(), self.at_once()
+        if not self.is_ray:
+            yield LocalLauncher(), self.max_parallel_jobs()
             return
-        from fedmosaic_cli.sweeps.ray_cluster import Share, cluster
-        from fedmosaic_cli.sweeps.ray_session import check_installed
+        from fedmosaic_cli.sweeps.ray_cluster import JobResources, ray_launcher
+        from fedmosaic_cli.sweeps.ray_session import require_ray_installed
 
-        check_installed()
-        if not silent:
-            remark("starting Ray on this machine" if self.address is None else f"joining Ray at {self.address}")
+        require_ray_installed()
+        if not quiet:
+            print_stderr(
+                "starting Ray on this machine" if self.ray_address is None else f"joining Ray at {self.ray_address}"
+            )
         # On one machine --jobs may ask for more than there are cores, as it may without Ray.
-        cores = max(available_cores(), (self.jobs or 0) if self.job_cpus is None else 0)
-        with cluster(self.address, cores, Share(self.cpus, self.gpus), runs_dir) as machines:
-            room = machines.room()
-            yield machines, min(room, self.jobs or room)
+        cores = max(num_available_cores(), (self.requested_jobs or 0) if self.requested_cpus is None else 0)
+        with ray_launcher(
+            self.ray_address, cores, JobResources(self.cpus_per_job, self.gpus_per_job), runs_dir
+        ) as machines:
+            room = machines.capacity()
+            yield machines, min(room, self.requested_jobs or room)

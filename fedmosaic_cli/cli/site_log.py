@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.cli.console import remark
+from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.errors import ResourceError
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.federation.flower.supernode import Event
-    from fedmosaic_cli.federation.site import Answered
+    from fedmosaic_cli.federation.flower.supernode import ConnectionEvent
+    from fedmosaic_cli.federation.site import HandledRequest
     from fedmosaic_cli.federation.site_dir import SiteFiles
 
 
-class Diary:
+class SiteLog:
     """Says and writes down how a site is doing: a line an event, and the last of them in its status.
 
     Two threads tell it things: who keeps the connection, and who answers letters.
@@ -26,37 +26,37 @@ class Diary:
         self._files = files
         self._quiet = quiet
         self._status: dict[str, Any] = {}
-        self._one_at_a_time = Lock()
+        self._lock = Lock()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         if not self._quiet:
-            remark(text)
+            print_stderr(text)
 
-    def connection(self, event: Event) -> None:
+    def on_connection_event(self, event: ConnectionEvent) -> None:
         """Something happened to the connection."""
-        words = f"{event.what}{f', {event.detail}' if event.detail else ''}"
-        if event.what != "unheard":
-            self._note(connection=words, since=now())
-        self.say(f"connection: {words}")
+        words = f"{event.kind}{f', {event.detail}' if event.detail else ''}"
+        if event.kind != "unheard":
+            self._update_status(connection=words, since=utc_timestamp())
+        self.print_line(f"connection: {words}")
 
-    def answered(self, answer: Answered) -> None:
+    def on_request(self, request: HandledRequest) -> None:
         """Something was asked and answered."""
-        what = f"{answer.asked}{'' if answer.round is None else f' {answer.round}'} of {answer.run or 'no run'}"
-        problem = f"  not done: {answer.problem}" if answer.problem else ""
-        line = f"{what}  {answer.seconds:.2f} s  {answer.bytes_out} bytes{problem}"
-        self._note(last=f"{now()} {line}")
-        self.say(line)
+        what = f"{request.kind}{'' if request.round is None else f' {request.round}'} of {request.run_id or 'no run'}"
+        problem = f"  not done: {request.error}" if request.error else ""
+        line = f"{what}  {request.duration_seconds:.2f} s  {request.response_bytes} bytes{problem}"
+        self._update_status(last=f"{utc_timestamp()} {line}")
+        self.print_line(line)
 
-    def ended(self) -> None:
-        self._note(connection="stopped", since=now())
+    def on_stop(self) -> None:
+        self._update_status(connection="stopped", since=utc_timestamp())
 
-    def _note(self, **values: str) -> None:
+    def _update_status(self, **values: str) -> None:
         """Write down the last of it; on a full disk that has to wait, and the coordinator is answered all the same."""
-        with self._one_at_a_time:
+        with self._lock:
             self._status |= values
             with suppress(OSError, ResourceError):
                 self._files.save_status(self._status)
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, say_json
-from fedmosaic_cli.cli.train_options import Request, takes_request
+from fedmosaic_cli.cli.console import print_json, stdout_console
+from fedmosaic_cli.cli.train_options import TrainOptions, with_train_options
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.runner.execute import launch
+from fedmosaic_cli.runner.execute import launch_runs
 
 
-@takes_request
-def train(request: Request) -> None:
+@with_train_options
+def train(request: TrainOptions) -> None:
     """Train FedMosaic.
 
     \b
@@ -34,12 +34,12 @@ def train(request: Request) -> None:
     fedmosaic train --preset quickstart --engine flower --local-sites 3 --rounds 6
     fedmosaic train --shards shards/ours --engine flower --federation federation --quorum 2 --deadline 300 --wait 900
     """
-    launch(["fedmosaic"], request)
+    launch_runs(["fedmosaic"], request)
 
 
-@takes_request
+@with_train_options
 def baseline(
-    request: Request,
+    request: TrainOptions,
     methods: Annotated[
         list[str] | None, typer.Argument(metavar="METHOD", help="Methods, or 'all' for all but fedmosaic.")
     ] = None,
@@ -63,7 +63,7 @@ def baseline(
         raise RequestError("no method is named (fedmosaic baseline): add one or 'all'; --list shows them")
     everything = [name for name in METHODS if name != "fedmosaic"]
     named = list(dict.fromkeys(name for word in methods for name in (everything if word == "all" else [word])))
-    launch(named, request, if_they_fit={name for name in named if name not in methods})
+    launch_runs(named, request, optional_methods={name for name in named if name not in methods})
 
 
 def show_methods(as_json: bool) -> None:
@@ -71,9 +71,9 @@ def show_methods(as_json: bool) -> None:
     keys = ("name", "title", "family", "travels", "evaluated", "citation")
     methods = [{key: getattr(method, key) for key in keys} for method in METHODS.values()]
     if as_json:
-        say_json(methods)
+        print_json(methods)
         return
     view = Table("method", "family", "what travels", "citation", box=None, pad_edge=False)
     for method in methods:
         view.add_row(method["name"], method["family"], method["travels"], method["citation"])
-    out().print(view)
+    stdout_console().print(view)

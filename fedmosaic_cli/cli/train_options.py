@@ -13,16 +13,16 @@ import typer
 from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
-    Device,
+    DeviceChoice,
     DeviceOption,
-    Engine,
-    Execution,
+    ExecutionChoice,
     JsonOption,
-    OnNan,
+    NanPolicy,
     PresetOption,
+    PrivacyUnit,
     QuietOption,
     RunsDirOption,
-    Unit,
+    TrainEngine,
     VerboseOption,
 )
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-AT_SITES = "Clients at sites (--engine flower)"
+FLOWER_HELP_PANEL = "Clients at sites (--engine flower)"
 """The heading of what concerns nobody else, in help texts."""
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainOptions:
     """The options of a training command. A field is an option: its annotation says how it looks on the command line."""
 
     preset: PresetOption = None
@@ -70,7 +70,7 @@ class Request:
     ] = None
     dp_delta: Annotated[float | None, typer.Option(help="Its delta.", show_default="1e-05")] = None
     dp_unit: Annotated[
-        Unit | None,
+        PrivacyUnit | None,
         typer.Option(
             help="What may change unseen: all data of a client; or a record, on your word (privacy.changed_rows).",
             show_default="client",
@@ -102,13 +102,13 @@ class Request:
         False
     )
     execution: Annotated[
-        Execution | None, typer.Option(help="Clients one by one (threads) or together.", show_default="auto")
+        ExecutionChoice | None, typer.Option(help="Clients one by one (threads) or together.", show_default="auto")
     ] = None
     workers: Annotated[
         int | None, typer.Option(help="Threads; results do not depend on it.", show_default="0: one a core or GPU")
     ] = None
     on_nan: Annotated[
-        OnNan | None,
+        NanPolicy | None,
         typer.Option(help="If a client diverges: stop, or skip its part in the round.", show_default="stop"),
     ] = None
     grace: Annotated[
@@ -124,19 +124,20 @@ class Request:
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write each round's values for TensorBoard, beside the run.")
     ] = False
-    device: DeviceOption = Device.auto
+    device: DeviceOption = DeviceChoice.auto
     engine: Annotated[
-        Engine,
+        TrainEngine,
         typer.Option(
-            rich_help_panel=AT_SITES, help="Clients in this process, or at sites of their own by way of Flower."
+            rich_help_panel=FLOWER_HELP_PANEL,
+            help="Clients in this process, or at sites of their own by way of Flower.",
         ),
-    ] = Engine.local
+    ] = TrainEngine.local
     local_sites: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=64,
-            rich_help_panel=AT_SITES,
+            rich_help_panel=FLOWER_HELP_PANEL,
             help="Rehearse with so many sites on this machine.",
             show_default=False,
         ),
@@ -145,26 +146,28 @@ class Request:
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            rich_help_panel=AT_SITES,
+            rich_help_panel=FLOWER_HELP_PANEL,
             help="Where to listen for sites.",
             show_default="127.0.0.1:9443",
         ),
     ] = None
     federation: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=AT_SITES, help="Certificates, and keys of the sites.", show_default="federation"),
+        typer.Option(
+            rich_help_panel=FLOWER_HELP_PANEL, help="Certificates, and keys of the sites.", show_default="federation"
+        ),
     ] = None
     quorum: Annotated[
         int | None,
         typer.Option(
-            min=1, rich_help_panel=AT_SITES, help="How many clients a round needs.", show_default="all but one"
+            min=1, rich_help_panel=FLOWER_HELP_PANEL, help="How many clients a round needs.", show_default="all but one"
         ),
     ] = None
     deadline: Annotated[
         float | None,
         typer.Option(
             min=1,
-            rich_help_panel=AT_SITES,
+            rich_help_panel=FLOWER_HELP_PANEL,
             help="Seconds that a round may take.",
             show_default="3600 for the first, then 90 or 3 times what rounds take",
         ),
@@ -172,16 +175,21 @@ class Request:
     wait: Annotated[
         float | None,
         typer.Option(
-            min=1, rich_help_panel=AT_SITES, help="Seconds until all sites must be there.", show_default="600"
+            min=1, rich_help_panel=FLOWER_HELP_PANEL, help="Seconds until all sites must be there.", show_default="600"
         ),
     ] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", rich_help_panel=AT_SITES, help="No TLS and no keys; on this machine alone.")
+        bool,
+        typer.Option(
+            "--insecure", rich_help_panel=FLOWER_HELP_PANEL, help="No TLS and no keys; on this machine alone."
+        ),
     ] = False
     expose: Annotated[
         bool,
         typer.Option(
-            "--expose", rich_help_panel=AT_SITES, help="Listen where others could start runs too: trusted networks."
+            "--expose",
+            rich_help_panel=FLOWER_HELP_PANEL,
+            help="Listen where others could start runs too: trusted networks.",
         ),
     ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
@@ -193,9 +201,9 @@ class Request:
     debug: DebugOption = False
 
 
-def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+def with_train_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options of a Request, which it then receives as its argument `request`."""
-    own, shared = get_type_hints(command, include_extras=True), get_type_hints(Request, include_extras=True)
+    own, shared = get_type_hints(command, include_extras=True), get_type_hints(TrainOptions, include_extras=True)
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own[name])
         for name, parameter in inspect.signature(command).parameters.items()
@@ -205,12 +213,12 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared[field.name]
         )
-        for field in fields(Request)
+        for field in fields(TrainOptions)
     ]
 
     @wraps(command)
     def with_request(**given: Any) -> None:
-        request = Request(**{field.name: given.pop(field.name) for field in fields(Request)})
+        request = TrainOptions(**{field.name: given.pop(field.name) for field in fields(TrainOptions)})
         command(request=request, **given)
 
     # Typer reads a command's options off its signature.

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption
-from fedmosaic_cli.cli.console import out, say_json
+from fedmosaic_cli.cli.console import print_json, stdout_console
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from fedmosaic_cli.report.run_progress import WatchedRuns
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 3600
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.1, 3600
 
 
 def watch(
@@ -44,44 +44,44 @@ def watch(
     fedmosaic watch /mnt/cluster/runs --interval 10
     fedmosaic watch --json | jq '.[] | select(.state == "running")'
     """
-    if not (math.isfinite(interval) and SHORTEST_SECONDS <= interval <= LONGEST_SECONDS):
-        limits = f"it must be between {SHORTEST_SECONDS} and {LONGEST_SECONDS}"
+    if not (math.isfinite(interval) and MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS):
+        limits = f"it must be between {MIN_INTERVAL_SECONDS} and {MAX_INTERVAL_SECONDS}"
         raise RequestError(f"a time of {interval} s (--interval): {limits}")
 
-    from fedmosaic_cli.cli.views.watch_view import to_json, view
+    from fedmosaic_cli.cli.views.watch_view import progress_to_json, render_watched_runs
     from fedmosaic_cli.report.run_progress import WatchedRuns
 
     runs = WatchedRuns(path)
     if as_json:
-        say_json([to_json(progress, runs.single) for progress in runs.look()])
+        print_json([progress_to_json(progress, runs.is_single_run) for progress in runs.poll()])
     elif once or not sys.stdout.isatty():
-        out().print(view(runs.look(), runs, out(), None))
+        stdout_console().print(render_watched_runs(runs.poll(), runs, stdout_console(), None))
     else:
-        follow(runs, interval)
+        watch_until_finished(runs, interval)
 
 
 @contextmanager
-def until_enough() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """Being told to stop is how watching ends: nothing has failed, so nothing is said."""
     try:
         yield
     except InterruptedBySignal as interrupt:
-        raise typer.Exit(interrupt.code) from None
+        raise typer.Exit(interrupt.exit_code) from None
 
 
-def follow(runs: WatchedRuns, interval: float) -> None:
+def watch_until_finished(runs: WatchedRuns, interval: float) -> None:
     """Show the runs again and again on the terminal, until there is nothing more to wait for."""
     from rich.live import Live
 
-    from fedmosaic_cli.cli.views.watch_view import view
-    from fedmosaic_cli.report.run_progress import EXPECTED
+    from fedmosaic_cli.cli.views.watch_view import render_watched_runs
+    from fedmosaic_cli.report.run_progress import UNFINISHED_STATUSES
 
-    console = out()
-    found = runs.look()
-    with Live(console=console, auto_refresh=False) as live, until_enough():
+    console = stdout_console()
+    found = runs.poll()
+    with Live(console=console, auto_refresh=False) as live, exit_on_interrupt():
         while True:
-            live.update(view(found, runs, console, console.height), refresh=True)
-            if not any(progress.state in EXPECTED for progress in found):
+            live.update(render_watched_runs(found, runs, console, console.height), refresh=True)
+            if not any(progress.status in UNFINISHED_STATUSES for progress in found):
                 return
             time.sleep(interval)
-            found = runs.look()
+            found = runs.poll()

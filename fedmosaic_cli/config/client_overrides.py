@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.schema import Section
+from fedmosaic_cli.schema import ConfigSection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ClientSettings(Section):
+class ClientOverrides(ConfigSection):
     """What is not said is as in the sections `model` and `train`."""
 
     model: dict[str, Any] = Field(default_factory=dict)
@@ -29,12 +29,12 @@ class ClientSettings(Section):
     lr: float | None = None
     momentum: float | None = None
 
-    def training(self) -> dict[str, Any]:
+    def train_overrides(self) -> dict[str, Any]:
         """The keys of the section `train` that it changes."""
         return self.model_dump(include={"optimizer", "lr", "momentum"}, exclude_none=True)
 
 
-def members(text: str, clients: int) -> range:
+def parse_client_range(text: str, num_clients: int) -> range:
     """The clients that `4` or `0-4` stands for, of so many."""
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     if not match:
@@ -42,16 +42,16 @@ def members(text: str, clients: int) -> range:
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise RequestError(f"no clients {text} (clients): write {last}-{first}")
-    if last >= clients:
-        raise RequestError(f"no clients {text} (clients): they are numbered from 0 to {clients - 1}")
+    if last >= num_clients:
+        raise RequestError(f"no clients {text} (clients): they are numbered from 0 to {num_clients - 1}")
     return range(first, last + 1)
 
 
-def spread(sections: Mapping[str, T], clients: int) -> dict[int, T]:
+def expand_client_ranges(sections: Mapping[str, T], num_clients: int) -> dict[int, T]:
     """What is said of clients, by client; nobody may be named twice."""
     settings: dict[int, T] = {}
     for text, section in sections.items():
-        for client in members(text, clients):
+        for client in parse_client_range(text, num_clients):
             if client in settings:
                 raise RequestError(f"client {client} is named twice (clients.{text}): let ranges not overlap")
             settings[client] = section
@@ -59,27 +59,29 @@ def spread(sections: Mapping[str, T], clients: int) -> dict[int, T]:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Incompatibility:
     """What a method needs, why that is not there, and what to do."""
 
-    needs: str
-    but: str
-    way_out: str
+    requirement: str
+    problem: str
+    remedy: str
 
 
-def misfit(method: Method, models: Mapping[int, ModelSettings], own: Collection[int]) -> Misfit | None:
+def find_incompatibility(
+    method: Method, models: Mapping[int, ModelSettings], overridden_clients: Collection[int]
+) -> Incompatibility | None:
     """Why a method cannot be played by clients with these models, some of them their `own`; None where it can."""
-    if method.plays_with == "anything":
+    if method.supported_learners == "anything":
         return None
     way_out = "use fedmosaic, fedct or local"
-    one = method.plays_with == "one network"
+    one = method.supported_learners == "one network"
     needs = "needs the same network for all clients" if one else "needs networks"
     strangers = [client for client, model in models.items() if not model.is_network]
     if strangers:
-        where = "clients" if strangers[0] in own else "model.name"
-        return Misfit(needs, f"client {strangers[0]} has a {models[strangers[0]].name} ({where})", way_out)
+        where = "clients" if strangers[0] in overridden_clients else "model.name"
+        return Incompatibility(needs, f"client {strangers[0]} has a {models[strangers[0]].name} ({where})", way_out)
     if not one or len(set(models.values())) == 1:
         return None
     names = list(dict.fromkeys(model.name for model in models.values()))
     but = f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"
-    return Misfit(needs, f"{but} (clients)", way_out)
+    return Incompatibility(needs, f"{but} (clients)", way_out)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedmosaic_cli.config.client_overrides import ClientSettings
-from fedmosaic_cli.config.validation_errors import check_keys, checked
-from fedmosaic_cli.config.yaml_files import MOST_DEPTH, parse
+from fedmosaic_cli.config.client_overrides import ClientOverrides
+from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
+from fedmosaic_cli.config.yaml_files import MAX_YAML_DEPTH, parse_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
-from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.errors import RequestError, unknown_name_error
 from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 # What a run has beside its method; the last three are about messages, and most runs say nothing of them.
-SECTIONS = {
+CONFIG_SECTIONS = {
     "data": DataSettings,
     "model": ModelSettings,
     "train": TrainSettings,
@@ -26,18 +26,18 @@ SECTIONS = {
     "attack": AttackSettings,
     "defence": DefenceSettings,
 }
-GROUPS = ("methods", "clients")
+SECTION_GROUPS = ("methods", "clients")
 # One setting with two spellings: a later layer with one of them means that one, and puts an end to the other.
-REPLACES = {
+EXCLUSIVE_KEYS = {
     "train": {"local_epochs": {"local_steps"}, "local_steps": {"local_epochs"}},
     "privacy": {"epsilon": {"label_epsilon", "noise_multiplier"}, "label_epsilon": {"epsilon", "label_share"}},
 }
-TYPED = {"--set", "flag"}
+CLI_ORIGINS = {"--set", "flag"}
 T = TypeVar("T")
 
 
 @dataclass
-class Layers:
+class ConfigLayers:
     """`values` has a mapping for each section (`data`, `methods.fedct`, `clients.0-4`), `origins` who set a key."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,15 +45,15 @@ class Layers:
 
     def add(self, origin: str, content: dict[str, Any]) -> None:
         """Lay `content` over what is there."""
-        check_keys(content, [*SECTIONS, *GROUPS], "")
+        reject_unknown_keys(content, [*CONFIG_SECTIONS, *SECTION_GROUPS], "")
         for section, values in content.items():
-            if section not in GROUPS:
-                self._put(origin, section, values)
+            if section not in SECTION_GROUPS:
+                self._merge_section(origin, section, values)
                 continue
-            for name, inner in as_mapping(values, section, origin).items():
+            for name, inner in require_mapping(values, section, origin).items():
                 if section == "methods":
-                    check_method(str(name), f"methods.{name}")
-                self._put(origin, f"{section}.{name}", inner)
+                    require_known_method(str(name), f"methods.{name}")
+                self._merge_section(origin, f"{section}.{name}", inner)
 
     def origin(self, key: str) -> str:
         """Who set a key, or the mapping that it is a part of."""
@@ -63,7 +63,7 @@ class Layers:
             key = key.rpartition(".")[0]
         return "default"
 
-    def named(self, group: str) -> list[str]:
+    def section_names(self, group: str) -> list[str]:
         """The sections of a group that anything is said about, e.g. the ranges of `clients`."""
         return [section.partition(".")[2] for section in self.values if section.startswith(f"{group}.")]
 
@@ -72,29 +72,29 @@ class Layers:
         for origin, content in layers:
             self.add(origin, content)
 
-    def section(self, name: str, kind: Callable[..., T]) -> T:
+    def section(self, name: str, section_type: Callable[..., T]) -> T:
         """The checked content of a section, or of a method's (`methods.fedct`)."""
-        return checked(kind, self.values.get(name, {}), field_names(kind), name, self.origins)
+        return build_validated(section_type, self.values.get(name, {}), field_names(section_type), name, self.origins)
 
-    def set(self, assignment: str) -> None:
+    def add_assignment(self, assignment: str) -> None:
         """Lay one `section.key=value` over what is there."""
         path, equals, text = assignment.partition("=")
         *sections, key = path.strip().split(".")
-        if not equals or not 0 < len(sections) < MOST_DEPTH or not all((*sections, key)):
+        if not equals or not 0 < len(sections) < MAX_YAML_DEPTH or not all((*sections, key)):
             raise RequestError(f"cannot read '{assignment}' (--set): write section.key=value, e.g. train.rounds=20")
-        content: dict[str, Any] = {key: parse(text, f"--set {path}")}
+        content: dict[str, Any] = {key: parse_yaml(text, f"--set {path}")}
         for name in reversed(sections):
             content = {name: content}
         self.add("--set", content)
 
-    def _put(self, origin: str, section: str, values: Any) -> None:
+    def _merge_section(self, origin: str, section: str, values: Any) -> None:
         group, _, name = section.partition(".")
-        known: object = SECTIONS.get(section) or (METHODS[name] if group == "methods" else ClientSettings)
-        check_keys(as_mapping(values, section, origin), field_names(known), section)
+        known: object = CONFIG_SECTIONS.get(section) or (METHODS[name] if group == "methods" else ClientOverrides)
+        reject_unknown_keys(require_mapping(values, section, origin), field_names(known), section)
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}
             self.values.get(section, {}).pop("model", None)  # a name alone is all there is to say of the model
-        for key in self._replaced(origin, section, values):
+        for key in self._replaced_keys(origin, section, values):
             del self.values[section][key]
             del self.origins[f"{section}.{key}"]
         held = self.values.setdefault(section, {})
@@ -105,37 +105,37 @@ class Layers:
                 self.origins.update({f"{section}.{key}.{inner}": origin for inner in value})
             else:
                 held[key] = value
-                self._forget(f"{section}.{key}.")
+                self._drop_origins(f"{section}.{key}.")
                 self.origins[f"{section}.{key}"] = origin
 
-    def _replaced(self, origin: str, section: str, values: dict[str, Any]) -> list[str]:
+    def _replaced_keys(self, origin: str, section: str, values: dict[str, Any]) -> list[str]:
         """The keys of a section that later `values` put an end to, beside those that they set anew."""
-        other = set().union(*(REPLACES.get(section, {}).get(key, set()) for key in values)) - values.keys()
+        other = set().union(*(EXCLUSIVE_KEYS.get(section, {}).get(key, set()) for key in values)) - values.keys()
         if section == "privacy":
             held = self.values.get(section, {})
             # Whoever wants no noise wants none, whatever a preset says of it.
             other |= held.keys() - values.keys() if values.get("labels") == "off" else set()
             # Of what was typed side by side nobody knows which was meant: then it is refused.
-            other = {key for key in other if not {origin, self.origins.get(f"{section}.{key}")} <= TYPED}
+            other = {key for key in other if not {origin, self.origins.get(f"{section}.{key}")} <= CLI_ORIGINS}
         return [key for key in self.values.get(section, {}) if key in other]
 
-    def _forget(self, prefix: str) -> None:
+    def _drop_origins(self, prefix: str) -> None:
         for key in [key for key in self.origins if key.startswith(prefix)]:
             del self.origins[key]
 
 
-def field_names(kind: object) -> list[str]:
+def field_names(section_type: object) -> list[str]:
     """The keys that a section or a method reads."""
-    return list(getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {}))
+    return list(getattr(section_type, "model_fields", None) or getattr(section_type, "__pydantic_fields__", {}))
 
 
-def as_mapping(values: Any, section: str, origin: str) -> dict[str, Any]:
+def require_mapping(values: Any, section: str, origin: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RequestError(f"section '{section}' is {values!r}, not a mapping ({origin}): write its keys below it")
     return values
 
 
-def check_method(name: str, where: str) -> None:
+def require_known_method(name: str, where: str) -> None:
     """Refuse a method that does not exist."""
     if name not in METHODS:
-        raise unknown("method", name, METHODS, where, "'fedmosaic baseline --list' shows all")
+        raise unknown_name_error("method", name, METHODS, where, "'fedmosaic baseline --list' shows all")

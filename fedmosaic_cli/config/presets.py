@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.config.yaml_files import read
-from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.config.yaml_files import read_yaml
+from fedmosaic_cli.errors import RequestError, unknown_name_error
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE_DIR = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Preset:
 
 def presets_directory() -> Path:
     """The shipped presets: inside an installed package, or at the top of a checkout."""
-    inside, checkout = PACKAGE / "presets", PACKAGE.parent
+    inside, checkout = PACKAGE_DIR / "presets", PACKAGE_DIR.parent
     if not inside.is_dir() and (checkout / "pyproject.toml").is_file():
         return checkout / "presets"
     return inside
@@ -40,18 +40,18 @@ def preset_path(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     if name not in preset_names():
-        raise unknown("preset", name, preset_names(), "--preset", "'fedmosaic presets list' shows all")
+        raise unknown_name_error("preset", name, preset_names(), "--preset", "'fedmosaic presets list' shows all")
     return presets_directory() / f"{name}.yaml"
 
 
 def load_preset(name: str) -> Preset:
     """The preset, with the one that it extends."""
     path = preset_path(name)
-    content = read(path)
+    content = read_yaml(path)
     description, parent = content.pop("description", ""), content.pop("extends", None)
     layers: tuple[tuple[str, dict[str, Any]], ...] = ((f"preset {path.stem}", content),)
     if parent is not None:
-        base = read(base_of(str(parent), path))
+        base = read_yaml(base_preset_path(str(parent), path))
         if "extends" in base:
             raise RequestError(f"preset '{parent}' extends another one ({path}): a preset may extend one that does not")
         base.pop("description", None)
@@ -59,7 +59,7 @@ def load_preset(name: str) -> Preset:
     return Preset(path.stem, path, str(description), layers)
 
 
-def base_of(name: str, path: Path) -> Path:
+def base_preset_path(name: str, path: Path) -> Path:
     """The file of the preset that another one extends: a shipped one, or one that lies beside it."""
     if not name.endswith((".yaml", ".yml")):
         return preset_path(name)

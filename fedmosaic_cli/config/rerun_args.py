@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.resume_changes import FREE_TO_CHANGE
-from fedmosaic_cli.config.run_config import flat, resolve_run
-from fedmosaic_cli.config.yaml_files import read
+from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
+from fedmosaic_cli.config.run_config import flatten_keys, resolve_run_config
+from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.files import read_json
 
@@ -20,59 +20,59 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
 
 # Noise is the business of the methods that have any, like their hyper-parameters.
-SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
-ROUND_LENGTHS = ("train.local_epochs", "train.local_steps")
+RERUN_SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
+ROUND_LENGTH_KEYS = ("train.local_epochs", "train.local_steps")
 # Where data lies and what computes is in no configuration: whoever said it will have to say it again.
-PASSED_ON = ("--data-dir", "--device")
+MACHINE_OPTIONS = ("--data-dir", "--device")
 # The same goes for where the clients are; those of a rehearsal are here.
-OF_SITES = ("--engine", "--superlink", "--federation")
-RUNS_DIR = "FEDMOSAIC_RUNS"
+FEDERATION_OPTIONS = ("--engine", "--superlink", "--federation")
+RUNS_DIR_VARIABLE = "FEDMOSAIC_RUNS"
 
 
-def conditions_of(config: RunConfig, environment: Mapping[str, Any], place: Place) -> list[str]:
+def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: DataDirs) -> list[str]:
     """The options under which a run was made, but for its method and seed, as one would type them here.
 
     What it was made from (a preset, shards, a file) as `environment` tells, and every value that is another one.
     """
-    told = values_told(environment.get("arguments"))
-    layers, words = Layers(), list[str]()
+    told = parse_option_values(environment.get("arguments"))
+    layers, words = ConfigLayers(), list[str]()
     for name in {"--preset", "--config"} & told.keys():
-        told[name] = there(told[name], environment)
-    preset = preset_of(config, told)
+        told[name] = resolve_recorded_path(told[name], environment)
+    preset = preset_for_run(config, told)
     if preset is not None:
         words += ["--preset", preset]
         if preset not in preset_names() and not Path(preset).is_file():
             return words  # whatever else is said, it has to be put back first
         layers.add_all(load_preset(preset).layers)
     if preset is None or "--shards" in told or config.partition_seed != config.seed:
-        shards = shards_of(told.get("--shards"), config.setting, environment)
+        shards = shards_path_for_run(told.get("--shards"), config.experiment_name, environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")})
         words += ["--shards", shards]
     file = Path(told.get("--config", ""))
     if file.is_file():
-        layers.add(str(file), read(file))
+        layers.add(str(file), read_yaml(file))
         words += ["--config", str(file)]
-    words += ["--name", config.setting] if called(words) != config.setting else []
-    plain = resolve_run(config.setting, layers, "local", config.seed, place, config.partition_seed)
-    passed_on = PASSED_ON if "--local-sites" in told else (*PASSED_ON, *OF_SITES)
+    words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
+    plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
+    passed_on = MACHINE_OPTIONS if "--local-sites" in told else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
     kept = [word for name in passed_on if name in told for word in (name, told[name])]
-    return [*words, *changes(plain, config), *kept]
+    return [*words, *override_args(plain, config), *kept]
 
 
-def called(words: list[str]) -> str:
+def experiment_name_from_args(args: list[str]) -> str:
     """What runs of these options are called: after the shards, if there are any, else after the preset."""
-    told = values_told(words)
+    told = parse_option_values(args)
     if "--shards" in told:
         return Path(told["--shards"]).resolve().name
     return Path(told["--preset"]).name.removesuffix(".yaml").removesuffix(".yml")
 
 
-def values_told(arguments: object) -> dict[str, str]:
+def parse_option_values(args: object) -> dict[str, str]:
     """The values of the options that a command was given; of one that was given twice, the last."""
-    words = [str(word) for word in arguments] if isinstance(arguments, list) else []
+    words = [str(word) for word in args] if isinstance(args, list) else []
     told = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         name, joined, value = word.partition("=")
@@ -81,56 +81,60 @@ def values_told(arguments: object) -> dict[str, str]:
     return told
 
 
-def there(name: str, environment: Mapping[str, Any]) -> str:
+def resolve_recorded_path(name: str, environment: Mapping[str, Any]) -> str:
     """A file as one would type it here, if it is where it was then; else as it was typed."""
     place = Path(str(environment.get("directory", ""))) / name
-    return nearby(place) if not Path(name).is_file() and place.is_file() else name
+    return relative_to_cwd(place) if not Path(name).is_file() and place.is_file() else name
 
 
-def preset_of(config: RunConfig, told: Mapping[str, str]) -> str | None:
+def preset_for_run(config: RunConfig, option_values: Mapping[str, str]) -> str | None:
     """The preset that a run was made from."""
-    if "--preset" in told:
-        return told["--preset"]
+    if "--preset" in option_values:
+        return option_values["--preset"]
     # Without a word about it, runs on shards of their own may just be called so.
-    return config.setting if config.setting in preset_names() and config.partition_seed == config.seed else None
+    return (
+        config.experiment_name
+        if config.experiment_name in preset_names() and config.partition_seed == config.seed
+        else None
+    )
 
 
-def shards_of(told: str | None, setting: str, environment: Mapping[str, Any]) -> str:
+def shards_path_for_run(shards_option: str | None, experiment_name: str, environment: Mapping[str, Any]) -> str:
     """Where the shards of a run are: here, if they came along with it (their digest tells), else where they were."""
     place = Path(str(environment.get("shards", "")))
-    called = place.name or setting
-    for name in filter(None, (told, called, f"shards/{called}")):
+    called = place.name or experiment_name
+    for name in filter(None, (shards_option, called, f"shards/{called}")):
         with suppress(RequestError, OSError, ValueError, AttributeError):
             if read_json(Path(name) / "manifest.json").get("digest") == environment.get("shards_digest"):
                 return name
-    return nearby(place) if place.name else setting
+    return relative_to_cwd(place) if place.name else experiment_name
 
 
 def default_runs_dir() -> Path:
     """Where runs are written if nobody says otherwise."""
-    return Path(os.environ.get(RUNS_DIR) or "runs")
+    return Path(os.environ.get(RUNS_DIR_VARIABLE) or "runs")
 
 
-def nearby(path: Path) -> str:
+def relative_to_cwd(path: Path) -> str:
     """A path as one would type it here."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def changes(plain: RunConfig, wanted: RunConfig) -> list[str]:
+def override_args(base: RunConfig, target: RunConfig) -> list[str]:
     """The options that make the first configuration the second, but for the method."""
-    before, after = decisive(plain), decisive(wanted)
+    before, after = result_relevant_values(base), result_relevant_values(target)
     words: list[str] = []
     for key, value in after.items():
         if key == "train.rounds":
             words += ["--rounds", str(value)] if before.get(key) != value else []
-        elif before.get(key) != value and key not in FREE_TO_CHANGE:
+        elif before.get(key) != value and key not in RESUME_SAFE_KEYS:
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     return words
 
 
-def decisive(config: RunConfig) -> dict[str, Any]:
+def result_relevant_values(config: RunConfig) -> dict[str, Any]:
     """The values that decide about a run. Of the two lengths of a round, one has no effect."""
     content = config.to_dict()
-    values = flat({section: content.get(section, {}) for section in SECTIONS})
-    idle = ROUND_LENGTHS[values["train.local_steps"] is None]
+    values = flatten_keys({section: content.get(section, {}) for section in RERUN_SECTIONS})
+    idle = ROUND_LENGTH_KEYS[values["train.local_steps"] is None]
     return {key: value for key, value in values.items() if key != idle}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.config.run_config import flat
+from fedmosaic_cli.config.run_config import flatten_keys
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
 
 # None of it changes what was played before. How clients are run decides about last bits: what was really chosen is
 # recorded with the machine, and compared there.
-FREE_TO_CHANGE = {
+RESUME_SAFE_KEYS = {
     "train.rounds",
     "train.workers",
     "train.images",
@@ -24,7 +24,7 @@ FREE_TO_CHANGE = {
     "privacy.max_epsilon",
 }
 # A run can go on with these changed, but then it is one that no single configuration describes.
-ACCEPTABLE = {
+OVERRIDABLE_KEYS = {
     "train.lr",
     "train.batch_size",
     "train.local_epochs",
@@ -34,36 +34,38 @@ ACCEPTABLE = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class ConfigDifference:
     """What would change, in words, and whether somebody who wants it may have it."""
 
     text: str
-    acceptable: bool
+    is_overridable: bool
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
+def config_differences(old: RunConfig, new: RunConfig) -> list[ConfigDifference]:
     """All that a continuation would change, the worst first; nothing where it ends as it would have."""
-    before, after = flat(old.to_dict()), flat(new.to_dict())
+    before, after = flatten_keys(old.to_dict()), flatten_keys(new.to_dict())
     found = [
-        Difference(f"{key} was {before.get(key)!r} and is now {after.get(key)!r}", is_acceptable(key, old, new))
+        ConfigDifference(
+            f"{key} was {before.get(key)!r} and is now {after.get(key)!r}", is_overridable_key(key, old, new)
+        )
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key not in FREE_TO_CHANGE
+        if before.get(key) != after.get(key) and key not in RESUME_SAFE_KEYS
     ]
     rounds = f"train.rounds was {old.train.rounds} and is now {new.train.rounds}"
     if new.train.rounds < old.train.rounds:
-        found.append(Difference(f"{rounds}, which is fewer", acceptable=False))
+        found.append(ConfigDifference(f"{rounds}, which is fewer", is_overridable=False))
     elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
         text = f"{rounds}, for which the noise of every round was chosen (privacy.epsilon)"
-        found.append(Difference(text, acceptable=False))
-    elif new.train.rounds != old.train.rounds and new.method.looks_ahead:
+        found.append(ConfigDifference(text, is_overridable=False))
+    elif new.train.rounds != old.train.rounds and new.method.depends_on_total_rounds:
         text = f"{rounds}, on which every round of {new.method.title} depends"
-        found.append(Difference(text, acceptable=True))
+        found.append(ConfigDifference(text, is_overridable=True))
     if old.noise is not None or new.noise is not None:
         # Noise is drawn by the number of a round: over other labels it would tell what they differ in.
-        found = [replace(difference, acceptable=False) for difference in found]
-    return sorted(found, key=lambda difference: difference.acceptable)
+        found = [replace(difference, is_overridable=False) for difference in found]
+    return sorted(found, key=lambda difference: difference.is_overridable)
 
 
-def is_acceptable(key: str, old: RunConfig, new: RunConfig) -> bool:
+def is_overridable_key(key: str, old: RunConfig, new: RunConfig) -> bool:
     """Hyper-parameters may change as long as the method is called the same."""
-    return key in ACCEPTABLE or (key.startswith("methods.") and old.method.variant == new.method.variant)
+    return key in OVERRIDABLE_KEYS or (key.startswith("methods.") and old.method.variant == new.method.variant)

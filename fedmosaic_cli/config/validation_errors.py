@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.errors import RequestError, unknown_name_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -14,44 +14,48 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def checked(
-    make: Callable[..., T], values: Mapping[str, Any], known: Iterable[str], where: str, origins: Mapping[str, str]
+def build_validated(
+    factory: Callable[..., T],
+    values: Mapping[str, Any],
+    known_keys: Iterable[str],
+    section: str,
+    origins: Mapping[str, str],
 ) -> T:
     """`make(**values)`; what it refuses becomes a RequestError that names key, value, origin and what is allowed."""
-    check_keys(values, known, where)
+    reject_unknown_keys(values, known_keys, section)
     try:
-        return make(**values)
+        return factory(**values)
     except ValidationError as error:
-        raise RequestError(explain(error, where, origins)) from None
+        raise RequestError(validation_error_message(error, section, origins)) from None
 
 
-def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def reject_unknown_keys(values: Mapping[str, Any], known_keys: Iterable[str], section: str) -> None:
     """Refuse the first key that nobody would read."""
-    options = list(known)
+    options = list(known_keys)
     for key in values:
         if key not in options:
-            raise unknown(
+            raise unknown_name_error(
                 "key",
-                f"{where}.{key}" if where else key,
-                [f"{where}.{k}" if where else k for k in options],
+                f"{section}.{key}" if section else key,
+                [f"{section}.{k}" if section else k for k in options],
                 "configuration",
             )
 
 
-def explain(error: ValidationError, where: str, origins: Mapping[str, str]) -> str:
+def validation_error_message(error: ValidationError, section: str, origins: Mapping[str, str]) -> str:
     """The first wrong field, its value and everything that it could have been instead."""
     problems = error.errors(include_url=False)
     if not problems[0]["loc"]:
         what, _, way_out = str(problems[0]["ctx"]["error"]).partition(": ")
-        return f"{what} ({where}): {way_out}"
+        return f"{what} ({section}): {way_out}"
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
-    wishes = " or ".join(dict.fromkeys(wish(problem) for problem in own))
-    origin = origins.get(f"{where}.{field}", "configuration")
-    return f"{where}.{field} is {own[0]['input']!r} ({origin}): it must be {wishes}"
+    wishes = " or ".join(dict.fromkeys(expectation(problem) for problem in own))
+    origin = origins.get(f"{section}.{field}", "configuration")
+    return f"{section}.{field} is {own[0]['input']!r} ({origin}): it must be {wishes}"
 
 
-def wish(problem: Any) -> str:
+def expectation(problem: Any) -> str:
     context = problem.get("ctx", {})
     kinds: dict[str, Callable[[], str]] = {
         "literal_error": lambda: context["expected"],

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-LARGEST = 1 << 20
-MOST_DEPTH = 20
-MOST_ALIASES = 100
-MOST_VALUES = 10_000
+MAX_YAML_BYTES = 1 << 20
+MAX_YAML_DEPTH = 20
+MAX_YAML_ALIASES = 100
+MAX_YAML_VALUES = 10_000
 
 
-class Loader(yaml.SafeLoader):
+class StrictYamlLoader(yaml.SafeLoader):
     """YAML 1.1 takes 1e-3 for a text and 3:20 for 200, and of two equal keys the last wins; here none of that.
 
     Tags are refused: they ask for types, and some of those that are safe fail in ways of their own. What is too much
@@ -28,19 +28,19 @@ class Loader(yaml.SafeLoader):
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - how yaml declares it
-    aliases = values = depth = 0
+    num_aliases = num_values = depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            self.aliases += 1
+            self.num_aliases += 1
         elif event.tag is not None:
             raise yaml.MarkedYAMLError(problem=f"tag '{event.tag}' has no meaning here", problem_mark=event.start_mark)
-        self.values += 1
+        self.num_values += 1
         self.depth += 1
-        check_at_most(MOST_ALIASES, self.aliases, "aliases")
-        check_at_most(MOST_VALUES, self.values, "values")
-        check_at_most(MOST_DEPTH, self.depth, "levels")
+        require_at_most(MAX_YAML_ALIASES, self.num_aliases, "aliases")
+        require_at_most(MAX_YAML_VALUES, self.num_values, "values")
+        require_at_most(MAX_YAML_DEPTH, self.depth, "levels")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -58,30 +58,30 @@ class Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        check_at_most(MOST_VALUES, len(node.value), "values, once merged")
+        require_at_most(MAX_YAML_VALUES, len(node.value), "values, once merged")
 
 
-def check_at_most(most: int, count: int, what: str) -> None:
-    if count > most:
-        raise yaml.YAMLError(f"more than {most} {what}")
+def require_at_most(limit: int, count: int, unit: str) -> None:
+    if count > limit:
+        raise yaml.YAMLError(f"more than {limit} {unit}")
 
 
-NUMBER = r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
+FLOAT_PATTERN = r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
 for tag, pattern, starts in (
     ("bool", "true|false|True|False|TRUE|FALSE", "tfTF"),
     ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?(0|[1-9]\d*)", "-+0123456789"),
-    ("float", rf"{NUMBER}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    ("float", rf"{FLOAT_PATTERN}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
     ("merge", "<<", "<"),
 ):
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(starts))
+    StrictYamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(starts))
 
 
-def parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text; `where` names it in errors."""
     try:
-        content = yaml.load(text, Loader)
-        check_extent(content)
+        content = yaml.load(text, StrictYamlLoader)
+        check_yaml_size(content)
         return content
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -90,41 +90,41 @@ def parse(text: str, where: str) -> Any:
         raise RequestError(f"not valid YAML: {problem} ({place}): mend it") from None
 
 
-def check_extent(content: Any) -> None:
+def check_yaml_size(content: Any) -> None:
     """Refuse what is nested too deeply, or in itself, or becomes very much once its aliases are written out."""
     level, seen = [content], 0
-    for _ in range(MOST_DEPTH):
-        level = list(islice((part for value in level for part in parts_of(value)), MOST_VALUES + 1))
+    for _ in range(MAX_YAML_DEPTH):
+        level = list(islice((part for value in level for part in child_values(value)), MAX_YAML_VALUES + 1))
         seen += len(level)
-        check_at_most(MOST_VALUES, seen, "values")
+        require_at_most(MAX_YAML_VALUES, seen, "values")
         if not level:
             return
-    raise yaml.YAMLError(f"nested more than {MOST_DEPTH} deep")
+    raise yaml.YAMLError(f"nested more than {MAX_YAML_DEPTH} deep")
 
 
-def parts_of(value: Any) -> Iterable[Any]:
+def child_values(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
         if path.exists() and not path.is_file():
             raise RequestError(f"not a file ({path}): a configuration is YAML in UTF-8")
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(MAX_YAML_BYTES + 1)
     except (OSError, ValueError) as error:  # no file has a zero byte in its name
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"cannot read configuration: {reason} ({path}): check the path") from None
-    if len(data) > LARGEST:
-        raise RequestError(f"the file is too large for a configuration ({path}): at most {LARGEST} bytes")
+    if len(data) > MAX_YAML_BYTES:
+        raise RequestError(f"the file is too large for a configuration ({path}): at most {MAX_YAML_BYTES} bytes")
     try:
         text = data.decode()
     except UnicodeDecodeError:
         raise RequestError(f"not a text file ({path}): a configuration is YAML in UTF-8") from None
-    content = parse(text, str(path))
+    content = parse_yaml(text, str(path))
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

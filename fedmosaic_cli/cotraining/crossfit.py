@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def stratified_folds(labels: Tensor, folds: int, rng: np.random.Generator) -> Tensor:
+def stratified_folds(labels: Tensor, num_folds: int, rng: np.random.Generator) -> Tensor:
     """A fold for each example [examples], at random: of each class every fold has as many, give or take one."""
     import numpy as np
     import torch
@@ -19,7 +19,7 @@ def stratified_folds(labels: Tensor, folds: int, rng: np.random.Generator) -> Te
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels.numpy()[shuffled], kind="stable")]
     dealt = np.empty(len(labels), dtype=np.int64)
-    dealt[by_class] = np.arange(len(labels)) % folds
+    dealt[by_class] = np.arange(len(labels)) % num_folds
     return torch.as_tensor(dealt)
 
 
@@ -32,22 +32,22 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateDecision:
     """What collaboration gains on an example on average, the standard error of that, and whether it is kept."""
 
     gain: float
-    error: float
-    keep: bool
+    standard_error: float
+    is_accepted: bool
 
 
-def verdict(gains: Tensor, strictness: float, prior_variance: float) -> Verdict:
+def gate_decision(gains: Tensor, z_threshold: float, prior_variance: float) -> GateDecision:
     """Keep what gains more than `strictness` standard errors.
 
     `prior_variance` joins the sum of squares, so that a few examples that happen to agree are no evidence.
     """
     count = len(gains)
     if count < 2:
-        return Verdict(0.0, math.inf, keep=False)
+        return GateDecision(0.0, math.inf, is_accepted=False)
     gain = gains.mean().item()
     error = math.sqrt(((gains - gain).square().sum().item() + prior_variance) / (count * (count - 1)))
-    return Verdict(gain, error, keep=gain > strictness * error)
+    return GateDecision(gain, error, is_accepted=gain > z_threshold * error)

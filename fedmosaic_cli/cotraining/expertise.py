@@ -49,7 +49,7 @@ def uniform_expertise(labels: Tensor) -> Tensor:
     return labels.double().fill_(1.0)
 
 
-def expertise_of(kind: str, log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+def expertise_scores(rule: str, log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
     """Expertise of a kind, by name."""
     rules: dict[str, Callable[[], Tensor]] = {
         "frequency": lambda: frequency_expertise(labels, class_counts),
@@ -58,10 +58,10 @@ def expertise_of(kind: str, log_probs: Tensor, labels: Tensor, class_counts: Ten
         "count-confidence": lambda: count_confidence_expertise(log_probs, labels, class_counts),
         "uniform": lambda: uniform_expertise(labels),
     }
-    return rules[kind]()
+    return rules[rule]()
 
 
-def highest_expertise(kind: str, num_classes: int, largest: int = 1) -> float:
+def expertise_upper_bound(rule: str, num_classes: int, max_client_size: int = 1) -> float:
     """The upper end of what expertise of this kind can be, known to both ends of the wire; the lower one is 0.
 
     `largest` is the size that the largest client declared.
@@ -71,6 +71,6 @@ def highest_expertise(kind: str, num_classes: int, largest: int = 1) -> float:
         "uniform": 1.0,
         "frequency": 1.0,
         "entropy": surest,
-        "count": largest,
-        "count-confidence": largest * surest,
-    }[kind]
+        "count": max_client_size,
+        "count-confidence": max_client_size * surest,
+    }[rule]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def prior_shift(class_counts: Tensor, consensus: Tensor, strength: float, smoothing: float) -> Tensor:
+def prior_logit_shift(class_counts: Tensor, consensus: Tensor, strength: float, smoothing: float) -> Tensor:
     """strength (log r - log q) [classes]: what to add to a client's logits on the public set.
 
     q is the client's own mix of classes, r that of the consensus, both smoothed. With the shift, public examples teach
@@ -20,10 +20,10 @@ def prior_shift(class_counts: Tensor, consensus: Tensor, strength: float, smooth
 
     classes = len(class_counts)
     said = torch.bincount(consensus[consensus != NO_LABEL], minlength=classes)
-    own, common = (smoothed(counts, smoothing) for counts in (class_counts, said))
+    own, common = (smoothed_frequencies(counts, smoothing) for counts in (class_counts, said))
     return strength * (common.log() - own.log())
 
 
-def smoothed(counts: Tensor, smoothing: float) -> Tensor:
+def smoothed_frequencies(counts: Tensor, smoothing: float) -> Tensor:
     """Shares [classes], none of which is 0."""
     return (counts.double() + smoothing) / (counts.sum() + smoothing * len(counts))

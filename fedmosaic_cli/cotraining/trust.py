@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_EXPONENT = -50.0
-LEAST_TRUST = math.exp(LEAST_EXPONENT)
+MIN_LOG_TRUST = -50.0
+MIN_TRUST = math.exp(MIN_LOG_TRUST)
 """So little that single precision hardly notices."""
 
 
@@ -25,12 +25,12 @@ def loss_ratio_trust(private_loss: float, public_loss: float, epsilon: float, ca
         return 0.0
     lead, scale = private_loss - public_loss, private_loss + epsilon
     exponent = lead / scale if scale else math.copysign(math.inf, lead) if lead else 0.0
-    trust = math.exp(min(1.0, max(LEAST_EXPONENT, exponent)))
+    trust = math.exp(min(1.0, max(MIN_LOG_TRUST, exponent)))
     return trust if cap is None else min(trust, cap)
 
 
 @dataclass(frozen=True)
-class TrustRule:
+class LossRatioTrustRule:
     """The two numbers that the paper's formula leaves open."""
 
     epsilon: float
@@ -42,10 +42,10 @@ class TrustRule:
 
 TRUST_RULES = {
     # The formula as written; the epsilon only guards the division.
-    "paper": TrustRule(epsilon=1e-8, cap=None),
+    "paper": LossRatioTrustRule(epsilon=1e-8, cap=None),
     # A large epsilon keeps lambda alive once the private training loss goes to 0; the cap forbids following the crowd
     # harder than the client's own labels.
-    "stabilised": TrustRule(epsilon=0.3, cap=1.0),
+    "stabilised": LossRatioTrustRule(epsilon=0.3, cap=1.0),
 }
 
 
@@ -58,7 +58,7 @@ def weighted_agreement(labels: Tensor, consensus: Tensor, weights: Tensor) -> fl
     return (weights * (labels == consensus)).sum().item() / total if total > 0 else 0.0
 
 
-def agreement_trust(agreement: float, num_classes: int, power: float, least: float) -> float:
+def agreement_trust(agreement: float, num_classes: int, power: float, min_trust: float) -> float:
     """lambda = max(0, (a - 1/C) / (1 - 1/C))^power: 0 for a client that agrees no more than by chance, 1 for one that
     agrees in everything. What is below `least` is 0.
 
@@ -66,4 +66,4 @@ def agreement_trust(agreement: float, num_classes: int, power: float, least: flo
     """
     chance = 1 / num_classes
     trust = max(0.0, (agreement - chance) / (1 - chance)) ** power if num_classes > 1 else 0.0
-    return trust if trust >= least else 0.0
+    return trust if trust >= min_trust else 0.0

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
 
     # (what is being done, how much of it, out of how much)
-    Watch = Callable[[str, int, int], None]
+    ProgressCallback = Callable[[str, int, int], None]
 
 
-DATA_DIR = Path("data")
+DEFAULT_DATA_DIR = Path("data")
 
 
-def default_cache() -> Path:
+def default_cache_dir() -> Path:
     """FEDMOSAIC_CACHE, or a directory of ours where the desktop's rules put caches."""
     given = os.environ.get("FEDMOSAIC_CACHE")
     if given:
@@ -27,18 +27,18 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmosaic"
 
 
-def unseen(what: str, done: int, total: int) -> None:
+def no_progress(task: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
 @dataclass(frozen=True)
-class Place:
+class DataDirs:
     """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work.
 
     `loaded` keeps the data set that was asked for last: one command may make many runs on it.
     """
 
-    data_dir: Path = DATA_DIR
-    cache_dir: Path = field(default_factory=default_cache)
-    watch: Watch = unseen
-    loaded: dict[Hashable, Dataset] = field(default_factory=dict, compare=False, repr=False)
+    data_dir: Path = DEFAULT_DATA_DIR
+    cache_dir: Path = field(default_factory=default_cache_dir)
+    on_progress: ProgressCallback = no_progress
+    dataset_cache: dict[Hashable, Dataset] = field(default_factory=dict, compare=False, repr=False)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.seeds import generator
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Index = NDArray[np.int64]
+    IntArray = NDArray[np.int64]
 
 
 # Which examples a share consists of is a matter of the data set: it must not depend on the user's seed.
-SAMPLE_SEED = 0
+SUBSAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Dataset:
 
     name: str
     images: NDArray[np.uint8]
-    labels: Index
+    labels: IntArray
     class_names: tuple[str, ...]
-    domains: Index | None = None
+    domain_ids: IntArray | None = None
     domain_names: tuple[str, ...] = ()
-    test: NDArray[np.bool_] | None = None
-    holders: Index | None = None
-    content: str = ""
-    remarks: tuple[str, ...] = ()
-    test_origin: str = "the data set's own test part"
+    test_mask: NDArray[np.bool_] | None = None
+    client_ids: IntArray | None = None
+    content_digest: str = ""
+    warnings: tuple[str, ...] = ()
+    test_set_description: str = "the data set's own test part"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,63 +57,69 @@ class Dataset:
         return channels, height, width
 
     @property
-    def training_part(self) -> Index:
+    def train_indices(self) -> IntArray:
         """Everything but the data set's own test part."""
-        return np.arange(len(self)) if self.test is None else np.flatnonzero(~self.test)
+        return np.arange(len(self)) if self.test_mask is None else np.flatnonzero(~self.test_mask)
 
     @property
-    def test_part(self) -> Index:
+    def test_indices(self) -> IntArray:
         """The data set's own test part, nothing where it has none."""
-        return np.empty(0, dtype=np.int64) if self.test is None else np.flatnonzero(self.test)
+        return np.empty(0, dtype=np.int64) if self.test_mask is None else np.flatnonzero(self.test_mask)
 
-    def only(self, domains: tuple[str, ...]) -> Dataset:
+    def select_domains(self, domains: tuple[str, ...]) -> Dataset:
         """The examples of some domains, which are numbered in the order given."""
-        if self.domains is None or domains == self.domain_names:
+        if self.domain_ids is None or domains == self.domain_names:
             return self
         number = np.full(len(self.domain_names), -1)
         number[[self.domain_names.index(name) for name in domains]] = np.arange(len(domains))
-        chosen = self._at(np.flatnonzero(number[self.domains] >= 0))
-        return replace(chosen, domains=number[chosen.domains], domain_names=domains)
+        chosen = self._take(np.flatnonzero(number[self.domain_ids] >= 0))
+        return replace(chosen, domain_ids=number[chosen.domain_ids], domain_names=domains)
 
-    def sample(self, share: float) -> Dataset:
+    def subsample(self, fraction: float) -> Dataset:
         """`share` times as many examples, rounded; of each class in a domain, part and holder, its share, or one off.
 
         The same ones for everybody, in the order that they have here.
         """
-        others = (self.domains, self.test, self.holders)
+        others = (self.domain_ids, self.test_mask, self.client_ids)
         kinds = np.stack([self.labels, *(array for array in others if array is not None)])
         _, kind, sizes = np.unique(kinds, axis=1, return_inverse=True, return_counts=True)
-        shuffled = generator(SAMPLE_SEED, "sample").permutation(len(self))
+        shuffled = derive_rng(SUBSAMPLE_SEED, "sample").permutation(len(self))
         lined_up = shuffled[np.argsort(kind.ravel()[shuffled], kind="stable")]
         # Rounded where a kind ends, not kind by kind: so the whole has its number as well.
         ends = np.cumsum(sizes)
-        counts = np.diff(np.rint(share * ends).astype(np.int64), prepend=0)
+        counts = np.diff(np.rint(fraction * ends).astype(np.int64), prepend=0)
         starts = ends - sizes
         taken = [
             lined_up[start + np.arange(count) * size // count]
             for start, size, count in zip(starts, sizes, counts, strict=True)
             if count
         ]
-        return self._at(np.sort(np.concatenate([*taken, np.empty(0, dtype=np.int64)])))
+        return self._take(np.sort(np.concatenate([*taken, np.empty(0, dtype=np.int64)])))
 
-    def _at(self, index: Index) -> Dataset:
+    def _take(self, indices: IntArray) -> Dataset:
         """The examples at these places."""
         # Images that were only counted are one black pixel, read again and again: copied out they would fill memory.
         only_counted = self.images.strides[0] == 0
         return replace(
             self,
-            images=self.images[: len(index)] if only_counted else self.images[index],
-            labels=self.labels[index],
-            domains=None if self.domains is None else self.domains[index],
-            test=None if self.test is None else self.test[index],
-            holders=None if self.holders is None else self.holders[index],
+            images=self.images[: len(indices)] if only_counted else self.images[indices],
+            labels=self.labels[indices],
+            domain_ids=None if self.domain_ids is None else self.domain_ids[indices],
+            test_mask=None if self.test_mask is None else self.test_mask[indices],
+            client_ids=None if self.client_ids is None else self.client_ids[indices],
         )
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the contents: two machines with the same fingerprint hold the same examples in the same order."""
-        names = (self.images.shape, self.class_names, self.domain_names, self.content)
+        names = (self.images.shape, self.class_names, self.domain_names, self.content_digest)
         digest = hashlib.sha256(repr(names).encode())
-        for array in (None if self.content else self.images, self.labels, self.domains, self.test, self.holders):
+        for array in (
+            None if self.content_digest else self.images,
+            self.labels,
+            self.domain_ids,
+            self.test_mask,
+            self.client_ids,
+        ):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()

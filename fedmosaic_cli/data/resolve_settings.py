@@ -4,52 +4,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.data_settings import MOST_CLIENTS
-from fedmosaic_cli.data.datasets import find_source, locate
-from fedmosaic_cli.data.datasets.dataset_source import Look
-from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.data.data_settings import MAX_CLIENTS
+from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
+from fedmosaic_cli.data.datasets.dataset_source import UserDataInfo
+from fedmosaic_cli.errors import RequestError, unknown_name_error
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.data_settings import DataSettings
-    from fedmosaic_cli.data.datasets.dataset_source import Source
+    from fedmosaic_cli.data.datasets.dataset_source import DatasetSource
 
-CLIENTS = 15
-CLIENTS_A_DOMAIN = {"domain": 1, "hybrid": 5}
-MIN_SIZE = 10
-LARGEST_DEFAULT_PUBLIC = 300
+DEFAULT_NUM_CLIENTS = 15
+DEFAULT_CLIENTS_PER_DOMAIN = {"domain": 1, "hybrid": 5}
+DEFAULT_MIN_SIZE = 10
+MAX_DEFAULT_PUBLIC_SIZE = 300
 
 
-def resolve(settings: DataSettings, place: Place) -> DataSettings:
+def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSettings:
     """The settings with nothing left open. Looks at files only where the data is the user's own."""
-    if settings.scheme in CLIENTS_A_DOMAIN and "dataset" not in settings.model_fields_set:
+    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and "dataset" not in settings.model_fields_set:
         settings = settings.model_copy(update={"dataset": "digits-domains"})
-    source = find_source(settings.dataset)
-    check(settings, source)
-    look = glance(settings, source, place)
+    source = find_dataset_source(settings.dataset)
+    check_data_settings(settings, source)
+    look = inspect_user_data(settings, source, data_dirs)
     filled: dict[str, object] = {}
-    if settings.scheme in CLIENTS_A_DOMAIN:
-        names = check_domains(settings, look.domains)
-        per_domain = settings.clients_per_domain or CLIENTS_A_DOMAIN[settings.scheme]
+    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
+        names = resolve_domains(settings, look.domains)
+        per_domain = settings.clients_per_domain or DEFAULT_CLIENTS_PER_DOMAIN[settings.scheme]
         filled |= {"domains": names, "clients_per_domain": per_domain, "clients": per_domain * len(names)}
-        if per_domain * len(names) > MOST_CLIENTS:
+        if per_domain * len(names) > MAX_CLIENTS:
             raise RequestError(
                 f"{per_domain} clients in each of {len(names)} domains are too many (data.clients_per_domain): "
-                f"at most {MOST_CLIENTS} in all"
+                f"at most {MAX_CLIENTS} in all"
             )
     else:
         if settings.domains:
-            check_domains(settings, look.domains)
-        filled["clients"] = count_clients(settings, look)
+            resolve_domains(settings, look.domains)
+        filled["clients"] = resolve_num_clients(settings, look)
     if settings.public_size is None:
-        usual = min(LARGEST_DEFAULT_PUBLIC, look.examples // 10) if source.public_size is None else source.public_size
+        usual = (
+            min(MAX_DEFAULT_PUBLIC_SIZE, look.num_examples // 10)
+            if source.default_public_size is None
+            else source.default_public_size
+        )
         filled["public_size"] = round(settings.share * usual)
     if settings.image_size is None:
-        filled["image_size"] = source.image_size
+        filled["image_size"] = source.default_image_size
     if settings.min_size is None and settings.protocol != "pfllib":  # which has a rule of its own
-        filled["min_size"] = MIN_SIZE
+        filled["min_size"] = DEFAULT_MIN_SIZE
     resolved = settings.model_copy(update=filled)
-    check_reserve(resolved)
+    check_public_pool_size(resolved)
     clients = resolved.clients or 0
     wrong = [client for client in resolved.flip_labels if not 0 <= client < clients]
     if wrong:
@@ -59,11 +63,11 @@ def resolve(settings: DataSettings, place: Place) -> DataSettings:
     return resolved
 
 
-def check(settings: DataSettings, source: Source) -> None:
+def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:
     """Refuse combinations that cannot be."""
-    if settings.image_size is not None and not source.resizable:
+    if settings.image_size is not None and not source.is_resizable:
         raise RequestError(f"images of '{settings.dataset}' have one size (data.image_size): leave it out")
-    if settings.protocol == "fedbn" and (source.fedbn is None or settings.scheme != "domain"):
+    if settings.protocol == "fedbn" and (source.fedbn_fractions is None or settings.scheme != "domain"):
         raise RequestError(
             f"protocol fedbn is for office10 and domainnet with scheme domain, not for '{settings.dataset}' with "
             f"{settings.scheme} (data.protocol): choose official"
@@ -72,7 +76,7 @@ def check(settings: DataSettings, source: Source) -> None:
         raise RequestError("scheme natural keeps each client's own test part (data.protocol): choose official")
 
 
-def check_reserve(settings: DataSettings) -> None:
+def check_public_pool_size(settings: DataSettings) -> None:
     """Refuse a reserve that the public set does not fit into."""
     size, reserve = settings.public_size or 0, settings.public_from
     if reserve is not None and reserve < size:
@@ -82,45 +86,47 @@ def check_reserve(settings: DataSettings) -> None:
         )
 
 
-def glance(settings: DataSettings, source: Source, place: Place) -> Look:
+def inspect_user_data(settings: DataSettings, source: DatasetSource, data_dirs: DataDirs) -> UserDataInfo:
     """What the description tells, or, where that is not enough, the files."""
     need = (
         settings.public_size is None
         or (settings.scheme == "natural" and settings.clients is None)
-        or (settings.scheme in CLIENTS_A_DOMAIN and not settings.domains)
+        or (settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and not settings.domains)
     )
-    if source.look is None or not need:
-        return Look(0, settings.domains if source.look else source.domains, settings.clients)
-    return source.look(locate(settings.dataset, place))
+    if source.inspect is None or not need:
+        return UserDataInfo(0, settings.domains if source.inspect else source.domains, settings.clients)
+    return source.inspect(locate_dataset(settings.dataset, data_dirs))
 
 
-def check_domains(settings: DataSettings, there: tuple[str, ...]) -> tuple[str, ...]:
+def resolve_domains(settings: DataSettings, known_domains: tuple[str, ...]) -> tuple[str, ...]:
     """The wanted domains, all of them known."""
-    if not there and settings.scheme in CLIENTS_A_DOMAIN:
+    if not known_domains and settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
         advice = {"folder": "arrange images as <domain>/<class>/*.jpg", "npz": "add an array 'domain'"}
         raise RequestError(
             f"data set '{settings.dataset}' has no domains, which scheme '{settings.scheme}' needs (data.dataset): "
             f"{advice.get(settings.dataset, 'choose digits-domains')}"
         )
-    if not there:
+    if not known_domains:
         raise RequestError(f"data set '{settings.dataset}' has no domains (data.domains): leave it out")
     for name in settings.domains:
-        if name not in there:
-            raise unknown("domain", name, there, "data.domains")
+        if name not in known_domains:
+            raise unknown_name_error("domain", name, known_domains, "data.domains")
     if len(set(settings.domains)) < len(settings.domains):
         raise RequestError(f"a domain stands twice in {list(settings.domains)} (data.domains): name each once")
-    return settings.domains or there
+    return settings.domains or known_domains
 
 
-def count_clients(settings: DataSettings, look: Look) -> int:
+def resolve_num_clients(settings: DataSettings, data_info: UserDataInfo) -> int:
     """As many as asked for; under scheme natural as many as the data has."""
     if settings.scheme != "natural":
-        return settings.clients or CLIENTS
-    if look.clients is None:
+        return settings.clients or DEFAULT_NUM_CLIENTS
+    if data_info.num_clients is None:
         raise RequestError(
             f"'{settings.dataset}' does not say who holds what, which scheme natural needs (data.scheme): "
             "use pfllib, or an npz file with an array 'client'"
         )
-    if settings.clients not in (None, look.clients):
-        raise RequestError(f"the data has {look.clients} clients, not {settings.clients} (data.clients): leave it out")
-    return look.clients
+    if settings.clients not in (None, data_info.num_clients):
+        raise RequestError(
+            f"the data has {data_info.num_clients} clients, not {settings.clients} (data.clients): leave it out"
+        )
+    return data_info.num_clients

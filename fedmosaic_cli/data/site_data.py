@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.data.datasets.npz import as_images, column, read
+from fedmosaic_cli.data.datasets.npz import per_example_values, read_named_arrays, to_image_array
 from fedmosaic_cli.data.io.image_cache import load_images
-from fedmosaic_cli.data.io.image_folders import directories, in_classes
-from fedmosaic_cli.errors import RequestError, unknown
+from fedmosaic_cli.data.io.image_folders import list_class_images, list_subdirectories
+from fedmosaic_cli.errors import RequestError, unknown_name_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,42 +24,44 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.io.image_folders import ImageFile
 
-    Images = NDArray[np.uint8]
-    Index = NDArray[np.int64]
+    ImageArray = NDArray[np.uint8]
+    IntArray = NDArray[np.int64]
 
-ARRAYS = ("images", "labels")
-EVERY_SITE = "every site has to name the same --classes"
+SITE_ARRAYS = ("images", "labels")
+CLASSES_HINT = "every site has to name the same --classes"
 # How much of red, green and blue makes grey, in 65536ths: as Pillow has it (ITU-R 601).
-LUMA = (19_595, 38_470, 7_471)
+LUMA_WEIGHTS = (19_595, 38_470, 7_471)
 
 
 @dataclass(frozen=True)
-class OwnExamples:
+class SiteExamples:
     """Images with labels that index the classes named; `names` tell where each lies, `remarks` what was odd."""
 
     path: Path
-    images: Images
-    labels: Index
-    names: Sequence[str]
-    remarks: tuple[str, ...] = ()
+    images: ImageArray
+    labels: IntArray
+    example_names: Sequence[str]
+    warnings: tuple[str, ...] = ()
 
 
-def own_images(path: Path, side: int | None, place: Place) -> tuple[Images, tuple[str, ...]]:
+def load_site_images(path: Path, image_size: int | None, data_dirs: DataDirs) -> tuple[ImageArray, tuple[str, ...]]:
     """The images below a directory, in the order of their paths, or those of an npz file; and what was odd."""
     if path.is_file():
-        check_no_side(path, side)
-        return as_images(read(path, ["images"], ARRAYS, ("images",))["images"], path, "images"), ()
-    files = list(images_below(path))
+        reject_image_size(path, image_size)
+        return to_image_array(
+            read_named_arrays(path, ["images"], SITE_ARRAYS, ("images",))["images"], path, "images"
+        ), ()
+    files = list(iter_images_below(path))
     if not files:
         raise RequestError(f"no images here ({path}): name a directory that holds some, in directories or not")
-    pictures = load_images(path, files, side, place)
-    return pictures.images, pictures.remarks
+    pictures = load_images(path, files, image_size, data_dirs)
+    return pictures.images, pictures.warnings
 
 
-def images_below(root: Path) -> Iterator[ImageFile]:
+def iter_images_below(root: Path) -> Iterator[ImageFile]:
     """All images in a directory and in those inside it, whatever these are called; each directory counts once."""
     seen: set[str] = set()
     waiting = ["."]
@@ -68,49 +70,51 @@ def images_below(root: Path) -> Iterator[ImageFile]:
         real = os.path.realpath(root / folder)
         if real not in seen:
             seen.add(real)
-            waiting += [f"{folder}/{name}" for name in reversed(directories(root, folder))]
-            yield from in_classes(root, [folder], "", "")
+            waiting += [f"{folder}/{name}" for name in reversed(list_subdirectories(root, folder))]
+            yield from list_class_images(root, [folder], "", "")
 
 
-def own_examples(path: Path, class_names: Sequence[str], side: int | None, place: Place) -> OwnExamples:
+def load_site_examples(
+    path: Path, class_names: Sequence[str], image_size: int | None, data_dirs: DataDirs
+) -> SiteExamples:
     """Images in a directory a class, or the arrays `images` and `labels` of an npz file."""
     if path.is_file():
-        check_no_side(path, side)
-        return from_arrays(path, class_names)
-    folders = directories(path, "")
+        reject_image_size(path, image_size)
+        return site_examples_from_npz(path, class_names)
+    folders = list_subdirectories(path, "")
     for name in folders:
         if name not in class_names:
-            raise unknown("class", name, class_names, str(path), EVERY_SITE)
-    files = in_classes(path, folders, "", "")
+            raise unknown_name_error("class", name, class_names, str(path), CLASSES_HINT)
+    files = list_class_images(path, folders, "", "")
     if not files:
         raise RequestError(f"no images here ({path}): put them into a directory a class")
-    pictures = load_images(path, files, side, place)
-    kept = [files[position] for position in pictures.kept]
+    pictures = load_images(path, files, image_size, data_dirs)
+    kept = [files[position] for position in pictures.kept_positions]
     labels = np.array([class_names.index(file.label) for file in kept], dtype=np.int64)
-    return OwnExamples(path, pictures.images, labels, [file.name for file in kept], pictures.remarks)
+    return SiteExamples(path, pictures.images, labels, [file.name for file in kept], pictures.warnings)
 
 
-def check_no_side(path: Path, side: int | None) -> None:
-    if side is not None:
+def reject_image_size(path: Path, image_size: int | None) -> None:
+    if image_size is not None:
         raise RequestError(f"images of an npz file stay as they are ({path}): leave --image-size out")
 
 
-def from_arrays(path: Path, class_names: Sequence[str]) -> OwnExamples:
+def site_examples_from_npz(path: Path, class_names: Sequence[str]) -> SiteExamples:
     """The examples of an npz file; labels are names of classes, or their numbers in the order named."""
-    arrays = read(path, ARRAYS, ARRAYS, ARRAYS)
-    images = as_images(arrays["images"], path, "images")
-    labels = as_classes(column(arrays, "labels", len(images), path), class_names, path)
-    return OwnExamples(path, images, labels, [f"image {number}" for number in range(len(images))])
+    arrays = read_named_arrays(path, SITE_ARRAYS, SITE_ARRAYS, SITE_ARRAYS)
+    images = to_image_array(arrays["images"], path, "images")
+    labels = to_class_ids(per_example_values(arrays, "labels", len(images), path), class_names, path)
+    return SiteExamples(path, images, labels, [f"image {number}" for number in range(len(images))])
 
 
-def as_classes(values: NDArray[Any], class_names: Sequence[str], path: Path) -> Index:
+def to_class_ids(values: NDArray[Any], class_names: Sequence[str], path: Path) -> IntArray:
     """Classes as numbers in the order named."""
     if values.dtype.kind == "U":
         found, places = np.unique(values, return_inverse=True)
         for name in found.tolist():
             if name not in class_names:
-                raise unknown("class", name, class_names, str(path), EVERY_SITE)
-        numbers: Index = np.array([class_names.index(name) for name in found.tolist()], dtype=np.int64)
+                raise unknown_name_error("class", name, class_names, str(path), CLASSES_HINT)
+        numbers: IntArray = np.array([class_names.index(name) for name in found.tolist()], dtype=np.int64)
         return numbers[places.reshape(-1)]
     if values.dtype.kind not in "iu":
         raise RequestError(f"labels is {values.dtype} ({path}): it must be names of classes, or their numbers")
@@ -122,32 +126,32 @@ def as_classes(values: NDArray[Any], class_names: Sequence[str], path: Path) -> 
     return values.astype(np.int64)
 
 
-def like_public(own: OwnExamples, shape: tuple[int, ...]) -> OwnExamples:
+def match_public_shape(examples: SiteExamples, public_shape: tuple[int, ...]) -> SiteExamples:
     """The examples with as many channels as the public set's, which must be of the same size."""
-    height, width, channels = shape
-    if own.images.shape[1:3] != (height, width):
-        there = f"{own.images.shape[2]}x{own.images.shape[1]}"
-        mend = f"add --image-size {width}" if height == width and own.path.is_dir() else "bring them to that size"
-        raise RequestError(f"images are {there} and the public set's {width}x{height} ({own.path}): {mend}")
-    if own.images.shape[-1] == channels:
-        return own
+    height, width, channels = public_shape
+    if examples.images.shape[1:3] != (height, width):
+        there = f"{examples.images.shape[2]}x{examples.images.shape[1]}"
+        mend = f"add --image-size {width}" if height == width and examples.path.is_dir() else "bring them to that size"
+        raise RequestError(f"images are {there} and the public set's {width}x{height} ({examples.path}): {mend}")
+    if examples.images.shape[-1] == channels:
+        return examples
     if channels == 1:
-        remark = f"{len(own.images)} colour images were made grey, as the public set is ({own.path})"
-        return replace(own, images=to_grey(own.images), remarks=(*own.remarks, remark))
-    return replace(own, images=np.repeat(own.images, channels, axis=-1))
+        remark = f"{len(examples.images)} colour images were made grey, as the public set is ({examples.path})"
+        return replace(examples, images=to_grayscale(examples.images), warnings=(*examples.warnings, remark))
+    return replace(examples, images=np.repeat(examples.images, channels, axis=-1))
 
 
-def to_grey(images: Images) -> Images:
+def to_grayscale(images: ImageArray) -> ImageArray:
     """Colour images as grey ones, to the bit as Pillow makes them."""
-    grey = [((image.astype(np.uint32) @ np.array(LUMA, dtype=np.uint32) + 0x8000) >> 16) for image in images]
+    grey = [((image.astype(np.uint32) @ np.array(LUMA_WEIGHTS, dtype=np.uint32) + 0x8000) >> 16) for image in images]
     return np.array(grey, dtype=np.uint8)[..., None]
 
 
-def shared(images: Images, others: Images) -> list[int]:
+def duplicate_positions(images: ImageArray, others: ImageArray) -> list[int]:
     """The places of those images that are among the others as well, to the last pixel."""
-    known = {fingerprint(image) for image in others}
-    return [place for place, image in enumerate(images) if fingerprint(image) in known]
+    known = {image_digest(image) for image in others}
+    return [place for place, image in enumerate(images) if image_digest(image) in known]
 
 
-def fingerprint(image: Images) -> bytes:
+def image_digest(image: ImageArray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.messages import Message, Way
-    from fedmosaic_cli.engine.method import Received
+    from fedmosaic_cli.engine.messages import Message, Route
+    from fedmosaic_cli.engine.method import ReceivedMessage
 
 
-def send(message: Message, way: Way) -> tuple[Received, int]:
+def send_message(message: Message, route: Route) -> tuple[ReceivedMessage, int]:
     """The message as the other side sees it, and how many bits it took."""
-    received: Received = {}
+    received: ReceivedMessage = {}
     bits = 0
     for name, part in message.items():
-        received[name], part_bits = part.travel(way)
+        received[name], part_bits = part.deliver(route)
         bits += part_bits
     return received, bits

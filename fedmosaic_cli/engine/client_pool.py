@@ -11,55 +11,55 @@ if TYPE_CHECKING:
     import torch
 
     from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Received, State, Traffic
+    from fedmosaic_cli.engine.method import ReceivedMessage, State, Traffic
 
-    Letter = Callable[[int], Message]
+    MessageFactory = Callable[[int], Message]
     """What the server sends to a client at the start of a round."""
 
 
-class Member(Protocol):
+class ClientHandle(Protocol):
     """A client, as far as the loop has to do with it."""
 
     id: int
     round: int
     state: State
     """What it remembers, as far as that is here."""
-    notes: dict[str, Any]
-    left_out: bool
+    metrics: dict[str, Any]
+    is_skipped: bool
 
     @property
     def device(self) -> torch.device: ...
 
-    def begin_round(self, number: int) -> None: ...
+    def begin_round(self, round_number: int) -> None: ...
 
-    def note(self, **values: Any) -> None: ...
+    def log(self, **values: Any) -> None: ...
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClientResult:
     """What a client's part in a round came to: what it sends, as the server sees it, and what that cost."""
 
-    upload: Received
+    upload: ReceivedMessage
     traffic: Traffic
 
 
 @dataclass(frozen=True)
-class Mark:
+class EvalResult:
     """How a client's exam went, by whose model: accuracy and loss on test examples; and what else was asked."""
 
-    client: int
-    owner: int
+    client_id: int
+    owner_id: int
     accuracy: float
     loss: float
-    extra: dict[str, float]
+    extra_metrics: dict[str, float]
 
 
-class Company(Protocol):
+class ClientPool(Protocol):
     """Everybody who takes part in a run, without the server."""
 
-    def turns(self, clients: Sequence[Any], letter: Letter) -> dict[int, Turn]:
+    def run_round(self, clients: Sequence[Any], make_message: MessageFactory) -> dict[int, ClientResult]:
         """Let these clients take part in a round, in the order of their numbers. Who is lost is not among the turns,
         and the reason is noted on its page."""
 
-    def marks(self, server: State) -> list[Mark]:
+    def evaluate(self, server: State) -> list[EvalResult]:
         """Let everybody sit the exam, with what the server has after the round."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedmosaic_cli.engine.learner import Losses
-from fedmosaic_cli.engine.losses import PseudoLabels, labelled, mean_cross_entropy
+from fedmosaic_cli.engine.learner import TrainingLosses
+from fedmosaic_cli.engine.losses import PseudoLabelLoss, mean_cross_entropy, select_labelled
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.labels.voting import NO_LABEL
-from fedmosaic_cli.models.sklearn_estimators import build_estimator, compute_alone
+from fedmosaic_cli.models.sklearn_estimators import build_estimator, limit_sklearn_threads
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Lesson
+    from fedmosaic_cli.engine.learner import TrainingTask
     from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-LEAST_PROBABILITY = 1e-7
+MIN_PROBABILITY = 1e-7
 
 
 class EstimatorLearner:
     """Implements `engine.learner.Learner` for one client, whose examples it is fitted on."""
 
-    def __init__(self, model: ModelSettings, private: Examples, public: Examples, num_classes: int) -> None:
-        self.model = model
+    def __init__(self, model_settings: ModelSettings, private: Examples, public: Examples, num_classes: int) -> None:
+        self.model_settings = model_settings
         self._private = private
         self._public = public
         self._num_classes = num_classes
-        self._recipe: tuple[bytes, ...] = ()
-        self._fitted: Any = None
+        self._cache_key: tuple[bytes, ...] = ()
+        self._cached_estimator: Any = None
 
     @property
-    def team(self) -> Hashable:
+    def stack_key(self) -> Hashable:
         return None
 
     def initial_parameters(self, seed: int) -> Parameters:
@@ -54,59 +54,59 @@ class EstimatorLearner:
             "weight": torch.tensor(0.0),
         }
 
-    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
+    def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
         parameters |= {**self.initial_parameters(0), "seed": parameters["seed"], "fitted": torch.tensor(1)}
-        for term in lesson.terms:
-            if not isinstance(term, PseudoLabels):
-                raise FedMosaicError(f"{self.model.name} cannot learn from {type(term).__name__} (model.name)")
+        for term in task.terms:
+            if not isinstance(term, PseudoLabelLoss):
+                raise FedMosaicError(f"{self.model_settings.name} cannot learn from {type(term).__name__} (model.name)")
             parameters["labels"] = term.targets.cpu().clone()
             parameters["weight"] = torch.tensor(term.weight)
         log_probs = self.predict(parameters, self._private)
-        public = [self.predict(parameters, self._public).cpu() for _ in lesson.terms]
-        return Losses(
+        public = [self.predict(parameters, self._public).cpu() for _ in task.terms]
+        return TrainingLosses(
             mean_cross_entropy(log_probs, self._private.targets),
-            [mean_cross_entropy(*labelled(each, parameters["labels"])) for each in public],
+            [mean_cross_entropy(*select_labelled(each, parameters["labels"])) for each in public],
         )
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         if not parameters["fitted"]:
             return torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.device)
-        compute_alone()
-        fitted = self._estimator(parameters)
-        probabilities = np.full((len(examples), self._num_classes), LEAST_PROBABILITY)
+        limit_sklearn_threads()
+        fitted = self._fitted_estimator(parameters)
+        probabilities = np.full((len(examples), self._num_classes), MIN_PROBABILITY)
         if len(examples):
-            seen = fitted.predict_proba(pixels(examples))
-            probabilities[:, fitted.classes_] = np.maximum(seen, LEAST_PROBABILITY)
+            seen = fitted.predict_proba(flat_pixels(examples))
+            probabilities[:, fitted.classes_] = np.maximum(seen, MIN_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.device)
 
-    def _estimator(self, parameters: Parameters) -> Any:
+    def _fitted_estimator(self, parameters: Parameters) -> Any:
         """The classifier that the recipe stands for; fitted only if the last one was another."""
         recipe = tuple(tensor.cpu().numpy().tobytes() for _, tensor in sorted(parameters.items()))
-        if recipe != self._recipe:
-            self._fitted, self._recipe = self._fit(parameters), recipe
-        return self._fitted
+        if recipe != self._cache_key:
+            self._cached_estimator, self._cache_key = self._fit_estimator(parameters), recipe
+        return self._cached_estimator
 
-    def _fit(self, parameters: Parameters) -> Any:
+    def _fit_estimator(self, parameters: Parameters) -> Any:
         from sklearn.dummy import DummyClassifier
 
-        inputs, labels = pixels(self._private), self._private.targets.cpu().numpy()
+        inputs, labels = flat_pixels(self._private), self._private.targets.cpu().numpy()
         weights = np.ones(len(labels))
         others, weight = parameters["labels"].cpu().numpy(), parameters["weight"].item()
         if weight:
             # Mean private loss plus weight times mean public loss, up to a common factor.
             there = others != NO_LABEL
             share = weight * len(labels) / len(others)
-            inputs = np.concatenate([inputs, pixels(self._public)[there]])
+            inputs = np.concatenate([inputs, flat_pixels(self._public)[there]])
             labels = np.concatenate([labels, others[there]])
             weights = np.concatenate([weights, np.full(there.sum(), share)])
-        estimator = build_estimator(self.model, int(parameters["seed"]), len(labels))
+        estimator = build_estimator(self.model_settings, int(parameters["seed"]), len(labels))
         if len(np.unique(labels)) == 1:
             estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class
         return estimator.fit(inputs, labels, sample_weight=weights)
 
 
-def pixels(examples: Examples) -> NDArray[np.floating[Any]]:
+def flat_pixels(examples: Examples) -> NDArray[np.floating[Any]]:
     """[examples, pixels], scaled as networks see them."""
     flat: NDArray[np.floating[Any]] = examples.inputs(slice(None)).flatten(start_dim=1).cpu().numpy()
     return flat

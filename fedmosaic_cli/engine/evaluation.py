@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters
 
 # What a client is examined in, and whether the larger number is the worse one.
-METRICS = {"accuracy": False, "loss": True, "macro_f1": False, "balanced_accuracy": False, "calibration_error": True}
+EVAL_METRICS = {
+    "accuracy": False,
+    "loss": True,
+    "macro_f1": False,
+    "balanced_accuracy": False,
+    "calibration_error": True,
+}
 CALIBRATION_BINS = 15
 
 
@@ -26,11 +32,11 @@ class Score:
 
     accuracy: float
     loss: float
-    count: int
+    num_examples: int
 
 
 @dataclass(frozen=True)
-class Examination:
+class ClassificationMetrics:
     """The same in full. A row of `confusion`, where it was asked for, is a class, a column what it was taken for."""
 
     accuracy: float
@@ -41,19 +47,19 @@ class Examination:
     confusion: list[list[int]] | None
 
 
-def score(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
+def evaluate_model(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
     logits, labels = learner.predict(parameters, examples), examples.targets
     correct = (logits.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 
 
-def examine(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> Examination:
+def classification_metrics(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> ClassificationMetrics:
     """What logits [examples, classes] for these labels are worth. Both lie with the host: a GPU is not asked again."""
     classes, predicted = logits.shape[1], logits.argmax(dim=1)
     told = labels[predicted == labels]
     right, there, guessed = (each.bincount(minlength=classes).double() for each in (told, labels, predicted))
-    return Examination(
+    return ClassificationMetrics(
         len(told) / len(labels),
         mean_cross_entropy(logits.log_softmax(dim=1), labels),
         macro_f1(right, there, guessed),
@@ -63,28 +69,28 @@ def examine(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> Exam
     )
 
 
-def macro_f1(right: Tensor, there: Tensor, guessed: Tensor) -> float:
+def macro_f1(correct_counts: Tensor, class_counts: Tensor, predicted_counts: Tensor) -> float:
     """The mean over classes of 2 TP / (2 TP + FP + FN), from what was told right, is there, and was guessed of each.
 
     Classes of which nothing is there and nothing was guessed are left out.
     """
-    known = there + guessed > 0
-    return (2 * right[known] / (there + guessed)[known]).mean().item()
+    known = class_counts + predicted_counts > 0
+    return (2 * correct_counts[known] / (class_counts + predicted_counts)[known]).mean().item()
 
 
-def balanced_accuracy(right: Tensor, there: Tensor) -> float:
+def balanced_accuracy(correct_counts: Tensor, class_counts: Tensor) -> float:
     """The mean over the classes that are there of the share of their examples that were told right."""
-    return (right[there > 0] / there[there > 0]).mean().item()
+    return (correct_counts[class_counts > 0] / class_counts[class_counts > 0]).mean().item()
 
 
-def confusion_matrix(labels: Tensor, predicted: Tensor, classes: int) -> list[list[int]]:
+def confusion_matrix(labels: Tensor, predicted: Tensor, num_classes: int) -> list[list[int]]:
     """How many examples of each class were taken for each."""
-    counts = (labels * classes + predicted).bincount(minlength=classes**2)
-    matrix: list[list[int]] = counts.reshape(classes, classes).tolist()
+    counts = (labels * num_classes + predicted).bincount(minlength=num_classes**2)
+    matrix: list[list[int]] = counts.reshape(num_classes, num_classes).tolist()
     return matrix
 
 
-def calibration_error(logits: Tensor, labels: Tensor, bins: int = CALIBRATION_BINS) -> float:
+def calibration_error(logits: Tensor, labels: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
     """The expected calibration error: how far the probability of the answers is from the share of right ones.
 
     Answers are sorted by their probability into `bins` of equal width, each with its upper edge; the distance between
@@ -93,13 +99,13 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = CALIBRATION_BI
     import torch
 
     confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
-    places = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    places = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
     excess = confidence - (predicted == labels).double()
-    by_bin = torch.zeros(bins, dtype=excess.dtype).index_add(0, places, excess)
+    by_bin = torch.zeros(num_bins, dtype=excess.dtype).index_add(0, places, excess)
     return by_bin.abs().sum().item() / len(labels)
 
 
-def averages(values: list[float], sizes: list[int], larger_is_worse: bool = False) -> dict[str, float]:
+def client_averages(values: list[float], num_examples: list[int], larger_is_worse: bool = False) -> dict[str, float]:
     """The values of all clients, who have so many examples each, in a few numbers.
 
     The worst decile is the mean over the worst tenth of the clients, rounded up: of one where there are up to ten.
@@ -107,7 +113,7 @@ def averages(values: list[float], sizes: list[int], larger_is_worse: bool = Fals
     worst_first = sorted(values, reverse=larger_is_worse)
     return {
         "client_mean": fmean(values),
-        "sample_weighted": fmean(values, weights=sizes),
+        "sample_weighted": fmean(values, weights=num_examples),
         "client_std": pstdev(values),
         "worst": worst_first[0],
         "worst_decile": fmean(worst_first[: -(-len(values) // 10)]),

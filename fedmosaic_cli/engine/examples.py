@@ -19,13 +19,13 @@ class Examples:
     """
 
     images: Tensor
-    index: Tensor
+    indices: Tensor
     labels: Tensor | None
     dtype: torch.dtype
     device: torch.device
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.indices)
 
     @property
     def targets(self) -> Tensor:
@@ -34,28 +34,28 @@ class Examples:
             raise ValueError("the public set has no labels")
         return self.labels
 
-    def at(self, positions: Tensor) -> Examples:
+    def subset(self, indices: Tensor) -> Examples:
         """Some of these examples."""
-        labels = None if self.labels is None else self.labels[positions.to(self.labels.device)]
-        return replace(self, index=self.index[positions.to(self.index.device)], labels=labels)
+        labels = None if self.labels is None else self.labels[indices.to(self.labels.device)]
+        return replace(self, indices=self.indices[indices.to(self.indices.device)], labels=labels)
 
-    def inputs(self, positions: Tensor | slice) -> Tensor:
+    def inputs(self, indices: Tensor | slice) -> Tensor:
         """[batch, channels, height, width], scaled to [-1, 1] as in the paper."""
-        return self.shown(self.index[positions])
+        return self.normalised_images(self.indices[indices])
 
-    def shown(self, places: Tensor) -> Tensor:
+    def normalised_images(self, image_indices: Tensor) -> Tensor:
         """The images at `places` of the shared array, as networks see them: [..., channels, height, width].
 
         In memory the channels of a pixel stay together, which is how convolutions and pools are fastest.
         """
         # Several times as fast as indexing, which looks at every index twice.
-        pixels = self.images.index_select(0, places.flatten()).view(*places.shape, *self.images.shape[1:])
+        pixels = self.images.index_select(0, image_indices.flatten()).view(*image_indices.shape, *self.images.shape[1:])
         if pixels.device != self.device:
             # From pinned memory the copy runs beside the computation; torch keeps the memory until it has arrived.
-            pixels = on_device(pixels.pin_memory() if self.device.type == "cuda" else pixels, self.device)
+            pixels = copy_to_device(pixels.pin_memory() if self.device.type == "cuda" else pixels, self.device)
         return pixels.movedim(-1, -3).to(self.dtype).div_(127.5).sub_(1.0)
 
 
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`. Only CUDA may be left alone with a copy whose source goes away."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -15,90 +15,100 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.cotraining.crossfit import brier_scores, stratified_folds, verdict
+from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from fedmosaic_cli.cotraining.crossfit import Verdict
-    from fedmosaic_cli.engine.method import Client, Term
+    from fedmosaic_cli.cotraining.crossfit import GateDecision
+    from fedmosaic_cli.engine.method import Client, LossTerm
 
-    Terms = Callable[[Tensor, Tensor], Sequence[Term]]
+    LossTermsFactory = Callable[[Tensor, Tensor], Sequence[LossTerm]]
     """The terms that pseudo-labels add for a client with these training labels."""
 
-FOLDS, ALONE, TOGETHER, CANDIDATE, WITHOUT = "folds", "fold-alone", "fold-together", "candidate", "without"
-OPTIMIZER = ".optimizer"
+FOLDS_KEY, LOCAL_FOLD_PREFIX, COLLABORATIVE_FOLD_PREFIX, CANDIDATE_KEY, PEER_LABELS_KEY = (
+    "folds",
+    "fold-alone",
+    "fold-together",
+    "candidate",
+    "without",
+)
+OPTIMIZER_SUFFIX = ".optimizer"
 
 
 @dataclass(frozen=True)
-class Gate:
+class CrossFitGate:
     """Collaboration is kept where it gains more than `strictness` standard errors out of so many `folds`."""
 
-    folds: int
-    strictness: float
+    num_folds: int
+    z_threshold: float
     prior_variance: float
 
-    def prepare(self, client: Client) -> None:
+    def init_folds(self, client: Client) -> None:
         """Cut the client's data, and give every fold a model. Who has too little data stays alone."""
-        if len(client.labels) < 2 * self.folds:
+        if len(client.train_labels) < 2 * self.num_folds:
             return
-        client.state[FOLDS] = stratified_folds(client.labels, self.folds, client.noise("folds"))
-        for fold in range(self.folds):
-            client.state[f"{ALONE}-{fold}"] = client.init
+        client.state[FOLDS_KEY] = stratified_folds(client.train_labels, self.num_folds, client.rng("folds"))
+        for fold in range(self.num_folds):
+            client.state[f"{LOCAL_FOLD_PREFIX}-{fold}"] = client.initial_model
 
-    def is_open(self, client: Client) -> bool:
+    def is_undecided(self, client: Client) -> bool:
         """Whether the client has yet to decide."""
-        return FOLDS in client.state
+        return FOLDS_KEY in client.state
 
     def has_candidate(self, client: Client) -> bool:
-        return CANDIDATE in client.state
+        return CANDIDATE_KEY in client.state
 
-    def begin(self, client: Client, without: Tensor) -> None:
+    def start_test(self, client: Client, peer_labels: Tensor) -> None:
         """From here on all models are there twice. `without` is what the others say."""
-        client.state[WITHOUT] = without
-        copy_of(client, "model", CANDIDATE)
-        for fold in range(self.folds):
-            copy_of(client, f"{ALONE}-{fold}", f"{TOGETHER}-{fold}")
+        client.state[PEER_LABELS_KEY] = peer_labels
+        copy_model_state(client, "model", CANDIDATE_KEY)
+        for fold in range(self.num_folds):
+            copy_model_state(client, f"{LOCAL_FOLD_PREFIX}-{fold}", f"{COLLABORATIVE_FOLD_PREFIX}-{fold}")
 
-    def train(self, client: Client, terms: Terms) -> None:
+    def train_folds(self, client: Client, make_loss_terms: LossTermsFactory) -> None:
         """A round of every fold's models."""
-        folds = client.state[FOLDS]
-        for fold in range(self.folds):
+        folds = client.state[FOLDS_KEY]
+        for fold in range(self.num_folds):
             seen = (folds != fold).nonzero()[:, 0]
-            client.train(f"{ALONE}-{fold}", only=seen)
+            client.train(f"{LOCAL_FOLD_PREFIX}-{fold}", examples=seen)
             if self.has_candidate(client):
-                added = terms(client.state[WITHOUT], client.labels[seen])
-                client.train(f"{TOGETHER}-{fold}", added, only=seen)
+                added = make_loss_terms(client.state[PEER_LABELS_KEY], client.train_labels[seen])
+                client.train(f"{COLLABORATIVE_FOLD_PREFIX}-{fold}", added, examples=seen)
 
-    def decide(self, client: Client) -> Verdict:
+    def decide(self, client: Client) -> GateDecision:
         """Let every fold judge the two models that have not seen it."""
         import torch
 
-        gains = torch.empty(len(client.labels), dtype=torch.float64)
-        for fold in range(self.folds):
-            judges = client.state[FOLDS] == fold
+        gains = torch.empty(len(client.train_labels), dtype=torch.float64)
+        for fold in range(self.num_folds):
+            judges = client.state[FOLDS_KEY] == fold
             alone, together = (
-                brier_scores(client.predict_private(client.state[f"{way}-{fold}"]).cpu()[judges], client.labels[judges])
-                for way in (ALONE, TOGETHER)
+                brier_scores(
+                    client.predict_private(client.state[f"{way}-{fold}"]).cpu()[judges], client.train_labels[judges]
+                )
+                for way in (LOCAL_FOLD_PREFIX, COLLABORATIVE_FOLD_PREFIX)
             )
             gains[judges] = alone - together
-        return verdict(gains, self.strictness, self.prior_variance)
+        return gate_decision(gains, self.z_threshold, self.prior_variance)
 
-    def close(self, client: Client, keep: bool) -> None:
+    def finish(self, client: Client, is_accepted: bool) -> None:
         """Go on with one model."""
-        if keep:
-            for entry in ("", OPTIMIZER):
-                if CANDIDATE + entry in client.state:
-                    client.state["model" + entry] = client.state[CANDIDATE + entry]
+        if is_accepted:
+            for entry in ("", OPTIMIZER_SUFFIX):
+                if CANDIDATE_KEY + entry in client.state:
+                    client.state["model" + entry] = client.state[CANDIDATE_KEY + entry]
         for name in list(client.state):
-            if name.startswith((FOLDS, ALONE, TOGETHER, CANDIDATE, WITHOUT)):
+            if name.startswith(
+                (FOLDS_KEY, LOCAL_FOLD_PREFIX, COLLABORATIVE_FOLD_PREFIX, CANDIDATE_KEY, PEER_LABELS_KEY)
+            ):
                 del client.state[name]
 
 
-def copy_of(client: Client, model: str, name: str) -> None:
+def copy_model_state(client: Client, source: str, target: str) -> None:
     """Remember a copy of a model, and of what its optimizer remembers, under another name."""
-    for entry in ("", OPTIMIZER):
-        if model + entry in client.state:
-            client.state[name + entry] = deepcopy(client.state[model + entry])
+    for entry in ("", OPTIMIZER_SUFFIX):
+        if source + entry in client.state:
+            client.state[target + entry] = deepcopy(client.state[source + entry])

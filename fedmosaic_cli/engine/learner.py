@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.method import Leash, Parameters, State, Term
+    from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, State
 
 
 @dataclass(frozen=True)
-class Draw:
+class BatchSchedule:
     """The batches of a round: positions in the private and in the public set, step by step."""
 
-    private: list[Tensor]
-    public: list[Tensor]
+    private_batches: list[Tensor]
+    public_batches: list[Tensor]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingTask:
     """What there is to learn in a round: the data, the order to take it in, and what the method adds to the loss."""
 
     private: Examples
     public: Examples
-    draw: Draw
-    terms: Sequence[Term] = ()
-    leash: Leash | None = None
+    schedule: BatchSchedule
+    terms: Sequence[LossTerm] = ()
+    proximal: ProximalTerm | None = None
     private_weight: float = 1.0
 
 
 @dataclass(frozen=True)
-class Losses:
+class TrainingLosses:
     """The mean private loss over a round and that of each term; None where there was no batch to take a step on."""
 
     private: float | None
@@ -46,13 +46,13 @@ class Learner(Protocol):
     """Clients own parameters; a learner knows what to do with them."""
 
     @property
-    def team(self) -> Hashable:
+    def stack_key(self) -> Hashable:
         """Clients of one team can be trained together; None stands for nobody but oneself."""
 
     def initial_parameters(self, seed: int) -> Parameters:
         """The starting point that `seed` names."""
 
-    def fit(self, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
+    def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
         """Train `parameters` in place, carrying the optimizer's `memory` on."""
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:

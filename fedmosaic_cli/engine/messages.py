@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters
 
 
-Kind = Literal["opinion", "consensus", "weights", "logits"]
+PartKind = Literal["opinion", "consensus", "weights", "logits"]
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """From one side to the other: where the receiver computes, and what stands on the envelope."""
 
     device: torch.device
-    envelope: wire.Envelope
+    header: wire.MessageHeader
 
 
-class Part(Protocol):
+class MessagePart(Protocol):
     """One part of a message."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[PartKind]
 
     @property
     def bits(self) -> int:
         """The size of what it says."""
 
-    def write(self, way: Way) -> bytes:
+    def encode(self, route: Route) -> bytes:
         """The part as it goes from one machine to another; `federation.protocol` reads it there."""
 
-    def travel(self, way: Way) -> tuple[Tensor | Parameters | bytes, int]:
+    def deliver(self, route: Route) -> tuple[Tensor | Parameters | bytes, int]:
         """The part as the receiver sees it, and the bits of what it says. Nothing is shared with the sender.
 
         Models arrive on the receiver's device; what is said of the public set is worked on by CPUs.
         """
 
 
-Message = dict[str, Part]
+Message = dict[str, MessagePart]
 
 
 @dataclass(frozen=True)
-class Opinion:
+class LabelUpload:
     """What a client says of the public set: labels, and how far it is to be trusted in each.
 
     It arrives sealed: whether it is fit to be read is for the server to find out.
@@ -58,44 +58,44 @@ class Opinion:
 
     labels: NDArray[Any]
     expertise: NDArray[np.float64] | None
-    form: wire.Form
+    spec: wire.MessageSpec
 
-    kind: ClassVar[Kind] = "opinion"
+    kind: ClassVar[PartKind] = "opinion"
 
     @property
     def bits(self) -> int:
-        return 8 * self.form.payload_bytes
+        return 8 * self.spec.payload_bytes
 
-    def write(self, way: Way) -> bytes:
-        return wire.write_opinion(way.envelope, self.form, self.labels, self.expertise)
+    def encode(self, route: Route) -> bytes:
+        return wire.encode_label_upload(route.header, self.spec, self.labels, self.expertise)
 
-    def travel(self, way: Way) -> tuple[bytes, int]:
-        return self.write(way), self.bits
+    def deliver(self, route: Route) -> tuple[bytes, int]:
+        return self.encode(route), self.bits
 
 
 @dataclass(frozen=True)
-class Consensus:
+class ConsensusLabels:
     """What the crowd says of the public set, a class an example; below 0 where it says nothing."""
 
     labels: Tensor
     num_classes: int
 
-    kind: ClassVar[Kind] = "consensus"
+    kind: ClassVar[PartKind] = "consensus"
 
     @property
-    def form(self) -> wire.Form:
-        code = wire.LabelCode.MASKED if (self.labels < 0).any() else wire.LabelCode.INDEX
-        return wire.Form(len(self.labels), self.num_classes, wire.Kind.CONSENSUS, code)
+    def spec(self) -> wire.MessageSpec:
+        code = wire.LabelEncoding.MASKED if (self.labels < 0).any() else wire.LabelEncoding.INDEX
+        return wire.MessageSpec(len(self.labels), self.num_classes, wire.LabelMessageKind.CONSENSUS, code)
 
     @property
     def bits(self) -> int:
-        return 8 * self.form.payload_bytes
+        return 8 * self.spec.payload_bytes
 
-    def write(self, way: Way) -> bytes:
-        return wire.write_consensus(way.envelope, self.form, self.labels.cpu().numpy())
+    def encode(self, route: Route) -> bytes:
+        return wire.encode_consensus_labels(route.header, self.spec, self.labels.cpu().numpy())
 
-    def travel(self, way: Way) -> tuple[Tensor, int]:
-        return read_consensus(self.write(way), self.form, way.envelope), self.bits
+    def deliver(self, route: Route) -> tuple[Tensor, int]:
+        return decode_consensus(self.encode(route), self.spec, route.header), self.bits
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,19 @@ class Weights:
 
     values: Parameters
 
-    kind: ClassVar[Kind] = "weights"
+    kind: ClassVar[PartKind] = "weights"
 
     @property
     def bits(self) -> int:
-        return sum(map(bits_of, self.values.values()))
+        return sum(map(tensor_bits, self.values.values()))
 
-    def write(self, way: Way) -> bytes:
+    def encode(self, route: Route) -> bytes:
         from safetensors.torch import save
 
         return save({name: tensor.detach().cpu().contiguous() for name, tensor in self.values.items()})
 
-    def travel(self, way: Way) -> tuple[Parameters, int]:
-        return {name: carried(tensor, way.device) for name, tensor in self.values.items()}, self.bits
+    def deliver(self, route: Route) -> tuple[Parameters, int]:
+        return {name: copied_tensor(tensor, route.device) for name, tensor in self.values.items()}, self.bits
 
 
 @dataclass(frozen=True)
@@ -125,32 +125,34 @@ class Logits:
 
     values: Tensor
 
-    kind: ClassVar[Kind] = "logits"
+    kind: ClassVar[PartKind] = "logits"
 
     @property
     def bits(self) -> int:
-        return bits_of(self.values)
+        return tensor_bits(self.values)
 
-    def write(self, way: Way) -> bytes:
-        return Weights({"logits": self.values}).write(way)
+    def encode(self, route: Route) -> bytes:
+        return Weights({"logits": self.values}).encode(route)
 
-    def travel(self, way: Way) -> tuple[Tensor, int]:
-        return carried(self.values, self.values.device), self.bits
+    def deliver(self, route: Route) -> tuple[Tensor, int]:
+        return copied_tensor(self.values, self.values.device), self.bits
 
 
-def read_consensus(data: bytes, form: wire.Form, to: wire.Envelope) -> Tensor:
+def decode_consensus(data: bytes, spec: wire.MessageSpec, header: wire.MessageHeader) -> Tensor:
     """What the crowd says, as whoever waits for it in this round reads it. Raises wire.RefusedError."""
     import torch
 
-    seen = wire.read_consensus(data, wire.Expected(form, to.run, to.public, to.round, {wire.SERVER}))
+    seen = wire.decode_consensus_labels(
+        data, wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {wire.SERVER_ID})
+    )
     return torch.as_tensor(seen, dtype=torch.int64)
 
 
-def carried(tensor: Tensor, device: torch.device) -> Tensor:
+def copied_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the receiver's own. Numbers sent as they are need not be written out to know what arrives."""
     return tensor.detach().to(device, copy=True)
 
 
-def bits_of(tensor: Tensor) -> int:
+def tensor_bits(tensor: Tensor) -> int:
     """The size of a tensor's numbers, written out as they are."""
     return 8 * tensor.numel() * tensor.element_size()

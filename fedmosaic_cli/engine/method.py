@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dat
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from fedmosaic_cli.engine.train_settings import DefenceSettings
-from fedmosaic_cli.schema import STRICT
+from fedmosaic_cli.schema import STRICT_MODEL_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.messages import Kind, Message
-    from fedmosaic_cli.engine.train_settings import Aggregation, Statistics
-    from fedmosaic_cli.labels.privacy.mechanisms import Draws
-    from fedmosaic_cli.labels.privacy.noise import Noise
-    from fedmosaic_cli.labels.wire import Form
+    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.train_settings import AggregationWeighting, BatchNormStatistics
+    from fedmosaic_cli.labels.privacy.mechanisms import RandomSource
+    from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
+    from fedmosaic_cli.labels.wire import MessageSpec
 
 Parameters = dict[str, Any]
 """A model: its tensors by name, buffers included. The architecture is the client's business."""
@@ -37,73 +37,73 @@ Parameters = dict[str, Any]
 State = dict[str, Any]
 """What a client or the server remembers: tensors, numbers, and dictionaries of these."""
 
-Received = dict[str, Any]
+ReceivedMessage = dict[str, Any]
 """A message as the other side sees it: tensors, or Parameters, by part."""
 
 T = TypeVar("T")
-Family = Literal["baseline", "FL", "PFL", "co-training"]
-Learners = Literal["one network", "any network", "anything"]
+MethodFamily = Literal["baseline", "FL", "PFL", "co-training"]
+LearnerSupport = Literal["one network", "any network", "anything"]
 
 
 @dataclass(frozen=True)
-class World:
+class FederationInfo:
     """What everybody may know. No client's data is in here."""
 
     num_classes: int
-    init: Parameters
+    initial_model: Parameters
     """Where models that are averaged start."""
-    sizes: Mapping[int, int]
+    client_sizes: Mapping[int, int]
     """How many training examples each client declared when it joined."""
-    rounds: int
+    num_rounds: int
     """How many rounds are planned."""
-    number_bits: int = 32
+    float_bits: int = 32
     """The size of a number that travels as it is."""
-    participation: float = 1.0
+    participation_rate: float = 1.0
     """The share of clients that take part in a round."""
-    aggregation: Aggregation = "samples"
+    aggregation: AggregationWeighting = "samples"
     """What a client counts in a mean of models: its examples, or one."""
-    bn_buffers: Statistics = "average"
+    bn_buffers: BatchNormStatistics = "average"
     """What becomes of running means and variances where models are averaged."""
-    buffers: frozenset[str] = frozenset()
+    buffer_names: frozenset[str] = frozenset()
     """Which entries of `init` are no parameters but running statistics."""
-    batch_norm: frozenset[str] = frozenset()
+    batch_norm_names: frozenset[str] = frozenset()
     """Which entries of `init` belong to batch normalisation, its parameters and its statistics."""
     public_size: int = 0
     """How many public examples there are."""
-    run: bytes = bytes(16)
+    run_id: bytes = bytes(16)
     """What stands for this run in messages."""
-    public: bytes = bytes(16)
+    public_set_id: bytes = bytes(16)
     """What stands for the public set, in its order."""
     defence: DefenceSettings = field(default_factory=DefenceSettings)
     """How votes are counted."""
-    noise: Noise | None = None
+    privacy_noise: PrivacyNoise | None = None
     """What clients hide their opinions behind, if anything."""
-    lying: bool = False
+    is_attacker: bool = False
     """Whether this is the world of a client that is going to send something else than it finds."""
 
-    def weights(self, clients: Iterable[int]) -> list[float]:
+    def aggregation_weights(self, clients: Iterable[int]) -> list[float]:
         """What these clients count in a mean."""
-        return [self.sizes[client] if self.aggregation == "samples" else 1 for client in clients]
+        return [self.client_sizes[client] if self.aggregation == "samples" else 1 for client in clients]
 
 
 @dataclass(frozen=True)
 class Traffic:
     """Bits that go to and from a client in a round; None where what travels is not a message."""
 
-    up: int | None = 0
-    down: int | None = 0
+    uplink_bits: int | None = 0
+    downlink_bits: int | None = 0
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerLog:
     """What a server has to tell of a round: of everybody, of single clients, and labels that others may know better."""
 
-    everybody: dict[str, float] = field(default_factory=dict)
-    clients: dict[int, dict[str, float]] = field(default_factory=dict)
-    labels: dict[str, Tensor] = field(default_factory=dict)
+    round_metrics: dict[str, float] = field(default_factory=dict)
+    client_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    public_labels: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Term(Protocol):
+class LossTerm(Protocol):
     """A term that a method adds to a client's private cross-entropy."""
 
     uses_public: ClassVar[bool]
@@ -112,31 +112,31 @@ class Term(Protocol):
     @property
     def weight(self) -> float: ...
 
-    log_as: ClassVar[str]
+    log_key: ClassVar[str]
     """The name of its mean over a round in the log."""
 
-    def on(self, device: torch.device) -> Term:
+    def to_device(self, device: torch.device) -> LossTerm:
         """The term with its tensors where the model is; asked for once a round."""
 
-    def loss(self, outputs: Outputs) -> Tensor:
+    def loss(self, outputs: StepOutputs) -> Tensor:
         """The unweighted value on this step's batches, with its gradient."""
 
 
-class Outputs(Protocol):
+class StepOutputs(Protocol):
     """What a term may look at: the model on this step's batches."""
 
-    private_index: Tensor
+    private_indices: Tensor
     """Which of the client's training examples the step drew."""
     private_features: Tensor
     """What the model's body makes of them."""
     private_logits: Tensor
-    public_index: Tensor
+    public_indices: Tensor
     """Which public examples the step drew; like the next, only where a term uses them."""
     public_logits: Tensor
 
 
 @dataclass(frozen=True)
-class Leash:
+class ProximalTerm:
     """A pull towards `anchor`: the gradient of strength/2 ||w - anchor||^2 is added to every step's.
 
     As a gradient it suits any optimizer, and the squared distance cannot be mistaken for the distance.
@@ -152,7 +152,9 @@ class Step(Protocol):
     number: int
     """The first is 1."""
 
-    def gradient(self, parameters: Parameters, stream: str = "private", keep_statistics: bool = True) -> Parameters:
+    def gradient(
+        self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
+    ) -> Parameters:
         """The gradient of the mean cross-entropy at `parameters`, on this step's batch from `stream`.
 
         The batch's statistics enter the running ones of `parameters`, unless they are not to be kept.
@@ -168,11 +170,11 @@ class Client(Protocol):
     state: State
 
     @property
-    def init(self) -> Parameters:
+    def initial_model(self) -> Parameters:
         """Where this client's own model starts; made anew at every call."""
 
     @property
-    def labels(self) -> Tensor:
+    def train_labels(self) -> Tensor:
         """Its training labels, on the CPU."""
 
     @property
@@ -182,10 +184,10 @@ class Client(Protocol):
     def train(
         self,
         model: str,
-        terms: Sequence[Term] = (),
-        leash: Leash | None = None,
+        terms: Sequence[LossTerm] = (),
+        proximal: ProximalTerm | None = None,
         private_weight: float = 1.0,
-        only: Tensor | None = None,
+        examples: Tensor | None = None,
     ) -> None:
         """One round of local training of the parameters `state[model]`, in place; notes the mean losses.
 
@@ -199,13 +201,13 @@ class Client(Protocol):
         Each holds the batch that `train` would take ("private") and an independent one for every other stream named.
         """
 
-    def descend(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
+    def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         """One step of the run's optimizer on `state[model]`, in place, with another learning rate if given."""
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
         """The gradient of the mean cross-entropy on one training batch drawn from `stream`. Nothing is changed."""
 
-    def statistics(self, parameters: Parameters) -> Parameters:
+    def running_statistics(self, parameters: Parameters) -> Parameters:
         """Running statistics for `parameters`, from one pass over the client's training data. Nothing is changed."""
 
     def private_loss(self, parameters: Parameters) -> float:
@@ -220,21 +222,21 @@ class Client(Protocol):
     def predict_public(self, parameters: Parameters) -> Tensor:
         """Logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
 
-    def noise(self, purpose: str) -> np.random.Generator:
+    def rng(self, purpose: str) -> np.random.Generator:
         """A stream of noise for this purpose, this client and this round."""
 
-    def hiding(self, purpose: str) -> Draws:
+    def privacy_rng(self, purpose: str) -> RandomSource:
         """The same for noise that hides what is told: drawn from the seed in a simulation, where nobody is protected,
         and from the system where a client is somebody."""
 
-    def note(self, **values: Any) -> None:
+    def log(self, **values: Any) -> None:
         """Values for this round's line in the log."""
 
 
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
     """The decorator of every method: a frozen dataclass whose fields are checked when it is made."""
-    return validated_dataclass(frozen=True, config=STRICT)(cls)  # type: ignore[return-value]
+    return validated_dataclass(frozen=True, config=STRICT_MODEL_CONFIG)(cls)  # type: ignore[return-value]
 
 
 class Method(ABC):
@@ -245,82 +247,82 @@ class Method(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    family: ClassVar[Family]
+    family: ClassVar[MethodFamily]
     travels: ClassVar[str]
     citation: ClassVar[str]
     evaluated: ClassVar[str] = "the client's own model"
-    pooled: ClassVar[bool] = False
+    is_centralized: ClassVar[bool] = False
     """Whether it trains on everybody's data in one place."""
-    needs_public: ClassVar[bool] = False
+    needs_public_set: ClassVar[bool] = False
     """Whether it cannot do without a public set."""
     shares_labels: ClassVar[bool] = False
     """Whether clients tell labels of the public set: noise, attacks and defences are about these messages."""
-    uploads: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
+    uploads: ClassVar[Mapping[str, PartKind]] = MappingProxyType({})
     """The parts of what clients send, where they send anything."""
-    judged_with_server: ClassVar[bool] = False
+    evaluation_needs_server: ClassVar[bool] = False
     """Whether what the server has after a round is needed to examine its models."""
-    learners: ClassVar[Learners] = "one network"
+    learners: ClassVar[LearnerSupport] = "one network"
     """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
-    models_held: ClassVar[int] = 1
+    num_models: ClassVar[int] = 1
     """How many models a client holds at the end of its turn, the one on its way to the server included."""
-    models_trained: ClassVar[int] = 1
+    num_trained_models: ClassVar[int] = 1
     """How many of them an optimizer remembers things about."""
-    plans_ahead: ClassVar[bool] = False
+    needs_total_rounds: ClassVar[bool] = False
     """Whether what happens in a round depends on how many there will be."""
 
     @classmethod
-    def idle(cls, values: Mapping[str, Any]) -> frozenset[str]:
+    def unused_hyperparameters(cls, values: Mapping[str, Any]) -> frozenset[str]:
         """Which hyper-parameters nobody reads, with these values of the others."""
         return frozenset()
 
     @property
-    def plays_with(self) -> Learners:
+    def supported_learners(self) -> LearnerSupport:
         """What its clients may learn with, as it is set up."""
         return self.learners
 
     @property
-    def looks_ahead(self) -> bool:
+    def depends_on_total_rounds(self) -> bool:
         """Whether it plans ahead, as it is set up."""
-        return self.plans_ahead
+        return self.needs_total_rounds
 
     @property
-    def most_models(self) -> tuple[int, int]:
+    def peak_model_counts(self) -> tuple[int, int]:
         """How many models a client holds at most, as the method is set up, and how many optimizers remember of them."""
-        return self.models_held, self.models_trained
+        return self.num_models, self.num_trained_models
 
-    def passes(self, rounds: int) -> int:
+    def local_passes(self, num_rounds: int) -> int:
         """How many rounds of local steps a client takes in so many rounds; more than that where it trains more models
         than its own and a copy of everybody's."""
-        return rounds
+        return num_rounds
 
-    def enter(self, client: Client, world: World) -> None:
+    def init_client(self, client: Client, ctx: FederationInfo) -> None:
         """Prepare `client.state` before the first round."""
-        client.state["model"] = client.init
+        client.state["model"] = client.initial_model
 
-    def open(self, world: World) -> State:
+    def init_server(self, ctx: FederationInfo) -> State:
         """The server's state before the first round."""
         return {}
 
-    def broadcast(self, server: State, client_id: int, world: World) -> Message:
+    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
         """What the server sends to a client at the start of a round."""
         return {}
 
     @abstractmethod
-    def local_round(self, client: Client, received: Received, world: World) -> Message:
+    def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         """What a client does in a round; what comes back is sent to the server."""
 
-    def opinion_form(self, world: World) -> Form | None:
+    def message_spec(self, ctx: FederationInfo) -> MessageSpec | None:
         """What an opinion on the public set looks like on the wire; None for methods whose clients give none."""
         return None
 
-    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
         """The server's state after hearing from the clients of a round.
 
         What it leaves under `told` goes to the log instead: see `Told`.
         """
         return server
 
-    def personal(self, server: State, client: Client) -> Parameters:
+    def personal_model(self, server: State, client: Client) -> Parameters:
         """The client's personal model: the one that is evaluated and saved. Nothing is changed."""
         model: Parameters = client.state["model"]
         return model
@@ -333,19 +335,19 @@ class Method(ABC):
         """What the crowd says of the public set, a label an example; None where it says nothing."""
         return None
 
-    def alone(self, rounds: int) -> int:
+    def num_warmup_rounds(self, num_rounds: int) -> int:
         """How many of so many rounds clients play before they first tell anything."""
         return 0
 
-    def traffic(self, world: World, public_size: int) -> Traffic:
+    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
         """What a round of exchange costs a client, foretold."""
         return Traffic()
 
-    def cost(self, rounds: int) -> str:
+    def cost_note(self, num_rounds: int) -> str:
         """A word where so many rounds take longer than one would think."""
         return ""
 
-    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
+    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
         """A word where, with so many rounds, so many clients in each and such a network, it would be another method."""
         return ""
 

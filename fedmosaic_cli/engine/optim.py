@@ -24,37 +24,46 @@ K = TypeVar("K")
 
 
 @torch.no_grad()
-def descend(
-    train: TrainSettings,
+def optimizer_step(
+    train_settings: TrainSettings,
     parameters: Mapping[K, Tensor],
     gradients: Mapping[K, Tensor],
-    memory: dict[K, State],
+    optimizer_state: dict[K, State],
     lr: float | None = None,
 ) -> None:
     """Move the parameters that have a gradient one step, in place, and remember what the next step needs."""
-    lr = train.lr if lr is None else lr
-    step = step_of_adam if train.optimizer == "adam" else step_of_sgd
+    lr = train_settings.lr if lr is None else lr
+    step = adam_step if train_settings.optimizer == "adam" else sgd_step
     # A first step is another function than the next ones.
-    known = [key for key in gradients if key in memory]
-    for keys in (known, [key for key in gradients if key not in memory]):
+    known = [key for key in gradients if key in optimizer_state]
+    for keys in (known, [key for key in gradients if key not in optimizer_state]):
         if keys:
             tensors = [parameters[key] for key in keys]
-            slopes = [in_the_way_of(gradients[key], parameters[key]) for key in keys]
-            step(train, keys, tensors, slopes, memory, lr)
+            slopes = [match_memory_layout(gradients[key], parameters[key]) for key in keys]
+            step(train_settings, keys, tensors, slopes, optimizer_state, lr)
 
 
-def step_of_adam(
-    train: TrainSettings, keys: list[K], tensors: list[Tensor], slopes: list[Tensor], memory: dict[K, State], lr: float
+def adam_step(
+    train_settings: TrainSettings,
+    keys: list[K],
+    tensors: list[Tensor],
+    gradients: list[Tensor],
+    optimizer_state: dict[K, State],
+    lr: float,
 ) -> None:
     for key, tensor in zip(keys, tensors, strict=True):
-        if key not in memory:
+        if key not in optimizer_state:
             start = torch.zeros((), dtype=torch.float32, device=tensor.device)
-            memory[key] = {"step": start, "exp_avg": torch.zeros_like(tensor), "exp_avg_sq": torch.zeros_like(tensor)}
-    remembered = [memory[key] for key in keys]
+            optimizer_state[key] = {
+                "step": start,
+                "exp_avg": torch.zeros_like(tensor),
+                "exp_avg_sq": torch.zeros_like(tensor),
+            }
+    remembered = [optimizer_state[key] for key in keys]
     means, squares, steps = ([entry[part] for entry in remembered] for part in ("exp_avg", "exp_avg_sq", "step"))
     adam(
         tensors,
-        slopes,
+        gradients,
         means,
         squares,
         [],
@@ -70,27 +79,34 @@ def step_of_adam(
     )
 
 
-def step_of_sgd(
-    train: TrainSettings, keys: list[K], tensors: list[Tensor], slopes: list[Tensor], memory: dict[K, State], lr: float
+def sgd_step(
+    train_settings: TrainSettings,
+    keys: list[K],
+    tensors: list[Tensor],
+    gradients: list[Tensor],
+    optimizer_state: dict[K, State],
+    lr: float,
 ) -> None:
-    buffers: list[Tensor | None] = [memory[key]["momentum_buffer"] if key in memory else None for key in keys]
+    buffers: list[Tensor | None] = [
+        optimizer_state[key]["momentum_buffer"] if key in optimizer_state else None for key in keys
+    ]
     sgd(
         tensors,
-        slopes,
+        gradients,
         buffers,
         fused=True,
         weight_decay=0.0,
-        momentum=train.momentum,
+        momentum=train_settings.momentum,
         lr=lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,
     )
-    if train.momentum:
-        memory.update({key: {"momentum_buffer": buffer} for key, buffer in zip(keys, buffers, strict=True)})
+    if train_settings.momentum:
+        optimizer_state.update({key: {"momentum_buffer": buffer} for key, buffer in zip(keys, buffers, strict=True)})
 
 
-def in_the_way_of(gradient: Tensor, parameter: Tensor) -> Tensor:
+def match_memory_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient laid out as its parameter is: fused steps go through memory as it lies, whatever strides say."""
     if gradient.stride() == parameter.stride():
         return gradient

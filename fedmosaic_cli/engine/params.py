@@ -13,38 +13,42 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Parameters, State
 
 
-def copy(parameters: Parameters) -> Parameters:
+def clone(parameters: Parameters) -> Parameters:
     """The same values in tensors of their own."""
     return {name: tensor.detach().clone() for name, tensor in parameters.items()}
 
 
-def on(state: State, device: torch.device) -> State:
+def to_device(state: State, device: torch.device) -> State:
     """The same with all tensors on `device`; those that are there already are shared."""
     return {
-        name: on(value, device) if isinstance(value, dict) else value.to(device) if hasattr(value, "to") else value
+        name: to_device(value, device)
+        if isinstance(value, dict)
+        else value.to(device)
+        if hasattr(value, "to")
+        else value
         for name, value in state.items()
     }
 
 
-def models_on(state: State, device: torch.device) -> State:
+def models_to_device(state: State, device: torch.device) -> State:
     """The same with all models, and what optimizers remember of them, on `device`.
 
     A tensor that stands alone was said about the public set, which is done on the CPU (see `Client.predict_public`).
     """
-    return {name: on(value, device) if isinstance(value, dict) else value for name, value in state.items()}
+    return {name: to_device(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
 # A few layers of such weights multiply to more than single precision holds.
-AS_GOOD_AS_INFINITE = 1e8
+MAX_ABS_WEIGHT = 1e8
 
 
-def finite(parameters: Parameters) -> bool:
+def is_finite(parameters: Parameters) -> bool:
     """Whether every number of the model is one, and none so large that no loss could be."""
     import torch
 
     # One answer for the whole model: each would be a wait for the device.
     numbers = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
-    return not numbers or bool((torch.stack(torch._foreach_norm(numbers, torch.inf)) < AS_GOOD_AS_INFINITE).all())
+    return not numbers or bool((torch.stack(torch._foreach_norm(numbers, torch.inf)) < MAX_ABS_WEIGHT).all())
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
@@ -53,7 +57,7 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
     One model alone comes back bit for bit.
     """
     if len(models) == 1:
-        return copy(models[0])
+        return clone(models[0])
     shares = [weight / sum(weights) for weight in weights]
     mean: Parameters = {}
     for name, first in models[0].items():
@@ -67,7 +71,9 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
     return mean
 
 
-def mixed(first: Parameters, second: Parameters, share: float, names: Collection[str] | None = None) -> Parameters:
+def interpolate(
+    first: Parameters, second: Parameters, first_weight: float, names: Collection[str] | None = None
+) -> Parameters:
     """share * first + (1 - share) * second in the entries `names`, or in all.
 
     The others are the first model's own, and so, copied, are integer buffers.
@@ -76,25 +82,29 @@ def mixed(first: Parameters, second: Parameters, share: float, names: Collection
     def blend(name: str, tensor: Tensor) -> Tensor:
         if names is not None and name not in names:
             return tensor
-        return (tensor * share).add_(second[name], alpha=1 - share) if tensor.is_floating_point() else tensor.clone()
+        return (
+            (tensor * first_weight).add_(second[name], alpha=1 - first_weight)
+            if tensor.is_floating_point()
+            else tensor.clone()
+        )
 
     return {name: blend(name, tensor) for name, tensor in first.items()}
 
 
-def moved(parameters: Parameters, direction: Parameters, distance: float) -> Parameters:
+def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> Parameters:
     """A model that lies `distance` times `direction` away. What has no direction is shared, not copied."""
     return {
-        name: tensor.add(direction[name], alpha=distance) if name in direction else tensor
+        name: tensor.add(direction[name], alpha=scale) if name in direction else tensor
         for name, tensor in parameters.items()
     }
 
 
-def only(parameters: Parameters, names: Collection[str]) -> Parameters:
+def select(parameters: Parameters, names: Collection[str]) -> Parameters:
     """These entries of a model."""
     return {name: tensor for name, tensor in parameters.items() if name in names}
 
 
-def without(parameters: Parameters, names: Collection[str]) -> Parameters:
+def exclude(parameters: Parameters, names: Collection[str]) -> Parameters:
     """A model but for these entries."""
     return {name: tensor for name, tensor in parameters.items() if name not in names}
 

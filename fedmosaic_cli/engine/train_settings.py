@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedmosaic_cli.schema import Integers, Section
+from fedmosaic_cli.schema import ConfigSection, IntTuple
 
-Positive = Annotated[int, Field(ge=1, le=1_000_000)]
-Aggregation = Literal["samples", "uniform"]
-Statistics = Literal["average", "local", "drop"]
-Budget = Literal["inf"] | Annotated[float, Field(gt=0, le=1e30)]
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
+AggregationWeighting = Literal["samples", "uniform"]
+BatchNormStatistics = Literal["average", "local", "drop"]
+EpsilonBudget = Literal["inf"] | Annotated[float, Field(gt=0, le=1e30)]
 
 
-class TrainSettings(Section):
+class TrainSettings(ConfigSection):
     """The same for every method, so that a table compares methods and nothing else.
 
     A round is `local_epochs` passes over a client's data or, where given, `local_steps` steps (the paper's b).
@@ -27,33 +27,33 @@ class TrainSettings(Section):
     The last four say how to compute: see docs/performance.md.
     """
 
-    rounds: Positive = 100
-    local_epochs: Positive = 1
-    local_steps: Positive | None = None
-    clients_per_round: Positive | None = None
-    batch_size: Positive = 32
+    rounds: PositiveInt = 100
+    local_epochs: PositiveInt = 1
+    local_steps: PositiveInt | None = None
+    clients_per_round: PositiveInt | None = None
+    batch_size: PositiveInt = 32
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, Field(gt=0, le=1e30)] = 0.001
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     optimizer_state: Literal["keep", "reset"] = "keep"
     init: Literal["per-client", "common"] = "per-client"
-    aggregation: Aggregation = "samples"
-    bn_buffers: Statistics = "average"
+    aggregation: AggregationWeighting = "samples"
+    bn_buffers: BatchNormStatistics = "average"
     on_nan: Literal["stop", "skip"] = "stop"
-    checkpoint_every: Positive = 10
+    checkpoint_every: PositiveInt = 10
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     execution: Literal["auto", "threads", "stacked"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     images: Literal["auto", "device", "host"] = "auto"
 
     @model_validator(mode="after")
-    def momentum_goes_with_sgd(self) -> TrainSettings:
+    def require_sgd_for_momentum(self) -> TrainSettings:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
         return self
 
 
-class PrivacySettings(Section):
+class PrivacySettings(ConfigSection):
     """Noise in what leaves a client, for methods that share labels on the public set: see docs/privacy.md.
 
     With `labels` off there is none. `epsilon` is the whole budget of a client, over all rounds and all that it sends,
@@ -68,24 +68,24 @@ class PrivacySettings(Section):
     expertise: Literal["auto", "none", "gaussian", "histogram"] = "auto"
     unit: Literal["client", "record-assumed"] = "client"
     changed_rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    epsilon: Budget | None = None
+    epsilon: EpsilonBudget | None = None
     label_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    label_epsilon: Budget | None = None
+    label_epsilon: EpsilonBudget | None = None
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-6, le=1e30)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(gt=0, le=1e30)] | None = None
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether there is any noise to speak of."""
         return self.labels != "off"
 
     @model_validator(mode="after")
-    def nothing_in_vain(self) -> PrivacySettings:
+    def reject_unused_options(self) -> PrivacySettings:
         """Refuse what would have no effect."""
         said = [key for key, value in self if value != type(self).model_fields[key].default]
         for reason, without_effect in (
-            ("labels are off", [] if self.on else said),
+            ("labels are off", [] if self.is_enabled else said),
             ("expertise is none", ["noise_multiplier", "label_share"] if self.expertise == "none" else []),
             ("there is no epsilon to share", ["label_share"] if self.epsilon is None else []),
         ):
@@ -95,10 +95,10 @@ class PrivacySettings(Section):
         return self
 
     @model_validator(mode="after")
-    def noise_is_known(self) -> PrivacySettings:
+    def require_one_noise_level(self) -> PrivacySettings:
         """Refuse a request from which no noise follows, or two."""
         direct = [key for key in ("label_epsilon", "noise_multiplier") if getattr(self, key) is not None]
-        if not self.on:
+        if not self.is_enabled:
             return self
         if self.epsilon is not None and direct:
             raise ValueError(f"epsilon and {direct[0]} are both given: the noise follows from one of them, choose")
@@ -110,7 +110,7 @@ class PrivacySettings(Section):
         return self
 
     @model_validator(mode="after")
-    def unit_is_known(self) -> PrivacySettings:
+    def require_valid_unit(self) -> PrivacySettings:
         """Refuse half a word about what the guarantee is for."""
         if self.unit == "record-assumed" and self.changed_rows is None:
             raise ValueError(
@@ -125,7 +125,7 @@ class PrivacySettings(Section):
         return self
 
 
-class AttackSettings(Section):
+class AttackSettings(ConfigSection):
     """Clients that do not play by the rules, and what they do, from a round on.
 
     `adaptive` ones claim no more expertise than passes the server's checks. Those who inflate theirs do so with
@@ -148,13 +148,13 @@ class AttackSettings(Section):
         "missing",
         "free_rider",
     ] = "none"
-    clients: Integers = ()
-    from_round: Positive = 1
+    clients: IntTuple = ()
+    from_round: PositiveInt = 1
     adaptive: bool = False
     flipped: bool = True
 
     @model_validator(mode="after")
-    def somebody_attacks(self) -> AttackSettings:
+    def require_attackers(self) -> AttackSettings:
         if (self.kind == "none") != (not self.clients):
             raise ValueError(f"kind {self.kind} with clients {list(self.clients)} is no attack: name both or neither")
         if len(set(self.clients)) < len(self.clients):
@@ -166,12 +166,12 @@ class AttackSettings(Section):
         return self
 
     @property
-    def lies(self) -> bool:
+    def fabricates_uploads(self) -> bool:
         """Whether attackers make up what they send, instead of sending what they found or nothing of use."""
         return self.kind not in ("none", "poison_data", "malformed", "replay", "late", "missing")
 
 
-class DefenceSettings(Section):
+class DefenceSettings(ConfigSection):
     """What the server does against voters that it cannot trust; as it stands, nothing but check their messages.
 
     In this order: `normalise` gives every client the same total weight, `cap_share` (`auto`: 0.2 with ten clients or
@@ -187,15 +187,15 @@ class DefenceSettings(Section):
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     reputation: bool = False
     reputation_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    min_clients: Positive | None = None
+    min_clients: PositiveInt | None = None
 
     @property
-    def looks_at_labels(self) -> bool:
+    def depends_on_labels(self) -> bool:
         """Whether what a client's votes weigh depends on what they are."""
         return self.normalise or self.cap_share is not None or self.reputation
 
     @model_validator(mode="after")
-    def nothing_in_vain(self) -> DefenceSettings:
+    def reject_unused_options(self) -> DefenceSettings:
         if self.trim != type(self).model_fields["trim"].default and self.vote != "trimmed":
             raise ValueError(f"trim has no effect on a {self.vote} vote: leave it out, or use vote trimmed")
         if self.reputation_floor and not self.reputation:

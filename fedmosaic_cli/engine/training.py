@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
-from fedmosaic_cli.engine.learner import Losses
-from fedmosaic_cli.engine.optim import descend
+from fedmosaic_cli.engine.learner import TrainingLosses
+from fedmosaic_cli.engine.optim import optimizer_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.batching import Batch
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Lesson
-    from fedmosaic_cli.engine.method import Leash, Parameters, State, Term
-    from fedmosaic_cli.engine.network_runner import Workspace
+    from fedmosaic_cli.engine.learner import TrainingTask
+    from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, State
+    from fedmosaic_cli.engine.network_runner import NetworkRunner
     from fedmosaic_cli.models.classifier import Classifier
 
 
@@ -29,138 +29,159 @@ if TYPE_CHECKING:
 class BatchOutputs:
     """What terms may look at; see `engine.method.Outputs`."""
 
-    private_index: Tensor
+    private_indices: Tensor
     private_features: Tensor
     private_logits: Tensor
-    public_index: Tensor
+    public_indices: Tensor
     public_logits: Tensor
 
 
-def fit(workspace: Workspace, parameters: Parameters, memory: State, lesson: Lesson) -> Losses:
+def fit_network(
+    runner: NetworkRunner, parameters: Parameters, optimizer_state: State, task: TrainingTask
+) -> TrainingLosses:
     """Train `parameters` in place, carrying the optimizer's `memory` on."""
-    module = workspace.module(parameters).train()
+    module = runner.bound_module(parameters).train()
     trained = dict(module.named_parameters())
-    terms = [term.on(workspace.device) for term in lesson.terms]
+    terms = [term.to_device(runner.device) for term in task.terms]
     with_public = any(term.uses_public for term in terms)
-    private = batching.located(lesson.private, lesson.draw.private)
-    public = batching.located(lesson.public, lesson.draw.public) if with_public else [None] * len(private)
-    totals = [torch.zeros((), dtype=workspace.dtype, device=workspace.device) for _ in (None, *terms)]
+    private = batching.resolve_indices(task.private, task.schedule.private_batches)
+    public = (
+        batching.resolve_indices(task.public, task.schedule.public_batches) if with_public else [None] * len(private)
+    )
+    totals = [torch.zeros((), dtype=runner.dtype, device=runner.device) for _ in (None, *terms)]
     seen = 0
     for batch, others in zip(private, public, strict=True):
-        if workspace.batch_norm and batching.too_short(batch, others):
+        if runner.batch_norm_names and batching.has_singleton_batch(batch, others):
             continue
-        loss, parts = losses(workspace, module, lesson, terms, batch, others)
+        loss, parts = step_losses(runner, module, task, terms, batch, others)
         module.zero_grad(set_to_none=True)
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
-        if lesson.leash:
-            pull(gradients, trained, lesson.leash)
-        descend(workspace.train, trained, gradients, memory)
+        if task.proximal:
+            add_proximal_gradient(gradients, trained, task.proximal)
+        optimizer_step(runner.train_settings, trained, gradients, optimizer_state)
         for total, part in zip(totals, parts, strict=True):
             total.add_(part.detach() * len(batch))
         seen += len(batch)
     module.zero_grad(set_to_none=True)
     means = [(total / seen).item() if seen else None for total in totals]
-    return Losses(means[0], means[1:])
+    return TrainingLosses(means[0], means[1:])
 
 
-def losses(
-    workspace: Workspace,
+def step_losses(
+    runner: NetworkRunner,
     module: Classifier,
-    lesson: Lesson,
-    terms: Sequence[Term],
-    batch: Batch,
-    others: Batch | None,
+    task: TrainingTask,
+    terms: Sequence[LossTerm],
+    private_batch: Batch,
+    public_batch: Batch | None,
 ) -> tuple[Tensor, list[Tensor]]:
     """What a step descends on, and what that is made of: the private loss, and that of each term."""
-    with workspace.precision():
-        outputs = look(workspace, module, lesson, batch, others)
-        private = cross_entropy(outputs.private_logits, lesson.private.targets[batch.positions])
+    with runner.autocast():
+        outputs = forward(runner, module, task, private_batch, public_batch)
+        private = cross_entropy(outputs.private_logits, task.private.targets[private_batch.local_indices])
         values = [term.loss(outputs) for term in terms]
-        loss = lesson.private_weight * private
+        loss = task.private_weight * private
         for term, value in zip(terms, values, strict=True):
             loss = loss + term.weight * value
     return loss, [private, *values]
 
 
-def pull(gradients: dict[str, Tensor], trained: dict[str, nn.Parameter], leash: Leash) -> None:
+def add_proximal_gradient(
+    gradients: dict[str, Tensor], parameters: dict[str, nn.Parameter], proximal: ProximalTerm
+) -> None:
     """Add the leash's gradient to the loss's."""
     with torch.no_grad():
-        drift = torch._foreach_sub([trained[name] for name in gradients], [leash.anchor[name] for name in gradients])
-        torch._foreach_add_(list(gradients.values()), drift, alpha=leash.strength)
+        drift = torch._foreach_sub(
+            [parameters[name] for name in gradients], [proximal.anchor[name] for name in gradients]
+        )
+        torch._foreach_add_(list(gradients.values()), drift, alpha=proximal.strength)
 
 
-def look(workspace: Workspace, module: Classifier, lesson: Lesson, batch: Batch, others: Batch | None) -> BatchOutputs:
+def forward(
+    runner: NetworkRunner, module: Classifier, task: TrainingTask, private_batch: Batch, public_batch: Batch | None
+) -> BatchOutputs:
     """The outputs on a private and on a public batch: in one pass, unless batch statistics would mix the two."""
-    if others is None:
-        features = module.features(lesson.private.shown(batch.places))
+    if public_batch is None:
+        features = module.features(task.private.normalised_images(private_batch.image_indices))
         logits = module.head(features)
-        return BatchOutputs(batch.positions, features, logits, batch.positions[:0], logits[:0])
-    if workspace.batch_norm:
-        features = module.features(lesson.private.shown(batch.places))
-        private_logits, public_logits = module.head(features), module(lesson.public.shown(others.places))
+        return BatchOutputs(private_batch.local_indices, features, logits, private_batch.local_indices[:0], logits[:0])
+    if runner.batch_norm_names:
+        features = module.features(task.private.normalised_images(private_batch.image_indices))
+        private_logits, public_logits = (
+            module.head(features),
+            module(task.public.normalised_images(public_batch.image_indices)),
+        )
     else:
         # Both sets lie in the one array of images.
-        features = module.features(lesson.private.shown(torch.cat([batch.places, others.places])))
-        private_logits, public_logits = module.head(features).split([len(batch), len(others)])
-        features = features[: len(batch)]
-    return BatchOutputs(batch.positions, features, private_logits, others.positions, public_logits)
+        features = module.features(
+            task.private.normalised_images(torch.cat([private_batch.image_indices, public_batch.image_indices]))
+        )
+        private_logits, public_logits = module.head(features).split([len(private_batch), len(public_batch)])
+        features = features[: len(private_batch)]
+    return BatchOutputs(
+        private_batch.local_indices, features, private_logits, public_batch.local_indices, public_logits
+    )
 
 
-class OwnStep:
+class ManualStep:
     """A step that a method takes by itself; see `engine.method.Step`."""
 
-    def __init__(self, owner: OwnSteps, number: int) -> None:
+    def __init__(self, steps: ManualSteps, number: int) -> None:
         self.number = number
-        self._owner = owner
+        self._steps = steps
         self._batches: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def gradient(self, parameters: Parameters, stream: str = "private", keep_statistics: bool = True) -> Parameters:
+    def gradient(
+        self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
+    ) -> Parameters:
         if stream not in self._batches:
-            self._batches[stream] = self._owner.batch(stream, self.number - 1)
+            self._batches[stream] = self._steps.batch(stream, self.number - 1)
         inputs, labels = self._batches[stream]
-        loss, gradient = self._owner.workspace.gradient(parameters, inputs, labels, keep_statistics)
-        self._owner.note(loss, len(labels))
+        loss, gradient = self._steps.runner.gradient(parameters, inputs, labels, update_running_stats)
+        self._steps.record_loss(loss, len(labels))
         return gradient
 
 
-class OwnSteps:
+class ManualSteps:
     """The steps of a round as a method with its own step rule walks them."""
 
-    def __init__(self, workspace: Workspace, private: Examples, draws: dict[str, list[Tensor]]) -> None:
-        self.workspace = workspace
+    def __init__(self, runner: NetworkRunner, private: Examples, batches_by_stream: dict[str, list[Tensor]]) -> None:
+        self.runner = runner
         self._private = private
-        self._draws = {stream: batching.located(private, drawn) for stream, drawn in draws.items()}
-        self._total = torch.zeros((), dtype=workspace.dtype, device=workspace.device)
-        self._seen = 0
+        self._batches_by_stream = {
+            stream: batching.resolve_indices(private, drawn) for stream, drawn in batches_by_stream.items()
+        }
+        self._loss_total = torch.zeros((), dtype=runner.dtype, device=runner.device)
+        self._num_seen = 0
 
-    def __iter__(self) -> Iterator[OwnStep]:
-        for number, drawn in enumerate(zip(*self._draws.values(), strict=True), start=1):
-            if not (self.workspace.batch_norm and any(len(batch) == 1 for batch in drawn)):
-                yield OwnStep(self, number)
+    def __iter__(self) -> Iterator[ManualStep]:
+        for number, drawn in enumerate(zip(*self._batches_by_stream.values(), strict=True), start=1):
+            if not (self.runner.batch_norm_names and any(len(batch) == 1 for batch in drawn)):
+                yield ManualStep(self, number)
 
-    def batch(self, stream: str, number: int) -> tuple[Tensor, Tensor]:
-        batch = self._draws[stream][number]
-        return self._private.shown(batch.places), self._private.targets[batch.positions]
+    def batch(self, stream: str, step_index: int) -> tuple[Tensor, Tensor]:
+        batch = self._batches_by_stream[stream][step_index]
+        return self._private.normalised_images(batch.image_indices), self._private.targets[batch.local_indices]
 
-    def note(self, loss: Tensor, count: int) -> None:
-        self._total += loss * count
-        self._seen += count
+    def record_loss(self, loss: Tensor, num_examples: int) -> None:
+        self._loss_total += loss * num_examples
+        self._num_seen += num_examples
 
     def mean_loss(self) -> float | None:
         """Over all batches that a gradient was taken on, if there were any."""
-        return (self._total / self._seen).item() if self._seen else None
+        return (self._loss_total / self._num_seen).item() if self._num_seen else None
 
 
-def gradient_at(
-    workspace: Workspace, parameters: Parameters, inputs: Tensor, labels: Tensor, keep_statistics: bool
+def batch_gradient(
+    runner: NetworkRunner, parameters: Parameters, inputs: Tensor, labels: Tensor, update_running_stats: bool
 ) -> tuple[Tensor, Parameters]:
     """The mean cross-entropy on a batch and its gradient."""
-    if not keep_statistics:
-        parameters = {**parameters, **params.copy(params.only(parameters, workspace.buffers))}
-    module = workspace.module(parameters).train()
+    if not update_running_stats:
+        parameters = {**parameters, **params.clone(params.select(parameters, runner.buffer_names))}
+    module = runner.bound_module(parameters).train()
     module.zero_grad(set_to_none=True)
-    with workspace.precision():
+    with runner.autocast():
         loss = cross_entropy(module(inputs), labels)
     loss.backward()
     gradient = {name: parameter.grad for name, parameter in module.named_parameters()}

@@ -7,19 +7,23 @@ from statistics import median
 
 
 @dataclass
-class Patience:
+class AdaptiveDeadline:
     """How long a round may take: so many seconds or, unless somebody chose, a multiple of what rounds took so far."""
 
-    chosen: float | None = None
-    first: float = 3600.0
-    least: float = 90.0
-    times: float = 3.0
-    _took: list[float] = field(default_factory=list)
+    fixed_seconds: float | None = None
+    initial_seconds: float = 3600.0
+    min_seconds: float = 90.0
+    multiplier: float = 3.0
+    _durations_seconds: list[float] = field(default_factory=list)
 
-    def seconds(self) -> float:
-        if self.chosen is not None:
-            return self.chosen
-        return max(self.least, self.times * median(self._took)) if self._took else self.first
+    def timeout_seconds(self) -> float:
+        if self.fixed_seconds is not None:
+            return self.fixed_seconds
+        return (
+            max(self.min_seconds, self.multiplier * median(self._durations_seconds))
+            if self._durations_seconds
+            else self.initial_seconds
+        )
 
-    def took(self, seconds: float) -> None:
-        self._took.append(seconds)
+    def record_duration(self, seconds: float) -> None:
+        self._durations_seconds.append(seconds)

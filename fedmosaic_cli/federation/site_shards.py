@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.storage.exported_shards import load_exported
+from fedmosaic_cli.storage.exported_shards import load_exported_shards
 from fedmosaic_cli.storage.shards import (
-    MANIFEST,
-    NONSENSE,
-    PUBLIC,
-    Shards,
+    INVALID_MANIFEST_ERRORS,
+    PUBLIC_FILE,
+    SHARD_MANIFEST_FILE,
+    ShardSet,
     check_disjoint,
-    check_public,
-    load_client,
-    read_description,
+    check_public_set,
+    read_client_shard,
+    read_shard_header,
 )
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition
 
-CLIENT_FILE = re.compile(r"client-(\d{3,})\.npz")
+CLIENT_FILE_PATTERN = re.compile(r"client-(\d{3,})\.npz")
 
 
 @dataclass(frozen=True)
 class SiteShard:
     """One client's part of exported shards, with its examples as a data set of their own."""
 
-    client: int
-    shards: Shards
+    client_id: int
+    shards: ShardSet
     dataset: Dataset
     partition: Partition
     """In the numbering of the data set; it knows of this client alone."""
 
     @property
-    def sizes(self) -> dict[int, int]:
+    def client_train_sizes(self) -> dict[int, int]:
         return train_sizes(self.shards.manifest)
 
 
@@ -53,37 +53,38 @@ def train_sizes(manifest: dict[str, Any]) -> dict[int, int]:
 
 def load_site_shard(path: Path) -> SiteShard:
     """The shard that a site has under `path`, such as client-003.npz; the manifest and public.npz lie beside it."""
-    match = CLIENT_FILE.fullmatch(path.name)
+    match = CLIENT_FILE_PATTERN.fullmatch(path.name)
     if match is None or not path.is_file():
         raise RequestError(
             f"no shard of a client ({path}): name a file such as client-003.npz of 'fedmosaic site pack' or "
             "'fedmosaic partition --export'"
         )
-    for name in (MANIFEST, PUBLIC):
+    for name in (SHARD_MANIFEST_FILE, PUBLIC_FILE):
         if not (path.parent / name).is_file():
             raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
-    shards, client = exported_description(path.parent), int(match[1])
+    shards, client = read_exported_description(path.parent), int(match[1])
     entries = [entry for entry in shards.manifest["clients"] if entry["id"] == client]
     if not entries:
         clients = len(shards.manifest["clients"])
         raise RequestError(f"the manifest knows of {clients} clients, not of client {client} ({path}): bring its own")
     own = replace(
-        shards, partition=replace(shards.partition, shards=(load_client(path.parent, entries[0], shards.manifest),))
+        shards,
+        partition=replace(shards.partition, shards=(read_client_shard(path.parent, entries[0], shards.manifest),)),
     )
     check_disjoint(path.parent, own.partition, shards.manifest["examples"])
-    return SiteShard(client, shards, *load_exported(own))
+    return SiteShard(client, shards, *load_exported_shards(own))
 
 
-def exported_description(path: Path) -> Shards:
+def read_exported_description(path: Path) -> ShardSet:
     """Exported shards of which no client's file need be here: what all of them are like, and the public set."""
-    shards = read_description(path)
-    if not shards.exported:
+    shards = read_shard_header(path)
+    if not shards.has_examples:
         raise RequestError(
-            f"these shards do not carry their examples ({path / MANIFEST}): make them with "
+            f"these shards do not carry their examples ({path / SHARD_MANIFEST_FILE}): make them with "
             "'fedmosaic partition --export' or 'fedmosaic federation gather'"
         )
     try:
-        check_public(shards)
-    except NONSENSE:
+        check_public_set(shards)
+    except INVALID_MANIFEST_ERRORS:
         raise RequestError(f"the manifest does not describe its public set ({path}): export the shards anew") from None
     return shards

@@ -10,28 +10,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientResponse:
     """What a client answered to its letter."""
 
-    client: int
+    client_id: int
     data: bytes
 
 
 @dataclass(frozen=True)
-class Loss:
+class ClientFailure:
     """A client that did not answer, and why, in a few words: "deadline", "gone", "crashed", "no answer: ..."."""
 
-    client: int
+    client_id: int
     reason: str
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """Moves bytes between the coordinator and clients that are elsewhere. It knows nothing of what they say."""
 
-    def present(self) -> set[int]:
+    def reachable_clients(self) -> set[int]:
         """Who can be reached now."""
 
-    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
+    def send_requests(
+        self, requests: Mapping[int, bytes], timeout_seconds: float
+    ) -> Iterator[ClientResponse | ClientFailure]:
         """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
         lost."""
 

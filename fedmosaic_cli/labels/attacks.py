@@ -14,141 +14,152 @@ import numpy as np
 
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.codecs import label_bits
-from fedmosaic_cli.labels.voting import Ballot, Rates, Tally
-from fedmosaic_cli.labels.wire import ExpertiseCode, LabelCode
-from fedmosaic_cli.seeds import generator
+from fedmosaic_cli.labels.voting import Ballot, ReportingRates, VoteTally
+from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.engine.method import World
+    from fedmosaic_cli.engine.method import FederationInfo
     from fedmosaic_cli.engine.train_settings import AttackSettings
-    from fedmosaic_cli.labels.wire import Form
+    from fedmosaic_cli.labels.wire import MessageSpec
 
-    Labels = NDArray[Any]
-    Floats = NDArray[np.float64]
+    LabelArray = NDArray[Any]
+    FloatArray = NDArray[np.float64]
 
-INFLATION = 1e30
+INFLATION_FACTOR = 1e30
 
 
 @dataclass(frozen=True)
-class Delivery:
+class UploadDelivery:
     """Something that reaches the server, in time or too late."""
 
-    sender: int
+    sender_id: int
     data: bytes
-    late: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackContext:
     """What attackers can know in a round: the opinions that all clients formed, honestly, and what went before."""
 
     round: int
-    opinions: Mapping[int, bytes]
-    last_opinions: Mapping[int, bytes]
+    uploads: Mapping[int, bytes]
+    previous_uploads: Mapping[int, bytes]
     """What attackers would have sent in the round before, if they took part."""
-    consensus: Labels | None
+    consensus: LabelArray | None
 
 
 @dataclass(frozen=True)
-class Attack:
+class LabelAttack:
     """The attackers of a run. `unlike` is, for each class, the one that is least similar to it."""
 
     settings: AttackSettings
-    form: Form
+    spec: MessageSpec
     seed: int
-    rates: Rates = Rates()  # noqa: RUF009 - frozen
-    unlike: Labels | None = None
+    rates: ReportingRates = ReportingRates()  # noqa: RUF009 - frozen
+    least_similar_classes: LabelArray | None = None
 
-    def is_on(self, number: int) -> bool:
-        return self.settings.kind not in ("none", "poison_data") and number >= self.settings.from_round
+    def is_active(self, round_number: int) -> bool:
+        return self.settings.kind not in ("none", "poison_data") and round_number >= self.settings.from_round
 
     @property
-    def remembering(self) -> set[int]:
+    def replay_clients(self) -> set[int]:
         """Who needs to know in a round what it had to say in the one before."""
         return set(self.settings.clients) if self.settings.kind == "replay" else set()
 
-    def seen_by(self, client: int, number: int, world: World) -> World:
+    def context_for_client(self, client_id: int, round_number: int, ctx: FederationInfo) -> FederationInfo:
         """The world as a client sees it that may be going to lie in a round."""
-        lying = self.settings.lies and client in self.settings.clients and self.is_on(number)
-        return replace(world, lying=True) if lying else world
+        lying = self.settings.fabricates_uploads and client_id in self.settings.clients and self.is_active(round_number)
+        return replace(ctx, is_attacker=True) if lying else ctx
 
-    def deliveries(self, scene: Scene) -> list[Delivery]:
+    def delivered_uploads(self, context: AttackContext) -> list[UploadDelivery]:
         """What reaches the server in a round."""
-        attackers = set(self.settings.clients) & scene.opinions.keys() if self.is_on(scene.round) else set()
+        attackers = set(self.settings.clients) & context.uploads.keys() if self.is_active(context.round) else set()
         found = []
-        for client, data in scene.opinions.items():
+        for client, data in context.uploads.items():
             if client not in attackers:
-                found.append(Delivery(client, data))
+                found.append(UploadDelivery(client, data))
             elif self.settings.kind == "late":
-                found.append(Delivery(client, data, late=True))
+                found.append(UploadDelivery(client, data, is_late=True))
             else:
-                sent = self.sent_by(client, scene)
-                found += [] if sent is None else [Delivery(client, sent)]
+                sent = self.attacker_upload(client, context)
+                found += [] if sent is None else [UploadDelivery(client, sent)]
         return found
 
-    def sent_by(self, client: int, scene: Scene) -> bytes | None:
+    def attacker_upload(self, client_id: int, context: AttackContext) -> bytes | None:
         """What an attacker sends; None for nothing."""
         if self.settings.kind == "missing":
             return None
         if self.settings.kind == "replay":
-            return scene.last_opinions.get(client)
+            return context.previous_uploads.get(client_id)
         if self.settings.kind == "malformed":
-            return self.malformed(client, scene)
-        labels = self.lies(client, scene)
+            return self.malformed_upload(client_id, context)
+        labels = self.attack_labels(client_id, context)
         if labels is None:
             return None
-        envelope = wire.envelope_of(scene.opinions[client])
-        shape = labels if self.form.labels is LabelCode.INDEX else one_hot(labels, self.form.num_classes)
-        return wire.write_opinion(envelope, self.form, shape, self.claims(client, labels, scene))
+        envelope = wire.parse_header(context.uploads[client_id])
+        shape = (
+            labels if self.spec.label_encoding is LabelEncoding.INDEX else one_hot_labels(labels, self.spec.num_classes)
+        )
+        return wire.encode_label_upload(envelope, self.spec, shape, self.claimed_expertise(client_id, labels, context))
 
-    def lies(self, client: int, scene: Scene) -> Labels | None:
+    def attack_labels(self, client_id: int, context: AttackContext) -> LabelArray | None:
         """The labels that an attacker sends; None where it has nothing to say yet."""
-        stream = generator(self.seed, "attack", client, scene.round)
-        size, classes = self.form.public_size, self.form.num_classes
-        ways: dict[str, Callable[[], Labels | None]] = {
+        stream = derive_rng(self.seed, "attack", client_id, context.round)
+        size, classes = self.spec.public_size, self.spec.num_classes
+        ways: dict[str, Callable[[], LabelArray | None]] = {
             "random": lambda: stream.integers(0, classes, size),
-            "constant": lambda: np.full(size, generator(self.seed, "attack").integers(classes)),
-            "flip": lambda: following(self.honest_labels(client, scene), classes),
-            "collude_flip": lambda: following(self.vote(scene, set(self.settings.clients)).argmax(axis=1), classes),
-            "least_likely": lambda: self.vote(scene, self.others(scene)).argmin(axis=1),
-            "class_prior": lambda: self.least_similar(self.vote(scene, self.others(scene)).argmax(axis=1)),
-            "inflate": lambda: self.inflated_labels(client, scene),
-            "free_rider": lambda: None if scene.consensus is None else np.maximum(scene.consensus, 0),
+            "constant": lambda: np.full(size, derive_rng(self.seed, "attack").integers(classes)),
+            "flip": lambda: next_class(self.honest_labels(client_id, context), classes),
+            "collude_flip": lambda: next_class(
+                self.vote_scores(context, set(self.settings.clients)).argmax(axis=1), classes
+            ),
+            "least_likely": lambda: self.vote_scores(context, self.honest_clients(context)).argmin(axis=1),
+            "class_prior": lambda: self.least_similar_labels(
+                self.vote_scores(context, self.honest_clients(context)).argmax(axis=1)
+            ),
+            "inflate": lambda: self.inflated_labels(client_id, context),
+            "free_rider": lambda: None if context.consensus is None else np.maximum(context.consensus, 0),
         }
         return ways[self.settings.kind]()
 
-    def claims(self, client: int, labels: Labels, scene: Scene) -> Floats | None:
+    def claimed_expertise(self, client_id: int, labels: LabelArray, context: AttackContext) -> FloatArray | None:
         """The expertise that goes with these labels: as much as can be said, or as much as passes the checks."""
-        if self.form.expertise is ExpertiseCode.NONE:
+        if self.spec.expertise_encoding is ExpertiseEncoding.NONE:
             return None
-        by_class, honest = self.form.expertise is ExpertiseCode.HISTOGRAM, self.expertise_of(client, scene)
+        by_class, honest = (
+            self.spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM,
+            self.honest_expertise(client_id, context),
+        )
         if self.settings.kind == "flip":
             return honest
-        if self.settings.adaptive and self.form.share:
+        if self.settings.adaptive and self.spec.is_distribution:
             told = np.unique(labels)
-            shares = np.zeros(self.form.num_classes)
+            shares = np.zeros(self.spec.num_classes)
             shares[told] = 1 / len(told)
             return shares if by_class else shares[labels]
         if self.settings.kind == "inflate" and honest is not None and not self.settings.adaptive:
-            return honest * INFLATION
-        return np.full(self.form.num_classes if by_class else self.form.public_size, self.form.high)
+            return honest * INFLATION_FACTOR
+        return np.full(self.spec.num_classes if by_class else self.spec.public_size, self.spec.max_expertise)
 
-    def malformed(self, client: int, scene: Scene) -> bytes:
+    def malformed_upload(self, client_id: int, context: AttackContext) -> bytes:
         """The honest opinion, spoilt in one of the ways in which messages are."""
-        data, stream = scene.opinions[client], generator(self.seed, "attack", client, scene.round)
-        envelope = wire.envelope_of(data)
-        spoilt = SPOILT[stream.integers(len(SPOILT))]
+        data, stream = context.uploads[client_id], derive_rng(self.seed, "attack", client_id, context.round)
+        envelope = wire.parse_header(data)
+        spoilt = MALFORMED_VARIANTS[stream.integers(len(MALFORMED_VARIANTS))]
         if isinstance(spoilt, float):
-            form = replace(self.form, labels=LabelCode.INDEX, expertise=ExpertiseCode.FLOATS)
-            labels = self.honest_labels(client, scene)
-            return wire.write_opinion(envelope, form, labels, np.full(form.public_size, spoilt))
-        room = self.form.labels is LabelCode.INDEX and self.form.num_classes < 1 << label_bits(self.form.num_classes)
+            form = replace(self.spec, label_encoding=LabelEncoding.INDEX, expertise_encoding=ExpertiseEncoding.FLOATS)
+            labels = self.honest_labels(client_id, context)
+            return wire.encode_label_upload(envelope, form, labels, np.full(form.public_size, spoilt))
+        room = self.spec.label_encoding is LabelEncoding.INDEX and self.spec.num_classes < 1 << label_bits(
+            self.spec.num_classes
+        )
         if spoilt == "label" and room:
-            return wire.seal(envelope, self.form, b"\xff" * self.form.payload_bytes)
+            return wire.encode_message(envelope, self.spec, b"\xff" * self.spec.payload_bytes)
         if spoilt == "longer":
             return data + bytes(stream.integers(1, 9))
         if spoilt == "shorter":
@@ -158,48 +169,48 @@ class Attack:
         flipped[place // 8] ^= 1 << place % 8
         return bytes(flipped)
 
-    def honest_labels(self, client: int, scene: Scene) -> Labels:
-        labels = wire.read_labels(scene.opinions[client], self.form)
+    def honest_labels(self, client_id: int, context: AttackContext) -> LabelArray:
+        labels = wire.decode_labels(context.uploads[client_id], self.spec)
         return labels if labels.ndim == 1 else labels.argmax(axis=1)
 
-    def expertise_of(self, client: int, scene: Scene) -> Floats | None:
-        return wire.read_expertise(scene.opinions[client], self.form)
+    def honest_expertise(self, client_id: int, context: AttackContext) -> FloatArray | None:
+        return wire.decode_expertise(context.uploads[client_id], self.spec)
 
-    def inflated_labels(self, client: int, scene: Scene) -> Labels:
-        labels = self.honest_labels(client, scene)
-        return following(labels, self.form.num_classes) if self.settings.flipped else labels
+    def inflated_labels(self, client_id: int, context: AttackContext) -> LabelArray:
+        labels = self.honest_labels(client_id, context)
+        return next_class(labels, self.spec.num_classes) if self.settings.flipped else labels
 
-    def others(self, scene: Scene) -> set[int]:
-        return scene.opinions.keys() - set(self.settings.clients)
+    def honest_clients(self, context: AttackContext) -> set[int]:
+        return context.uploads.keys() - set(self.settings.clients)
 
-    def vote(self, scene: Scene, clients: set[int]) -> Floats:
+    def vote_scores(self, context: AttackContext, client_ids: set[int]) -> FloatArray:
         """The scores [examples, classes] that the honest opinions of these clients come to."""
-        tally = Tally(self.form.public_size, self.form.num_classes)
-        for client in sorted(clients & scene.opinions.keys()):
-            ballot = Ballot(client, scene.opinions[client], self.form)
-            tally.add(ballot.labels(), ballot.weights())
+        tally = VoteTally(self.spec.public_size, self.spec.num_classes)
+        for client in sorted(client_ids & context.uploads.keys()):
+            ballot = Ballot(client, context.uploads[client], self.spec)
+            tally.add_votes(ballot.labels(), ballot.weights())
         return tally.scores(self.rates)
 
-    def least_similar(self, labels: Labels) -> Labels:
-        if self.unlike is None:
+    def least_similar_labels(self, labels: LabelArray) -> LabelArray:
+        if self.least_similar_classes is None:
             raise ValueError("nobody said which classes are alike")
-        return self.unlike[labels]
+        return self.least_similar_classes[labels]
 
 
 # What expertise is replaced with, or what else is wrong.
-SPOILT: tuple[float | str, ...] = (np.nan, np.inf, -1.0, "label", "longer", "shorter", "flipped")
+MALFORMED_VARIANTS: tuple[float | str, ...] = (np.nan, np.inf, -1.0, "label", "longer", "shorter", "flipped")
 
 
-def following(labels: Labels, num_classes: int) -> Labels:
+def next_class(labels: LabelArray, num_classes: int) -> LabelArray:
     """Each class's next one."""
     return (labels.astype(np.int64) + 1) % num_classes
 
 
-def one_hot(labels: Labels, num_classes: int) -> Labels:
+def one_hot_labels(labels: LabelArray, num_classes: int) -> LabelArray:
     return np.eye(num_classes, dtype=np.uint8)[labels]
 
 
-def unlike_classes(images: NDArray[np.uint8], labels: Labels, num_classes: int) -> Labels:
+def least_similar_classes(images: NDArray[np.uint8], labels: LabelArray, num_classes: int) -> LabelArray:
     """For each class the one whose mean image is least like its own, by the cosine after the mean is taken off."""
     pixels = images.reshape(len(images), -1).astype(np.float64)
     groups = [pixels[labels == label] for label in range(num_classes)]

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # By the number of bytes; the highest byte first.
-WORDS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(">u2"), 3: np.dtype(">u4"), 4: np.dtype(">u4")}
+WORD_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(">u2"),
+    3: np.dtype(">u4"),
+    4: np.dtype(">u4"),
+}
 
 
 def label_bits(num_classes: int) -> int:
@@ -23,14 +28,14 @@ def packed_bits(count: int, bits: int) -> int:
     return 8 * -(-count * bits // 8)
 
 
-def pack(values: NDArray[Any], bits: int) -> bytes:
+def pack_bits(values: NDArray[Any], bits: int) -> bytes:
     """`values`, each in [0, 2^bits), one after the other, highest bit first; the last byte is filled with zeros."""
-    word = WORDS[-(-bits // 8)]
+    word = WORD_DTYPES[-(-bits // 8)]
     flags = np.unpackbits(values.astype(word).view(np.uint8).reshape(len(values), word.itemsize), axis=1)
     return np.packbits(flags[:, -bits:]).tobytes()
 
 
-def unpack(data: bytes | memoryview, bits: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
+def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> NDArray[np.unsignedinteger[Any]]:
     """The `count` values that `pack` put into `data`, in the smallest type that holds them."""
     raw = np.frombuffer(data, dtype=np.uint8)
     if bits == 8:
@@ -41,26 +46,26 @@ def unpack(data: bytes | memoryview, bits: int, count: int) -> NDArray[np.unsign
         for place in range(each):
             values[place::each] = (raw >> np.uint8(8 - bits * (place + 1))) & np.uint8((1 << bits) - 1)
         return values[:count]
-    word = WORDS[-(-bits // 8)]
+    word = WORD_DTYPES[-(-bits // 8)]
     flags = np.zeros((count, 8 * word.itemsize), dtype=np.uint8)
     flags[:, -bits:] = np.unpackbits(raw, count=count * bits).reshape(count, bits)
     return np.packbits(flags, axis=1).reshape(-1).view(word).astype(word.newbyteorder("="))
 
 
-def is_padded_with_zeros(data: bytes | memoryview, bits: int, count: int) -> bool:
+def has_zero_padding(data: bytes | memoryview, bits: int, count: int) -> bool:
     """Whether what fills up the last byte behind `count` values is as `pack` leaves it."""
     spare = 8 * len(data) - bits * count
     return spare == 0 or data[-1] & ((1 << spare) - 1) == 0
 
 
-def quantise(values: NDArray[np.float64], high: float, bits: int) -> NDArray[np.int64]:
+def quantise(values: NDArray[np.float64], max_value: float, bits: int) -> NDArray[np.int64]:
     """The nearest of 2^bits evenly spaced levels from 0 to `high`, for each value."""
-    if high == 0:
+    if max_value == 0:
         return np.zeros(len(values), dtype=np.int64)
     top = (1 << bits) - 1
-    return np.clip(np.rint(values / high * top), 0, top).astype(np.int64)
+    return np.clip(np.rint(values / max_value * top), 0, top).astype(np.int64)
 
 
-def dequantise(levels: NDArray[Any], high: float, bits: int) -> NDArray[np.float64]:
+def dequantise(levels: NDArray[Any], max_value: float, bits: int) -> NDArray[np.float64]:
     """What the receiver takes each level for. Level 0 is exactly 0."""
-    return levels * (high / ((1 << bits) - 1))
+    return levels * (max_value / ((1 << bits) - 1))

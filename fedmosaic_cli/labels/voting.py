@@ -12,98 +12,109 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmosaic_cli.labels import wire
-from fedmosaic_cli.labels.defences import PAPER, capped, cast, column, normalised, trimmed
+from fedmosaic_cli.labels.defences import (
+    PAPER_VOTING_RULES,
+    as_column,
+    capped_weights,
+    normalised_weights,
+    trimmed_vote_sums,
+    vote_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.labels.defences import Rules
+    from fedmosaic_cli.labels.defences import VotingRules
 
-    Labels = NDArray[Any]
-    Floats = NDArray[np.float64]
+    LabelArray = NDArray[Any]
+    FloatArray = NDArray[np.float64]
 
 # Far above the rounding of float64 sums, far below a level of quantised expertise.
-TIE = 1e-9
+TIE_TOLERANCE = 1e-9
 # Keeps every vote alive: where no client claims any expertise, the plain majority decides.
-FLOOR = 1e-6
+MIN_VOTE_WEIGHT = 1e-6
 NO_LABEL = -1
 
 
 @dataclass(frozen=True)
-class Rates:
+class ReportingRates:
     """How often a class is reported where it was meant, and where it was not. Without noise: always and never."""
 
-    hit: float = 1.0
-    false: float = 0.0
+    true_positive: float = 1.0
+    false_positive: float = 0.0
 
 
-CERTAIN = Rates()
+NOISELESS_RATES = ReportingRates()
 
 
 @dataclass(frozen=True)
 class Ballot:
     """An opinion that passed all checks, kept as the bytes it came in until it is counted."""
 
-    client: int
+    client_id: int
     data: bytes
-    form: wire.Form
+    spec: wire.MessageSpec
 
-    def labels(self) -> Labels:
+    def labels(self) -> LabelArray:
         """A class an example; or, as some noise leaves them, a bit for each example and class."""
-        return wire.read_labels(self.data, self.form)
+        return wire.decode_labels(self.data, self.spec)
 
-    def weights(self) -> Floats:
+    def weights(self) -> FloatArray:
         """What the vote on each example weighs: the client's expertise and a little more. [examples] or, where there is
         a value a class, [1, classes]."""
-        expertise = wire.read_expertise(self.data, self.form)
+        expertise = wire.decode_expertise(self.data, self.spec)
         if expertise is None:
-            return np.ones(self.form.public_size)
-        return (expertise[None, :] if self.form.expertise is wire.ExpertiseCode.HISTOGRAM else expertise) + FLOOR
+            return np.ones(self.spec.public_size)
+        return (
+            expertise[None, :] if self.spec.expertise_encoding is wire.ExpertiseEncoding.HISTOGRAM else expertise
+        ) + MIN_VOTE_WEIGHT
 
 
-class Tally:
+class VoteTally:
     """Votes as they are counted: the sum of weights for each example and class."""
 
     def __init__(self, public_size: int, num_classes: int) -> None:
-        self.sums = np.zeros((public_size, num_classes))
-        self.totals: Floats = np.zeros((1, 1))
-        self._flat = self.sums.reshape(-1)
+        self.weight_sums = np.zeros((public_size, num_classes))
+        self.total_weights: FloatArray = np.zeros((1, 1))
+        self._flat = self.weight_sums.reshape(-1)
         self._rows = np.arange(0, public_size * num_classes, num_classes)
 
-    def add(self, labels: Labels, weights: Floats) -> None:
+    def add_votes(self, labels: LabelArray, weights: FloatArray) -> None:
         if labels.ndim == 1:
-            self._flat[self._rows + labels] += cast(labels, weights)
+            self._flat[self._rows + labels] += vote_weights(labels, weights)
         else:
-            self.sums += labels * column(weights)
-        self.totals = self.totals + column(weights)
+            self.weight_sums += labels * as_column(weights)
+        self.total_weights = self.total_weights + as_column(weights)
 
-    def scores(self, rates: Rates) -> Floats:
+    def scores(self, rates: ReportingRates) -> FloatArray:
         """S = sum_i diag(E_i) L_i, [examples, classes]; of noisy labels, what it would have been on average."""
-        scores = (self.sums - rates.false * self.totals) / (rates.hit - rates.false)
+        scores = (self.weight_sums - rates.false_positive * self.total_weights) / (
+            rates.true_positive - rates.false_positive
+        )
         if not np.isfinite(scores).all():
             raise ArithmeticError("a score is not finite")
         return scores
 
-    def winners(self, rates: Rates, previous: Labels | None = None) -> Labels:
+    def winning_labels(self, rates: ReportingRates, previous_labels: LabelArray | None = None) -> LabelArray:
         """The class with the highest score, of equal ones the lowest. Where nothing was weighed, the `previous` one
         or none."""
-        labels = highest(self.scores(rates))
-        kept = np.full(len(labels), NO_LABEL) if previous is None else previous
-        return np.where(self.totals.max(axis=1) > 0, labels, kept)
+        labels = tie_tolerant_argmax(self.scores(rates))
+        kept = np.full(len(labels), NO_LABEL) if previous_labels is None else previous_labels
+        return np.where(self.total_weights.max(axis=1) > 0, labels, kept)
 
 
-def highest(scores: Floats) -> NDArray[np.int64]:
+def tie_tolerant_argmax(scores: FloatArray) -> NDArray[np.int64]:
     """The class with the highest score in each row; a tie goes to the lowest class."""
     best = scores.max(axis=1, keepdims=True)
     # Equal sums round differently when they are added up in another order: what is equal but for that is a tie.
-    winners: NDArray[np.int64] = (scores >= best - TIE * np.abs(best)).argmax(axis=1)
+    winners: NDArray[np.int64] = (scores >= best - TIE_TOLERANCE * np.abs(best)).argmax(axis=1)
     return winners
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VoteResult:
     """What came of a vote.
 
     `labels` is what the server sends out. Beside it stands what the votes come to if they are weighed by expertise, and
@@ -111,128 +122,134 @@ class Outcome:
     where somebody keeps count of that, with the majority of the others.
     """
 
-    labels: Labels
-    weighted: Labels
-    majority: Labels
+    labels: LabelArray
+    weighted_labels: LabelArray
+    majority_labels: LabelArray
     weight_share: dict[int, float]
-    agreement: dict[int, float]
-    agreement_with_others: dict[int, float]
+    consensus_agreement: dict[int, float]
+    leave_one_out_agreement: dict[int, float]
 
     @property
-    def votes_differ(self) -> float:
+    def disagreement_rate(self) -> float:
         """The share of examples on which the weighted vote and the plain majority differ."""
-        return mean(self.weighted != self.majority)
+        return mean_or_zero(self.weighted_labels != self.majority_labels)
 
 
-def hold_vote(
+def aggregate_votes(
     ballots: Sequence[Ballot],
-    rules: Rules = PAPER,
+    rules: VotingRules = PAPER_VOTING_RULES,
     reputation: Mapping[int, float] | None = None,
-    rates: Rates = CERTAIN,
-    previous: Labels | None = None,
-) -> Outcome:
+    rates: ReportingRates = NOISELESS_RATES,
+    previous_labels: LabelArray | None = None,
+) -> VoteResult:
     """Count the ballots, of which there is at least one, in the order of their clients' numbers.
 
     `reputation` is what each client's votes are multiplied with, 1 where nothing is known of it; None where nobody
     keeps any.
     """
-    ballots = sorted(ballots, key=lambda ballot: ballot.client)
-    size = ballots[0].form.public_size, ballots[0].form.num_classes
-    weighted, majority = Tally(*size), Tally(*size)
+    ballots = sorted(ballots, key=lambda ballot: ballot.client_id)
+    size = ballots[0].spec.public_size, ballots[0].spec.num_classes
+    weighted, majority = VoteTally(*size), VoteTally(*size)
     weight: dict[int, float] = {}
     votes = []
-    for ballot, labels, weights in weighed(ballots, rules, reputation or {}):
-        weighted.add(labels, weights)
-        majority.add(labels, np.full(len(labels), standing_of(ballot, reputation or {})))
-        weight[ballot.client] = float(cast(labels, weights).sum())
+    for ballot, labels, weights in weighted_ballots(ballots, rules, reputation or {}):
+        weighted.add_votes(labels, weights)
+        majority.add_votes(labels, np.full(len(labels), reputation_of(ballot, reputation or {})))
+        weight[ballot.client_id] = float(vote_weights(labels, weights).sum())
         if rules.vote == "trimmed":
             votes.append((labels, weights))
     used = majority if rules.vote == "majority" else weighted
     if rules.vote == "trimmed":
-        used = Tally(*size)
-        used.sums[:] = trimmed(votes, weighted.sums, rules.trim)
-        used.totals = weighted.totals * used.sums.any(axis=1, keepdims=True)  # where all was trimmed, nobody voted
-    outcome, total = used.winners(rates, previous), sum(weight.values())
-    return Outcome(
+        used = VoteTally(*size)
+        used.weight_sums[:] = trimmed_vote_sums(votes, weighted.weight_sums, rules.trim)
+        used.total_weights = weighted.total_weights * used.weight_sums.any(
+            axis=1, keepdims=True
+        )  # where all was trimmed, nobody voted
+    outcome, total = used.winning_labels(rates, previous_labels), sum(weight.values())
+    return VoteResult(
         outcome,
-        weighted.winners(rates, previous),
-        majority.winners(rates, previous),
+        weighted.winning_labels(rates, previous_labels),
+        majority.winning_labels(rates, previous_labels),
         {client: own / total if total else 0.0 for client, own in weight.items()},
-        {ballot.client: agreement(ballot.labels(), outcome) for ballot in ballots},
-        {} if reputation is None else with_others(ballots, majority, reputation),
+        {ballot.client_id: agreement_rate(ballot.labels(), outcome) for ballot in ballots},
+        {} if reputation is None else leave_one_out_agreement(ballots, majority, reputation),
     )
 
 
-def votes_without(ballots: Sequence[Ballot], *rules: Any) -> dict[int, Labels]:
+def leave_one_out_votes(ballots: Sequence[Ballot], *rules: Any) -> dict[int, LabelArray]:
     """For each client what the others would come to without it; see `hold_vote`. No label where it is alone."""
-    nobody = np.full(ballots[0].form.public_size, NO_LABEL)
+    nobody = np.full(ballots[0].spec.public_size, NO_LABEL)
     found = {}
     for ballot in ballots:
         others = [other for other in ballots if other is not ballot]
-        found[ballot.client] = hold_vote(others, *rules).labels if others else nobody
+        found[ballot.client_id] = aggregate_votes(others, *rules).labels if others else nobody
     return found
 
 
-def weighed(
-    ballots: Sequence[Ballot], rules: Rules, reputation: Mapping[int, float]
-) -> Iterator[tuple[Ballot, Labels, Floats]]:
+def weighted_ballots(
+    ballots: Sequence[Ballot], rules: VotingRules, reputation: Mapping[int, float]
+) -> Iterator[tuple[Ballot, LabelArray, FloatArray]]:
     """Each ballot with its labels and what they weigh in the end."""
-    totals = None if rules.cap_share is None else sum(cast(*read(ballot, rules)) for ballot in ballots)
+    totals = None if rules.cap_share is None else sum(vote_weights(*ballot_votes(ballot, rules)) for ballot in ballots)
     for ballot in ballots:
-        labels, weights = read(ballot, rules)
+        labels, weights = ballot_votes(ballot, rules)
         if totals is not None and rules.cap_share is not None:
-            weights = capped(labels, weights, np.asarray(totals), rules.cap_share)
-        yield ballot, labels, weights * standing_of(ballot, reputation)
+            weights = capped_weights(labels, weights, np.asarray(totals), rules.cap_share)
+        yield ballot, labels, weights * reputation_of(ballot, reputation)
 
 
-def read(ballot: Ballot, rules: Rules) -> tuple[Labels, Floats]:
+def ballot_votes(ballot: Ballot, rules: VotingRules) -> tuple[LabelArray, FloatArray]:
     """A ballot's labels and weights, as far as they depend on nobody else."""
     labels, weights = ballot.labels(), ballot.weights()
-    return labels, normalised(labels, weights) if rules.normalise else weights
+    return labels, normalised_weights(labels, weights) if rules.normalise else weights
 
 
-def standing_of(ballot: Ballot, reputation: Mapping[int, float]) -> float:
-    return reputation.get(ballot.client, 1.0)
+def reputation_of(ballot: Ballot, reputation: Mapping[int, float]) -> float:
+    return reputation.get(ballot.client_id, 1.0)
 
 
-def agreement(labels: Labels, outcome: Labels) -> float:
+def agreement_rate(labels: LabelArray, consensus: LabelArray) -> float:
     """The share of examples on which a client says what the outcome says."""
     if labels.ndim == 1:
-        return mean(labels == outcome)
-    return mean(labels[np.arange(len(outcome)), np.maximum(outcome, 0)] * (outcome >= 0))
+        return mean_or_zero(labels == consensus)
+    return mean_or_zero(labels[np.arange(len(consensus)), np.maximum(consensus, 0)] * (consensus >= 0))
 
 
-def mean(values: NDArray[Any]) -> float:
+def mean_or_zero(values: NDArray[Any]) -> float:
     """0 of nothing."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
-def with_others(ballots: Sequence[Ballot], majority: Tally, reputation: Mapping[int, float]) -> dict[int, float]:
+def leave_one_out_agreement(
+    ballots: Sequence[Ballot], majority: VoteTally, reputation: Mapping[int, float]
+) -> dict[int, float]:
     """How far each client agrees with the majority of the others, each of whom counts its reputation.
 
     Expertise has no part in this: clients declare it themselves, and whoever lies about labels lies about it, too.
     """
-    lower, higher = rivals(majority.sums)
+    lower, higher = lower_and_higher_maxima(majority.weight_sums)
     found = {}
     for ballot in ballots:
-        labels, standing = ballot.labels(), standing_of(ballot, reputation)
+        labels, standing = ballot.labels(), reputation_of(ballot, reputation)
         if labels.ndim == 1:
             cells = np.arange(len(labels)), labels
-            left = without(majority.sums[cells], standing)
-            found[ballot.client] = mean(wins(left, lower[cells], higher[cells]))
+            left = subtract_own_votes(majority.weight_sums[cells], standing)
+            found[ballot.client_id] = mean_or_zero(is_winning_score(left, lower[cells], higher[cells]))
         else:
-            left = without(majority.sums, labels * standing)
-            found[ballot.client] = agreement(labels, np.where(left.any(axis=1), highest(left), NO_LABEL))
+            left = subtract_own_votes(majority.weight_sums, labels * standing)
+            found[ballot.client_id] = agreement_rate(
+                labels, np.where(left.any(axis=1), tie_tolerant_argmax(left), NO_LABEL)
+            )
     return found
 
 
-def without(sums: Floats, own: Floats | float) -> Floats:
+def subtract_own_votes(sums: FloatArray, own_votes: FloatArray | float) -> FloatArray:
     """Sums less one's own part of them. What is left of a sum that had no other part is rounding."""
-    left: Floats = sums - own
-    return np.where(left < TIE * sums, 0.0, left)
+    left: FloatArray = sums - own_votes
+    return np.where(left < TIE_TOLERANCE * sums, 0.0, left)
 
 
-def rivals(sums: Floats) -> tuple[Floats, Floats]:
+def lower_and_higher_maxima(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
     """For each example and class the highest sum of a lower class, and that of a higher one."""
     lower, higher = np.zeros_like(sums), np.zeros_like(sums)
     lower[:, 1:] = np.maximum.accumulate(sums[:, :-1], axis=1)
@@ -240,8 +257,8 @@ def rivals(sums: Floats) -> tuple[Floats, Floats]:
     return lower, higher
 
 
-def wins(score: Floats, lower: Floats, higher: Floats) -> NDArray[np.bool_]:
+def is_winning_score(score: FloatArray, lower: FloatArray, higher: FloatArray) -> NDArray[np.bool_]:
     """Whether `highest` would choose a class with this score over lower and over higher ones."""
     best = np.maximum(np.maximum(lower, higher), score)
-    enough = best - TIE * best
+    enough = best - TIE_TOLERANCE * best
     return (score > 0) & (score >= enough) & (lower < enough)

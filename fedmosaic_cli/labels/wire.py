@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
+    FloatArray = NDArray[np.float64]
 
 MAGIC = b"FMOS"
-MAJOR, MINOR = 1, 0
+MAJOR_VERSION, MINOR_VERSION = 1, 0
 # Magic, version, kind, encodings, bits of a score; run, public set; round, client, examples, classes; range, payload.
-HEADER = struct.Struct("<4sBBBBBB16s16sIIIIdI")
-CHECKSUM = 8
+HEADER_STRUCT = struct.Struct("<4sBBBBBB16s16sIIIIdI")
+CHECKSUM_BYTES = 8
 # What floating point may add to a value at the end of its range, and to a sum of shares that should be 1.
-ROUNDING, EXCESS = 1e-6, 1e-3
-FLOAT = np.dtype("<f4")
+RANGE_TOLERANCE, SHARE_SUM_TOLERANCE = 1e-6, 1e-3
+FLOAT_DTYPE = np.dtype("<f4")
 
 
-class Kind(IntEnum):
+class LabelMessageKind(IntEnum):
     """What a message is."""
 
-    OPINION = 1
+    UPLOAD = 1
     CONSENSUS = 2
 
 
-class LabelCode(IntEnum):
+class LabelEncoding(IntEnum):
     """How labels are written: a class each, a bit for every class, or a class each where there is one."""
 
     INDEX = 1
@@ -49,7 +49,7 @@ class LabelCode(IntEnum):
     MASKED = 3
 
 
-class ExpertiseCode(IntEnum):
+class ExpertiseEncoding(IntEnum):
     """How expertise is written: not at all, in levels, in single precision, or as a value for each class."""
 
     NONE = 0
@@ -58,7 +58,7 @@ class ExpertiseCode(IntEnum):
     HISTOGRAM = 3
 
 
-class Reason(StrEnum):
+class RejectionReason(StrEnum):
     """Why a message is not used. These names are logged: they stay as they are."""
 
     TOO_LARGE = "too_large"
@@ -81,16 +81,16 @@ class Reason(StrEnum):
     EXPERTISE_INCONSISTENT = "expertise_inconsistent"
 
 
-class RefusedError(Exception):
+class InvalidMessageError(Exception):
     """A message that is not used."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: RejectionReason) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
 
 @dataclass(frozen=True)
-class Form:
+class MessageSpec:
     """What the messages of a run look like; both sides know it.
 
     `high` is the upper end of expertise. Where it is a `share` of a client's data, a class has one value and all of
@@ -99,32 +99,36 @@ class Form:
 
     public_size: int
     num_classes: int
-    kind: Kind = Kind.OPINION
-    labels: LabelCode = LabelCode.INDEX
-    expertise: ExpertiseCode = ExpertiseCode.NONE
+    kind: LabelMessageKind = LabelMessageKind.UPLOAD
+    label_encoding: LabelEncoding = LabelEncoding.INDEX
+    expertise_encoding: ExpertiseEncoding = ExpertiseEncoding.NONE
     expertise_bits: int = 8
-    high: float = 1.0
-    share: bool = False
+    max_expertise: float = 1.0
+    is_distribution: bool = False
 
     @property
     def level_bits(self) -> int:
         """The bits of a level; 0 where nothing is written in levels."""
-        return self.expertise_bits if self.expertise in (ExpertiseCode.LEVELS, ExpertiseCode.HISTOGRAM) else 0
+        return (
+            self.expertise_bits
+            if self.expertise_encoding in (ExpertiseEncoding.LEVELS, ExpertiseEncoding.HISTOGRAM)
+            else 0
+        )
 
     @property
     def label_bytes(self) -> int:
-        if self.labels is LabelCode.BITS:
+        if self.label_encoding is LabelEncoding.BITS:
             return codecs.packed_bits(self.public_size * self.num_classes, 1) // 8
-        mask = codecs.packed_bits(self.public_size, 1) // 8 if self.labels is LabelCode.MASKED else 0
+        mask = codecs.packed_bits(self.public_size, 1) // 8 if self.label_encoding is LabelEncoding.MASKED else 0
         return codecs.packed_bits(self.public_size, codecs.label_bits(self.num_classes)) // 8 + mask
 
     @property
     def expertise_bytes(self) -> int:
-        if self.expertise is ExpertiseCode.NONE:
+        if self.expertise_encoding is ExpertiseEncoding.NONE:
             return 0
-        if self.expertise is ExpertiseCode.FLOATS:
-            return FLOAT.itemsize * self.public_size
-        count = self.num_classes if self.expertise is ExpertiseCode.HISTOGRAM else self.public_size
+        if self.expertise_encoding is ExpertiseEncoding.FLOATS:
+            return FLOAT_DTYPE.itemsize * self.public_size
+        count = self.num_classes if self.expertise_encoding is ExpertiseEncoding.HISTOGRAM else self.public_size
         return codecs.packed_bits(count, self.expertise_bits) // 8
 
     @property
@@ -133,204 +137,214 @@ class Form:
 
     @property
     def total_bytes(self) -> int:
-        return HEADER.size + self.payload_bytes + CHECKSUM
+        return HEADER_STRUCT.size + self.payload_bytes + CHECKSUM_BYTES
 
 
 @dataclass(frozen=True)
-class Envelope:
+class MessageHeader:
     """What a message says of itself. The server's own number is that of nobody's client."""
 
-    run: bytes
-    public: bytes
+    run_id: bytes
+    public_set_id: bytes
     round: int
-    client: int
+    client_id: int
 
 
-SERVER = 0xFFFFFFFF
+SERVER_ID = 0xFFFFFFFF
 
 
-def seal(envelope: Envelope, form: Form, payload: bytes) -> bytes:
+def encode_message(header_fields: MessageHeader, spec: MessageSpec, payload: bytes) -> bytes:
     """A message as it travels."""
-    header = HEADER.pack(
+    header = HEADER_STRUCT.pack(
         MAGIC,
-        MAJOR,
-        MINOR,
-        form.kind,
-        form.labels,
-        form.expertise,
-        form.level_bits,
-        envelope.run,
-        envelope.public,
-        envelope.round,
-        envelope.client,
-        form.public_size,
-        form.num_classes,
-        form.high,
+        MAJOR_VERSION,
+        MINOR_VERSION,
+        spec.kind,
+        spec.label_encoding,
+        spec.expertise_encoding,
+        spec.level_bits,
+        header_fields.run_id,
+        header_fields.public_set_id,
+        header_fields.round,
+        header_fields.client_id,
+        spec.public_size,
+        spec.num_classes,
+        spec.max_expertise,
         len(payload),
     )
-    return header + payload + checksum(header + payload)
+    return header + payload + message_checksum(header + payload)
 
 
-def checksum(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=CHECKSUM).digest()
+def message_checksum(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
 
 
-def write_labels(labels: NDArray[Any], form: Form) -> bytes:
+def encode_labels(labels: NDArray[Any], spec: MessageSpec) -> bytes:
     """Classes [examples], or bits [examples, classes]. Where labels may be missing, those below 0 are."""
-    if form.labels is LabelCode.BITS:
-        return codecs.pack(labels.reshape(-1), 1)
-    bits = codecs.label_bits(form.num_classes)
-    if form.labels is LabelCode.INDEX:
-        return codecs.pack(labels, bits)
-    return codecs.pack(np.maximum(labels, 0), bits) + codecs.pack(labels >= 0, 1)
+    if spec.label_encoding is LabelEncoding.BITS:
+        return codecs.pack_bits(labels.reshape(-1), 1)
+    bits = codecs.label_bits(spec.num_classes)
+    if spec.label_encoding is LabelEncoding.INDEX:
+        return codecs.pack_bits(labels, bits)
+    return codecs.pack_bits(np.maximum(labels, 0), bits) + codecs.pack_bits(labels >= 0, 1)
 
 
-def write_expertise(values: Floats | None, form: Form) -> bytes:
+def encode_expertise(values: FloatArray | None, spec: MessageSpec) -> bytes:
     """A value an example or, as a histogram, a class; what lies outside of the range is moved to its end."""
-    if form.expertise is ExpertiseCode.NONE or values is None:
+    if spec.expertise_encoding is ExpertiseEncoding.NONE or values is None:
         return b""
-    if form.expertise is ExpertiseCode.FLOATS:
-        return values.astype(FLOAT).tobytes()
-    return codecs.pack(codecs.quantise(values, form.high, form.expertise_bits), form.expertise_bits)
+    if spec.expertise_encoding is ExpertiseEncoding.FLOATS:
+        return values.astype(FLOAT_DTYPE).tobytes()
+    return codecs.pack_bits(codecs.quantise(values, spec.max_expertise, spec.expertise_bits), spec.expertise_bits)
 
 
-def write_opinion(envelope: Envelope, form: Form, labels: NDArray[Any], expertise: Floats | None) -> bytes:
+def encode_label_upload(
+    header: MessageHeader, spec: MessageSpec, labels: NDArray[Any], expertise: FloatArray | None
+) -> bytes:
     """What a client sends."""
-    return seal(envelope, form, write_labels(labels, form) + write_expertise(expertise, form))
+    return encode_message(header, spec, encode_labels(labels, spec) + encode_expertise(expertise, spec))
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedMessage:
     """What somebody waits for: messages of this form about this round, from these clients."""
 
-    form: Form
-    run: bytes
-    public: bytes
+    spec: MessageSpec
+    run_id: bytes
+    public_set_id: bytes
     round: int
-    roster: Container[int]
+    client_ids: Container[int]
 
 
-def open_envelope(data: bytes, expected: Expected, sender: int) -> Envelope:
+def validate_header(data: bytes, expected: ExpectedMessage, sender_id: int) -> MessageHeader:
     """The envelope of a message that `sender` handed over, if it is meant for us. Raises RefusedError if not."""
-    if len(data) > expected.form.total_bytes:
-        raise RefusedError(Reason.TOO_LARGE)
+    if len(data) > expected.spec.total_bytes:
+        raise InvalidMessageError(RejectionReason.TOO_LARGE)
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
-        raise RefusedError(Reason.BAD_MAGIC)
-    if len(data) > len(MAGIC) and data[len(MAGIC)] != MAJOR:
-        raise RefusedError(Reason.BAD_VERSION)
-    if len(data) < HEADER.size + CHECKSUM:
-        raise RefusedError(Reason.TRUNCATED)
-    told = HEADER.size + HEADER.unpack_from(data)[-1] + CHECKSUM
+        raise InvalidMessageError(RejectionReason.BAD_MAGIC)
+    if len(data) > len(MAGIC) and data[len(MAGIC)] != MAJOR_VERSION:
+        raise InvalidMessageError(RejectionReason.BAD_VERSION)
+    if len(data) < HEADER_STRUCT.size + CHECKSUM_BYTES:
+        raise InvalidMessageError(RejectionReason.TRUNCATED)
+    told = HEADER_STRUCT.size + HEADER_STRUCT.unpack_from(data)[-1] + CHECKSUM_BYTES
     if len(data) != told:
-        raise RefusedError(Reason.TRUNCATED if len(data) < told else Reason.TRAILING)
-    if checksum(memoryview(data)[:-CHECKSUM]) != data[-CHECKSUM:]:
-        raise RefusedError(Reason.CHECKSUM)
-    envelope = envelope_of(data)
-    if envelope.run != expected.run:
-        raise RefusedError(Reason.WRONG_RUN)
-    if envelope.public != expected.public:
-        raise RefusedError(Reason.WRONG_PUBLIC_SET)
-    if envelope.client != sender or sender not in expected.roster:
-        raise RefusedError(Reason.UNKNOWN_CLIENT)
+        raise InvalidMessageError(RejectionReason.TRUNCATED if len(data) < told else RejectionReason.TRAILING)
+    if message_checksum(memoryview(data)[:-CHECKSUM_BYTES]) != data[-CHECKSUM_BYTES:]:
+        raise InvalidMessageError(RejectionReason.CHECKSUM)
+    envelope = parse_header(data)
+    if envelope.run_id != expected.run_id:
+        raise InvalidMessageError(RejectionReason.WRONG_RUN)
+    if envelope.public_set_id != expected.public_set_id:
+        raise InvalidMessageError(RejectionReason.WRONG_PUBLIC_SET)
+    if envelope.client_id != sender_id or sender_id not in expected.client_ids:
+        raise InvalidMessageError(RejectionReason.UNKNOWN_CLIENT)
     if envelope.round != expected.round:
-        raise RefusedError(Reason.STALE_ROUND if envelope.round < expected.round else Reason.FUTURE_ROUND)
+        raise InvalidMessageError(
+            RejectionReason.STALE_ROUND if envelope.round < expected.round else RejectionReason.FUTURE_ROUND
+        )
     return envelope
 
 
-def envelope_of(data: bytes) -> Envelope:
+def parse_header(data: bytes) -> MessageHeader:
     """What a message, of which there is at least a header, says of itself. Nothing is checked."""
-    return Envelope(*HEADER.unpack_from(data)[7:11])
+    return MessageHeader(*HEADER_STRUCT.unpack_from(data)[7:11])
 
 
-def check_form(data: bytes, form: Form) -> None:
+def validate_encoding(data: bytes, spec: MessageSpec) -> None:
     """Refuse a message, whose envelope was opened, if it is about other things, or in other words, than expected."""
-    _, _, _, kind, labels, expertise, bits, _, _, _, _, public_size, classes, high, _ = HEADER.unpack_from(data)
-    if (public_size, classes) != (form.public_size, form.num_classes):
-        raise RefusedError(Reason.WRONG_COUNT)
-    wanted = form.kind, form.labels, form.expertise, form.level_bits, form.high
+    _, _, _, kind, labels, expertise, bits, _, _, _, _, public_size, classes, high, _ = HEADER_STRUCT.unpack_from(data)
+    if (public_size, classes) != (spec.public_size, spec.num_classes):
+        raise InvalidMessageError(RejectionReason.WRONG_COUNT)
+    wanted = spec.kind, spec.label_encoding, spec.expertise_encoding, spec.level_bits, spec.max_expertise
     if (kind, labels, expertise, bits, high) != wanted:
-        raise RefusedError(Reason.WRONG_ENCODING)
-    if len(data) != form.total_bytes:
-        raise RefusedError(Reason.TRUNCATED)
+        raise InvalidMessageError(RejectionReason.WRONG_ENCODING)
+    if len(data) != spec.total_bytes:
+        raise InvalidMessageError(RejectionReason.TRUNCATED)
 
 
-def read_labels(data: bytes, form: Form) -> NDArray[Any]:
+def decode_labels(data: bytes, spec: MessageSpec) -> NDArray[Any]:
     """The labels of a message whose form was checked: as they were given to `write_labels`."""
-    part = memoryview(data)[HEADER.size : HEADER.size + form.label_bytes]
-    if form.labels is LabelCode.BITS:
-        count = form.public_size * form.num_classes
-        return padded(part, 1, count).reshape(form.public_size, form.num_classes)
-    bits = codecs.label_bits(form.num_classes)
-    split = codecs.packed_bits(form.public_size, bits) // 8
-    labels = padded(part[:split], bits, form.public_size)
-    if form.num_classes < 1 << bits and labels.max(initial=0) >= form.num_classes:
-        raise RefusedError(Reason.LABEL_RANGE)
-    if form.labels is LabelCode.MASKED:
-        there = padded(part[split:], 1, form.public_size)
+    part = memoryview(data)[HEADER_STRUCT.size : HEADER_STRUCT.size + spec.label_bytes]
+    if spec.label_encoding is LabelEncoding.BITS:
+        count = spec.public_size * spec.num_classes
+        return unpack_zero_padded(part, 1, count).reshape(spec.public_size, spec.num_classes)
+    bits = codecs.label_bits(spec.num_classes)
+    split = codecs.packed_bits(spec.public_size, bits) // 8
+    labels = unpack_zero_padded(part[:split], bits, spec.public_size)
+    if spec.num_classes < 1 << bits and labels.max(initial=0) >= spec.num_classes:
+        raise InvalidMessageError(RejectionReason.LABEL_RANGE)
+    if spec.label_encoding is LabelEncoding.MASKED:
+        there = unpack_zero_padded(part[split:], 1, spec.public_size)
         if labels[there == 0].any():  # one way to say nothing is enough
-            raise RefusedError(Reason.LABEL_RANGE)
+            raise InvalidMessageError(RejectionReason.LABEL_RANGE)
         return np.where(there, labels.astype(np.int64), -1)
     return labels
 
 
-def padded(part: memoryview, bits: int, count: int) -> NDArray[Any]:
+def unpack_zero_padded(part: memoryview, bits: int, count: int) -> NDArray[Any]:
     """What is packed in a part, behind which nothing is hidden."""
-    if not codecs.is_padded_with_zeros(part, bits, count):
-        raise RefusedError(Reason.LABEL_RANGE)
-    return codecs.unpack(part, bits, count)
+    if not codecs.has_zero_padding(part, bits, count):
+        raise InvalidMessageError(RejectionReason.LABEL_RANGE)
+    return codecs.unpack_bits(part, bits, count)
 
 
-def read_expertise(data: bytes, form: Form) -> Floats | None:
+def decode_expertise(data: bytes, spec: MessageSpec) -> FloatArray | None:
     """The expertise of a message whose form was checked, in [0, high]: a value an example or, as a histogram, a class;
     None where none is sent."""
-    part = memoryview(data)[HEADER.size + form.label_bytes : -CHECKSUM]
-    if form.expertise is ExpertiseCode.NONE:
+    part = memoryview(data)[HEADER_STRUCT.size + spec.label_bytes : -CHECKSUM_BYTES]
+    if spec.expertise_encoding is ExpertiseEncoding.NONE:
         return None
-    if form.expertise is ExpertiseCode.FLOATS:
-        single = np.frombuffer(part, dtype=FLOAT)
+    if spec.expertise_encoding is ExpertiseEncoding.FLOATS:
+        single = np.frombuffer(part, dtype=FLOAT_DTYPE)
         if not np.isfinite(single).all():  # some of what is no number cannot even be converted without a warning
-            raise RefusedError(Reason.EXPERTISE_NONFINITE)
+            raise InvalidMessageError(RejectionReason.EXPERTISE_NONFINITE)
         values = single.astype(np.float64)
-        if values.min(initial=0.0) < -ROUNDING or values.max(initial=0.0) > form.high + ROUNDING:
-            raise RefusedError(Reason.EXPERTISE_RANGE)
-        return values.clip(0.0, form.high)
-    count = form.num_classes if form.expertise is ExpertiseCode.HISTOGRAM else form.public_size
-    if not codecs.is_padded_with_zeros(part, form.expertise_bits, count):
-        raise RefusedError(Reason.EXPERTISE_RANGE)
-    return codecs.dequantise(codecs.unpack(part, form.expertise_bits, count), form.high, form.expertise_bits)
+        if values.min(initial=0.0) < -RANGE_TOLERANCE or values.max(initial=0.0) > spec.max_expertise + RANGE_TOLERANCE:
+            raise InvalidMessageError(RejectionReason.EXPERTISE_RANGE)
+        return values.clip(0.0, spec.max_expertise)
+    count = spec.num_classes if spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM else spec.public_size
+    if not codecs.has_zero_padding(part, spec.expertise_bits, count):
+        raise InvalidMessageError(RejectionReason.EXPERTISE_RANGE)
+    return codecs.dequantise(
+        codecs.unpack_bits(part, spec.expertise_bits, count), spec.max_expertise, spec.expertise_bits
+    )
 
 
-def check_content(data: bytes, form: Form) -> bool:
+def validate_payload(data: bytes, spec: MessageSpec) -> bool:
     """Refuse a message, whose form was checked, if what it says cannot be. Whether it says that all its votes weigh
     nothing."""
-    labels = read_labels(data, form)
-    expertise = read_expertise(data, form)
+    labels = decode_labels(data, spec)
+    expertise = decode_expertise(data, spec)
     if expertise is None:
         return False
-    by_class = form.expertise is ExpertiseCode.HISTOGRAM
-    if form.share and (by_class or labels.ndim == 1):  # a row of bits is of no one class
-        check_shares(expertise, np.arange(form.num_classes) if by_class else labels, form)
+    by_class = spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM
+    if spec.is_distribution and (by_class or labels.ndim == 1):  # a row of bits is of no one class
+        validate_class_shares(expertise, np.arange(spec.num_classes) if by_class else labels, spec)
     if by_class and labels.ndim == 1:
         expertise = expertise[labels]
     return not expertise.any()
 
 
-def check_shares(values: Floats, labels: NDArray[Any], form: Form) -> None:
+def validate_class_shares(values: FloatArray, labels: NDArray[Any], spec: MessageSpec) -> None:
     """Refuse shares of a client's data that contradict each other: two for one class, or more than there is."""
-    of_class = np.zeros(form.num_classes)
+    of_class = np.zeros(spec.num_classes)
     of_class[labels] = values
-    rounding = 0.0 if form.expertise is ExpertiseCode.FLOATS else form.num_classes / ((1 << form.expertise_bits) - 1)
-    if (of_class[labels] != values).any() or of_class.sum() > 1 + EXCESS + rounding:
-        raise RefusedError(Reason.EXPERTISE_INCONSISTENT)
+    rounding = (
+        0.0
+        if spec.expertise_encoding is ExpertiseEncoding.FLOATS
+        else spec.num_classes / ((1 << spec.expertise_bits) - 1)
+    )
+    if (of_class[labels] != values).any() or of_class.sum() > 1 + SHARE_SUM_TOLERANCE + rounding:
+        raise InvalidMessageError(RejectionReason.EXPERTISE_INCONSISTENT)
 
 
-def write_consensus(envelope: Envelope, form: Form, labels: NDArray[Any]) -> bytes:
+def encode_consensus_labels(header: MessageHeader, spec: MessageSpec, labels: NDArray[Any]) -> bytes:
     """What the server sends."""
-    return seal(envelope, form, write_labels(labels, form))
+    return encode_message(header, spec, encode_labels(labels, spec))
 
 
-def read_consensus(data: bytes, expected: Expected) -> NDArray[Any]:
+def decode_consensus_labels(data: bytes, expected: ExpectedMessage) -> NDArray[Any]:
     """What the crowd says of each public example, -1 where it says nothing. Raises RefusedError."""
-    open_envelope(data, expected, SERVER)
-    check_form(data, expected.form)
-    return read_labels(data, expected.form)
+    validate_header(data, expected, SERVER_ID)
+    validate_encoding(data, expected.spec)
+    return decode_labels(data, expected.spec)

@@ -12,7 +12,7 @@ from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.fedprox import FedProx
-from fedmosaic_cli.methods.gated import Gated
+from fedmosaic_cli.methods.gated import GatedCoTraining
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
@@ -21,7 +21,7 @@ from fedmosaic_cli.methods.pfedme import PFedMe
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import Method
 
-IN_ORDER = (
+METHOD_CLASSES = (
     Centralized,
     Local,
     FedAvg,
@@ -35,6 +35,6 @@ IN_ORDER = (
     FedPHP,
     PerFedCKT,
     FedMosaic,
-    Gated,
+    GatedCoTraining,
 )
-METHODS: dict[str, type[Method]] = {method.name: method for method in IN_ORDER}
+METHODS: dict[str, type[Method]] = {method.name: method for method in METHOD_CLASSES}

@@ -21,7 +21,7 @@ from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, State, World
+    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, State
 
 
 @hyperparameters
@@ -41,34 +41,34 @@ class APFL(FedAvg):
     family = "PFL"
     citation = "Deng et al., 2020"
     evaluated = "the mixture of the client's private model and its copy of the global one, after its last local pass"
-    models_held, models_trained = 3, 2
+    num_models, num_trained_models = 3, 2
 
-    def enter(self, client: Client, world: World) -> None:
-        super().enter(client, world)
-        copy = params.without(world.init, world.buffers)
-        client.state |= {"private": params.copy(world.init), "copy": params.copy(copy), "alpha": self.alpha}
+    def init_client(self, client: Client, ctx: FederationInfo) -> None:
+        super().init_client(client, ctx)
+        copy = params.exclude(ctx.initial_model, ctx.buffer_names)
+        client.state |= {"private": params.clone(ctx.initial_model), "copy": params.clone(copy), "alpha": self.alpha}
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         private, model, alpha = client.state["private"], client.state["model"], client.state["alpha"]
         for step in client.steps():
             gradient = step.gradient(model)
-            client.descend("model", gradient)
+            client.optimizer_step("model", gradient)
             # The mixture runs on the private model's statistics, which thereby become its own.
-            gradient = step.gradient(params.mixed(private, model, alpha, gradient))
-            slope = self.alpha_slope(private, model, gradient) if self.adaptive and step.number == 1 else 0.0
-            client.descend("private", {name: alpha * tensor for name, tensor in gradient.items()})
+            gradient = step.gradient(params.interpolate(private, model, alpha, gradient))
+            slope = self.alpha_gradient(private, model, gradient) if self.adaptive and step.number == 1 else 0.0
+            client.optimizer_step("private", {name: alpha * tensor for name, tensor in gradient.items()})
             alpha = min(max(alpha - self.alpha_lr * slope, 0.0), 1.0)
         client.state["alpha"] = alpha
-        client.note(alpha=alpha)
+        client.log(alpha=alpha)
 
-    def alpha_slope(self, private: Parameters, model: Parameters, gradient: Parameters) -> float:
+    def alpha_gradient(self, private: Parameters, model: Parameters, gradient: Parameters) -> float:
         """The derivative of the loss at the mixture by alpha."""
         return params.dot(private, gradient) - params.dot(model, gradient)
 
-    def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
-        client.state["copy"] = params.without(model, world.buffers)
-        return super().hand_over(client, model, world)
+    def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
+        client.state["copy"] = params.exclude(model, ctx.buffer_names)
+        return super().make_upload(client, model, ctx)
 
-    def personal(self, server: State, client: Client) -> Parameters:
+    def personal_model(self, server: State, client: Client) -> Parameters:
         private, copy = client.state["private"], client.state["copy"]
-        return params.mixed(private, copy, client.state["alpha"], copy)
+        return params.interpolate(private, copy, client.state["alpha"], copy)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedmosaic_cli.engine.method import Leash, hyperparameters
+from fedmosaic_cli.engine.method import ProximalTerm, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ class Ditto(FedAvg):
     family = "PFL"
     citation = "Li et al., ICML 2021"
     evaluated = "the client's personal model, which never leaves it"
-    personal_entry = "personal"
-    models_held, models_trained = 2, 2
+    personal_state_key = "personal"
+    num_models, num_trained_models = 2, 2
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         # First, while what was received is as it came.
-        client.train("personal", leash=Leash(received, self.mu) if self.mu else None)
-        super().train(client, received)
+        client.train("personal", proximal=ProximalTerm(received, self.mu) if self.mu else None)
+        super().train_local_model(client, received)

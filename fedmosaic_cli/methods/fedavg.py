@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.messages import Weights
-from fedmosaic_cli.engine.method import Family, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Method, MethodFamily, Traffic, hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Kind, Message
-    from fedmosaic_cli.engine.method import Client, Parameters, Received, State, World
+    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, ReceivedMessage, State
 
 
 @hyperparameters
@@ -28,71 +28,71 @@ class FedAvg(Method):
 
     name = "fedavg"
     title = "FedAvg"
-    family: ClassVar[Family] = "FL"
+    family: ClassVar[MethodFamily] = "FL"
     travels = "model parameters, both ways"
     citation = "McMahan et al., AISTATS 2017"
     evaluated = "the global model after aggregation"
-    uploads: ClassVar[Mapping[str, Kind]] = {"model": "weights"}
-    judged_with_server = True
-    personal_entry: ClassVar[str | None] = None
+    uploads: ClassVar[Mapping[str, PartKind]] = {"model": "weights"}
+    evaluation_needs_server = True
+    personal_state_key: ClassVar[str | None] = None
     """Where a client remembers a personal model of its own; it starts as the global one does."""
 
-    def kept(self, world: World) -> frozenset[str]:
+    def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
         """The entries of the model that stay with each client."""
-        return frozenset() if world.bn_buffers == "average" else world.buffers
+        return frozenset() if ctx.bn_buffers == "average" else ctx.buffer_names
 
-    def enter(self, client: Client, world: World) -> None:
-        client.state["kept"] = params.copy(params.only(world.init, self.kept(world)))
+    def init_client(self, client: Client, ctx: FederationInfo) -> None:
+        client.state["kept"] = params.clone(params.select(ctx.initial_model, self.local_parameter_names(ctx)))
         client.state["has_statistics"] = False
-        if self.personal_entry:
-            client.state[self.personal_entry] = params.copy(world.init)
+        if self.personal_state_key:
+            client.state[self.personal_state_key] = params.clone(ctx.initial_model)
 
-    def open(self, world: World) -> State:
-        return {"model": params.copy(params.without(world.init, self.kept(world)))}
+    def init_server(self, ctx: FederationInfo) -> State:
+        return {"model": params.clone(params.exclude(ctx.initial_model, self.local_parameter_names(ctx)))}
 
-    def broadcast(self, server: State, client_id: int, world: World) -> Message:
+    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
         return {"model": Weights(server["model"])}
 
-    def local_round(self, client: Client, received: Received, world: World) -> Message:
-        client.state["model"] = {**received["model"], **params.copy(client.state["kept"])}
-        self.train(client, received["model"])
-        return {"model": Weights(self.hand_over(client, client.state.pop("model"), world))}
+    def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
+        client.state["model"] = {**received["model"], **params.clone(client.state["kept"])}
+        self.train_local_model(client, received["model"])
+        return {"model": Weights(self.make_upload(client, client.state.pop("model"), ctx))}
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         """Train the client's copy, `client.state["model"]`. It shares its tensors with what was received."""
         client.train("model")
 
-    def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
+    def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
         """What of a trained copy is sent. The rest stays with the client, unless it is to be forgotten."""
-        kept = self.kept(world)
-        if world.bn_buffers != "drop" or not kept <= world.buffers:
-            client.state["kept"] = params.only(model, kept)
+        kept = self.local_parameter_names(ctx)
+        if ctx.bn_buffers != "drop" or not kept <= ctx.buffer_names:
+            client.state["kept"] = params.select(model, kept)
             client.state["has_statistics"] = True
-        return params.without(model, kept)
+        return params.exclude(model, kept)
 
-    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
         models = [upload["model"] for upload in uploads.values()]
-        return {"model": params.weighted_mean(models, world.weights(uploads))}
+        return {"model": params.weighted_mean(models, ctx.aggregation_weights(uploads))}
 
-    def personal(self, server: State, client: Client) -> Parameters:
-        if self.personal_entry:
-            own: Parameters = client.state[self.personal_entry]
+    def personal_model(self, server: State, client: Client) -> Parameters:
+        if self.personal_state_key:
+            own: Parameters = client.state[self.personal_state_key]
             return own
-        return self.merged(server["model"], client)
+        return self.with_local_parameters(server["model"], client)
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
-        return self.merged(server["model"], client)
+        return self.with_local_parameters(server["model"], client)
 
-    def merged(self, model: Parameters, client: Client) -> Parameters:
+    def with_local_parameters(self, model: Parameters, client: Client) -> Parameters:
         """The server's model as this client would use it."""
         kept = client.state["kept"]
         if not kept:
             return model
         whole = {**model, **kept}
         # Initial statistics would make nonsense of any model: who has no others takes them from its own data.
-        return whole if client.state["has_statistics"] else {**whole, **client.statistics(whole)}
+        return whole if client.state["has_statistics"] else {**whole, **client.running_statistics(whole)}
 
-    def traffic(self, world: World, public_size: int) -> Traffic:
-        shared = params.without(world.init, self.kept(world))
+    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
+        shared = params.exclude(ctx.initial_model, self.local_parameter_names(ctx))
         bits = sum(8 * tensor.numel() * tensor.element_size() for tensor in shared.values())
-        return Traffic(up=bits, down=bits)
+        return Traffic(uplink_bits=bits, downlink_bits=bits)

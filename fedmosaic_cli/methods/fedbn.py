@@ -15,7 +15,7 @@ from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, State, World
+    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, State
 
 
 @hyperparameters
@@ -29,11 +29,11 @@ class FedBN(FedAvg):
     citation = "Li et al., ICLR 2021"
     evaluated = "the global model with the client's own batch normalisation"
 
-    def kept(self, world: World) -> frozenset[str]:
-        return super().kept(world) | world.batch_norm
+    def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
+        return super().local_parameter_names(ctx) | ctx.batch_norm_names
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
         return None
 
-    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
-        return "" if batch_norm else "FedBN is FedAvg here, the network has no batch normalisation (model.name)"
+    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
+        return "" if has_batch_norm else "FedBN is FedAvg here, the network has no batch normalisation (model.name)"

@@ -18,20 +18,20 @@ from pydantic import Field
 
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
-    expertise_of,
+    expertise_scores,
+    expertise_upper_bound,
     frequency_expertise,
-    highest_expertise,
 )
-from fedmosaic_cli.cotraining.logit_adjustment import prior_shift
-from fedmosaic_cli.cotraining.trust import LEAST_TRUST, TRUST_RULES, agreement_trust, weighted_agreement
-from fedmosaic_cli.engine.gate import CANDIDATE, Gate, copy_of
-from fedmosaic_cli.engine.losses import AdjustedPseudoLabels, Doubt, labelled, mean_cross_entropy
-from fedmosaic_cli.engine.messages import Consensus
+from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
+from fedmosaic_cli.cotraining.trust import MIN_TRUST, TRUST_RULES, agreement_trust, weighted_agreement
+from fedmosaic_cli.engine.gate import CANDIDATE_KEY, CrossFitGate, copy_model_state
+from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, mean_cross_entropy, select_labelled
+from fedmosaic_cli.engine.messages import ConsensusLabels
 from fedmosaic_cli.engine.method import hyperparameters
-from fedmosaic_cli.labels.privacy.privatize import expertise_code, rates_of, rules_of
-from fedmosaic_cli.labels.voting import NO_LABEL, votes_without
-from fedmosaic_cli.labels.wire import ExpertiseCode
-from fedmosaic_cli.methods.fedct import FedCT, as_tensor
+from fedmosaic_cli.labels.privacy.privatize import expertise_encoding, reporting_rates, voting_rules
+from fedmosaic_cli.labels.voting import NO_LABEL, leave_one_out_votes
+from fedmosaic_cli.labels.wire import ExpertiseEncoding
+from fedmosaic_cli.methods.fedct import FedCT, labels_to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,13 +41,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, Learners, Parameters, Received, State, Term, World
-    from fedmosaic_cli.labels.privacy.privatize import Speaker
-    from fedmosaic_cli.labels.wire import Form
+    from fedmosaic_cli.engine.method import (
+        Client,
+        FederationInfo,
+        LearnerSupport,
+        LossTerm,
+        Parameters,
+        ReceivedMessage,
+        State,
+    )
+    from fedmosaic_cli.labels.privacy.privatize import LabelClient
+    from fedmosaic_cli.labels.wire import MessageSpec
 
 
-LEVEL_BITS = 8
-VOTER = "voter"
+DEFAULT_EXPERTISE_BITS = 8
+VOTING_MODEL_KEY = "voter"
 
 
 @hyperparameters
@@ -71,7 +79,7 @@ class FedMosaic(FedCT):
 
     expertise: Literal["frequency", "entropy", "count", "count-confidence", "uniform"] = "frequency"
     trust: Literal["paper", "stabilised", "agreement", "gated"] | Annotated[float, Field(ge=0, le=1e30)] = "paper"
-    expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = LEVEL_BITS
+    expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = DEFAULT_EXPERTISE_BITS
     warmup_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     public_loss: Literal["plain", "prior-adjusted"] = "plain"
     prior_strength: Annotated[float, Field(ge=0, le=10)] = 1.0
@@ -96,7 +104,7 @@ class FedMosaic(FedCT):
         return f"{self.name}-{self.expertise}"
 
     @classmethod
-    def idle(cls, values: Mapping[str, Any]) -> frozenset[str]:
+    def unused_hyperparameters(cls, values: Mapping[str, Any]) -> frozenset[str]:
         trust = values.get("trust")
         names = {
             "gate_": trust != "gated",
@@ -107,172 +115,201 @@ class FedMosaic(FedCT):
         return frozenset(name for name in values for start, idle in names.items() if idle and name.startswith(start))
 
     @property
-    def plays_with(self) -> Learners:
+    def supported_learners(self) -> LearnerSupport:
         plain = self.trust != "gated" and self.public_loss == "plain" and self.votes_from != "doubting"
         return self.learners if plain else "any network"
 
     @property
-    def looks_ahead(self) -> bool:
+    def depends_on_total_rounds(self) -> bool:
         return self.trust == "gated" or self.warmup_share > 0
 
     @property
-    def gate(self) -> Gate:
-        return Gate(self.gate_folds, self.gate_z, self.gate_prior_var)
+    def gate(self) -> CrossFitGate:
+        return CrossFitGate(self.gate_folds, self.gate_z, self.gate_prior_var)
 
-    def alone(self, rounds: int) -> int:
-        return max(self.warmup_rounds, round(self.warmup_share * rounds))
+    def num_warmup_rounds(self, num_rounds: int) -> int:
+        return max(self.warmup_rounds, round(self.warmup_share * num_rounds))
 
-    def gate_closes(self, rounds: int) -> int:
+    def gate_decision_round(self, num_rounds: int) -> int:
         """The round at the end of which clients decide."""
-        return max(self.alone(rounds) + 1, round(self.gate_budget * rounds))
+        return max(self.num_warmup_rounds(num_rounds) + 1, round(self.gate_budget * num_rounds))
 
     @property
-    def most_models(self) -> tuple[int, int]:
+    def peak_model_counts(self) -> tuple[int, int]:
         voters = int(self.votes_from != "self")
         at_once = (2 + 2 * self.gate_folds if self.trust == "gated" else 1) + voters
         return at_once, at_once
 
-    def passes(self, rounds: int) -> int:
+    def local_passes(self, num_rounds: int) -> int:
         gated = self.trust == "gated"
-        alone, closed = (min(number, rounds) for number in (self.alone(rounds), self.gate_closes(rounds)))
+        alone, closed = (
+            min(number, num_rounds)
+            for number in (self.num_warmup_rounds(num_rounds), self.gate_decision_round(num_rounds))
+        )
         at_the_gate = self.gate_folds * alone + (1 + 2 * self.gate_folds) * (closed - alone) if gated else 0
-        voting = {"self": 0, "shadow": rounds - (closed if gated else alone), "doubting": rounds}[self.votes_from]
-        return rounds + at_the_gate + voting
+        voting = {"self": 0, "shadow": num_rounds - (closed if gated else alone), "doubting": num_rounds}[
+            self.votes_from
+        ]
+        return num_rounds + at_the_gate + voting
 
-    def cost(self, rounds: int) -> str:
+    def cost_note(self, num_rounds: int) -> str:
         if self.trust != "gated":
             return ""
-        last = min(self.gate_closes(rounds), rounds)
+        last = min(self.gate_decision_round(num_rounds), num_rounds)
         return (
             f"{self.title}: clients first find out whether collaboration helps them, which takes "
-            f"{self.passes(rounds) / rounds:.1f} times the steps of Local at most, most of them until round {last}"
+            f"{self.local_passes(num_rounds) / num_rounds:.1f} times the steps of Local at most, most of them until round {last}"
         )
 
-    def enter(self, client: Client, world: World) -> None:
-        super().enter(client, world)
+    def init_client(self, client: Client, ctx: FederationInfo) -> None:
+        super().init_client(client, ctx)
         if self.votes_from == "doubting":
-            client.state[VOTER] = client.init
+            client.state[VOTING_MODEL_KEY] = client.initial_model
         if self.trust == "gated":
-            self.gate.prepare(client)
+            self.gate.init_folds(client)
 
-    def learn(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
-        undecided = self.trust == "gated" and self.gate.is_open(client)
-        if self.votes_from == "shadow" and consensus is not None and VOTER not in client.state and not undecided:
-            copy_of(client, "model", VOTER)
-        apart = VOTER in client.state
+    def train_with_consensus(
+        self, client: Client, consensus: Tensor | None, received: ReceivedMessage, ctx: FederationInfo
+    ) -> None:
+        undecided = self.trust == "gated" and self.gate.is_undecided(client)
+        if (
+            self.votes_from == "shadow"
+            and consensus is not None
+            and VOTING_MODEL_KEY not in client.state
+            and not undecided
+        ):
+            copy_model_state(client, "model", VOTING_MODEL_KEY)
+        apart = VOTING_MODEL_KEY in client.state
         if undecided:
-            self.learn_at_the_gate(client, consensus, received, world)
+            self.train_gate_round(client, consensus, received, ctx)
         else:
-            super().learn(client, consensus, received, world)
+            super().train_with_consensus(client, consensus, received, ctx)
         if apart:
-            client.train(VOTER, self.doubts(world) if self.votes_from == "doubting" else [])
+            client.train(VOTING_MODEL_KEY, self.voting_model_terms(ctx) if self.votes_from == "doubting" else [])
 
-    def learn_at_the_gate(self, client: Client, consensus: Tensor | None, received: Received, world: World) -> None:
+    def train_gate_round(
+        self, client: Client, consensus: Tensor | None, received: ReceivedMessage, ctx: FederationInfo
+    ) -> None:
         """A round of a client that has yet to find out whether collaboration helps it; so far it is Local."""
         gate = self.gate
         if consensus is not None and not gate.has_candidate(client):
             # Who missed the round after the first exchange had no part in the consensus that it gets now.
             without = received.get("without", consensus)
-            if self.agreed_trust(consensus, client) and (without != NO_LABEL).any():
-                gate.begin(client, without)
+            if self.trust_from_agreement(consensus, client) and (without != NO_LABEL).any():
+                gate.start_test(client, without)
             else:
-                gate.close(client, keep=False)
-                client.note(gate_trust=client.state["trust"], gate_on=0)
+                gate.finish(client, is_accepted=False)
+                client.log(gate_trust=client.state["trust"], gate_on=0)
                 client.state["trust"] = 0.0
-        client.note(trust=0.0, public_share=0.0)
+        client.log(trust=0.0, public_share=0.0)
         client.train("model")
-        if not gate.is_open(client):
+        if not gate.is_undecided(client):
             return
         trust, counts = client.state.get("trust", 0.0), client.class_counts
         if gate.has_candidate(client):
-            client.train(CANDIDATE, [] if consensus is None else self.terms(consensus, trust, counts))
-        gate.train(client, lambda labels, own: self.terms(labels, trust, own.bincount(minlength=len(counts))))
-        if gate.has_candidate(client) and client.round >= self.gate_closes(world.rounds):
+            client.train(CANDIDATE_KEY, [] if consensus is None else self.loss_terms(consensus, trust, counts))
+        gate.train_folds(
+            client, lambda labels, own: self.loss_terms(labels, trust, own.bincount(minlength=len(counts)))
+        )
+        if gate.has_candidate(client) and client.round >= self.gate_decision_round(ctx.num_rounds):
             found = gate.decide(client)
-            client.note(gate_trust=trust, gate_gain=found.gain, gate_error=found.error, gate_on=int(found.keep))
-            client.state["trust"] = trust if found.keep else 0.0
-            if found.keep and self.votes_from == "shadow":
-                copy_of(client, "model", VOTER)
-            gate.close(client, found.keep)
+            client.log(
+                gate_trust=trust, gate_gain=found.gain, gate_error=found.standard_error, gate_on=int(found.is_accepted)
+            )
+            client.state["trust"] = trust if found.is_accepted else 0.0
+            if found.is_accepted and self.votes_from == "shadow":
+                copy_model_state(client, "model", VOTING_MODEL_KEY)
+            gate.finish(client, found.is_accepted)
 
-    def terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[Term]:
-        if self.public_loss == "plain" or not self.prior_strength or trust <= LEAST_TRUST:
-            return super().terms(consensus, trust, class_counts)
-        shift = prior_shift(class_counts, consensus, self.prior_strength, self.prior_smoothing)
-        return [AdjustedPseudoLabels.of(consensus, shift, trust)]
+    def loss_terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[LossTerm]:
+        if self.public_loss == "plain" or not self.prior_strength or trust <= MIN_TRUST:
+            return super().loss_terms(consensus, trust, class_counts)
+        shift = prior_logit_shift(class_counts, consensus, self.prior_strength, self.prior_smoothing)
+        return [AdjustedPseudoLabelLoss.from_labels(consensus, shift, trust)]
 
-    def doubts(self, world: World) -> list[Term]:
+    def voting_model_terms(self, ctx: FederationInfo) -> list[LossTerm]:
         """What a voter learns beside its own data."""
         import torch
 
-        return [Doubt(torch.zeros(world.public_size, dtype=torch.int64), self.doubt)] if self.doubt else []
+        return [UniformTargetLoss(torch.zeros(ctx.public_size, dtype=torch.int64), self.doubt)] if self.doubt else []
 
-    def voter(self, client: Client) -> Parameters:
-        return client.state[VOTER] if VOTER in client.state else super().voter(client)
+    def voting_model(self, client: Client) -> Parameters:
+        return client.state[VOTING_MODEL_KEY] if VOTING_MODEL_KEY in client.state else super().voting_model(client)
 
-    def trust_in(self, consensus: Tensor | None, client: Client) -> float:
+    def compute_trust(self, consensus: Tensor | None, client: Client) -> float:
         if self.trust == "gated":
             return 0.0 if consensus is None else client.state.get("trust", 0.0)
         if self.trust == "agreement":
-            return 0.0 if consensus is None else self.agreed_trust(consensus, client)
+            return 0.0 if consensus is None else self.trust_from_agreement(consensus, client)
         if isinstance(self.trust, float):
             return 0.0 if consensus is None else self.trust
         private_loss = client.private_loss(client.state["model"])
-        client.note(loss_private=private_loss, agreement=None)
+        client.log(loss_private=private_loss, agreement=None)
         if consensus is None:
             return 0.0
-        view = self.view_of("model", client) if VOTER in client.state else self.last_opinion(client)
-        log_probs, consensus = labelled(view, consensus)
+        view = (
+            self.public_log_probs("model", client)
+            if VOTING_MODEL_KEY in client.state
+            else self.last_public_log_probs(client)
+        )
+        log_probs, consensus = select_labelled(view, consensus)
         public_loss = mean_cross_entropy(log_probs, consensus)
         agreement = (log_probs.argmax(dim=1) == consensus).double().mean().item()
-        client.note(loss_public=public_loss, agreement=agreement)
+        client.log(loss_public=public_loss, agreement=agreement)
         return TRUST_RULES[self.trust](private_loss, public_loss)
 
-    def agreed_trust(self, consensus: Tensor, client: Client) -> float:
+    def trust_from_agreement(self, consensus: Tensor, client: Client) -> float:
         """Trust by agreement, found at the first consensus: by then nobody's model has learned from another's."""
         if "trust" not in client.state:
-            log_probs, consensus = labelled(self.last_opinion(client), consensus)
+            log_probs, consensus = select_labelled(self.last_public_log_probs(client), consensus)
             labels, counts = log_probs.argmax(dim=1), client.class_counts
             knows = frequency_expertise(labels, counts) * entropy_expertise(log_probs)
             agreement = weighted_agreement(labels, consensus, knows)
-            client.note(gate_agreement=agreement)
+            client.log(gate_agreement=agreement)
             client.state["trust"] = agreement_trust(agreement, len(counts), self.trust_power, self.trust_min)
         trust: float = client.state["trust"]
         return trust
 
-    def last_opinion(self, client: Client) -> Tensor:
+    def last_public_log_probs(self, client: Client) -> Tensor:
         """What the voter thinks of the public set: it has not changed since it gave its opinion, if it gave one."""
         log_probs: Tensor | None = client.state.get("log_probs")
-        return self.view_of(VOTER if VOTER in client.state else "model", client) if log_probs is None else log_probs
+        return (
+            self.public_log_probs(VOTING_MODEL_KEY if VOTING_MODEL_KEY in client.state else "model", client)
+            if log_probs is None
+            else log_probs
+        )
 
-    def view_of(self, model: str, client: Client) -> Tensor:
+    def public_log_probs(self, model: str, client: Client) -> Tensor:
         """Log probabilities of a model on the public set."""
         return client.predict_public(client.state[model]).log_softmax(dim=1)
 
-    def expertise_in(self, log_probs: Tensor, labels: Tensor, client: Speaker) -> NDArray[np.float64]:
+    def compute_expertise(self, log_probs: Tensor, labels: Tensor, client: LabelClient) -> NDArray[np.float64]:
         client.state["log_probs"] = log_probs
-        return expertise_of(self.expertise, log_probs, labels, client.class_counts).numpy()
+        return expertise_scores(self.expertise, log_probs, labels, client.class_counts).numpy()
 
-    def broadcast(self, server: State, client_id: int, world: World) -> Message:
-        message = super().broadcast(server, client_id, world)
+    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
+        message = super().broadcast(server, client_id, ctx)
         without = server.get("without", {}).get(str(client_id))
-        return message if without is None else {**message, "without": Consensus(without, world.num_classes)}
+        return message if without is None else {**message, "without": ConsensusLabels(without, ctx.num_classes)}
 
-    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
-        state = super().aggregate(server, uploads, world)
+    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
+        state = super().aggregate(server, uploads, ctx)
         if self.trust == "gated" and "labels" not in server:
             ballots = [upload["opinion"] for upload in uploads.values()]
-            without = votes_without(ballots, rules_of(world, len(ballots)), None, rates_of(world))
-            state["without"] = {str(client): as_tensor(labels) for client, labels in without.items()}
+            without = leave_one_out_votes(ballots, voting_rules(ctx, len(ballots)), None, reporting_rates(ctx))
+            state["without"] = {str(client): labels_to_tensor(labels) for client, labels in without.items()}
         return state
 
-    def opinion_form(self, world: World) -> Form:
+    def message_spec(self, ctx: FederationInfo) -> MessageSpec:
         bits = self.expertise_bits
-        code = expertise_code(world, ExpertiseCode.FLOATS if bits == "float32" else ExpertiseCode.LEVELS)
+        code = expertise_encoding(ctx, ExpertiseEncoding.FLOATS if bits == "float32" else ExpertiseEncoding.LEVELS)
         return replace(
-            super().opinion_form(world),
-            expertise=code,
-            expertise_bits=LEVEL_BITS if bits == "float32" else bits,
-            high=highest_expertise(self.expertise, world.num_classes, max(world.sizes.values(), default=1)),
-            share=self.expertise == "frequency" and (world.noise is None or code is ExpertiseCode.HISTOGRAM),
+            super().message_spec(ctx),
+            expertise_encoding=code,
+            expertise_bits=DEFAULT_EXPERTISE_BITS if bits == "float32" else bits,
+            max_expertise=expertise_upper_bound(
+                self.expertise, ctx.num_classes, max(ctx.client_sizes.values(), default=1)
+            ),
+            is_distribution=self.expertise == "frequency"
+            and (ctx.privacy_noise is None or code is ExpertiseEncoding.HISTOGRAM),
         )

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.losses import Distillation, FeatureMatching
+from fedmosaic_cli.engine.losses import DistillationLoss, FeatureMatchingLoss
 from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, Term, World
+    from fedmosaic_cli.engine.method import Client, FederationInfo, LossTerm, Parameters
 
 
 @hyperparameters
@@ -37,33 +37,33 @@ class FedPHP(FedAvg):
     family = "PFL"
     citation = "Li et al., ECML PKDD 2021"
     evaluated = "the client's history model, which never leaves it"
-    personal_entry = "history"
-    models_held = 2
-    plans_ahead = True
+    personal_state_key = "history"
+    num_models = 2
+    needs_total_rounds = True
 
-    def enter(self, client: Client, world: World) -> None:
-        super().enter(client, world)
+    def init_client(self, client: Client, ctx: FederationInfo) -> None:
+        super().init_client(client, ctx)
         client.state["times"] = 0
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         if not self.strength or not client.state["times"]:
-            super().train(client, received)
+            super().train_local_model(client, received)
             return
-        client.train("model", [self.lesson(client)], private_weight=1 - self.strength)
+        client.train("model", [self.transfer_term(client)], private_weight=1 - self.strength)
 
-    def lesson(self, client: Client) -> Term:
+    def transfer_term(self, client: Client) -> LossTerm:
         """What the history model teaches in this round: asked once, as it does not change during the pass."""
         history = client.state["history"]
         if self.transfer == "mmd":
-            return FeatureMatching(client.private_features(history), self.strength)
-        return Distillation(client.predict_private(history), self.strength, self.temperature)
+            return FeatureMatchingLoss(client.private_features(history), self.strength)
+        return DistillationLoss(client.predict_private(history), self.strength, self.temperature)
 
-    def hand_over(self, client: Client, model: Parameters, world: World) -> Parameters:
-        inherited = self.inherited(client.state["times"], world)
-        client.state["history"] = params.mixed(model, client.state["history"], 1 - inherited)
+    def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
+        inherited = self.history_weight(client.state["times"], ctx)
+        client.state["history"] = params.interpolate(model, client.state["history"], 1 - inherited)
         client.state["times"] += 1
-        return super().hand_over(client, model, world)
+        return super().make_upload(client, model, ctx)
 
-    def inherited(self, times: int, world: World) -> float:
+    def history_weight(self, num_participations: int, ctx: FederationInfo) -> float:
         """The share of the history that survives, for a client that has taken part so many times before."""
-        return min(self.momentum * times / (world.participation * world.rounds), self.momentum)
+        return min(self.momentum * num_participations / (ctx.participation_rate * ctx.num_rounds), self.momentum)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import Leash, hyperparameters
+from fedmosaic_cli.engine.method import ProximalTerm, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ class FedProx(FedAvg):
     title = "FedProx"
     citation = "Li et al., MLSys 2020"
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         # What was received is trained in place: the anchor has to be a copy.
-        client.train("model", leash=Leash(params.copy(received), self.mu) if self.mu else None)
+        client.train("model", proximal=ProximalTerm(params.clone(received), self.mu) if self.mu else None)

@@ -17,7 +17,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 
 
 @hyperparameters
-class Gated(FedMosaic):
+class GatedCoTraining(FedMosaic):
     """FedMosaic with other defaults, under a name of its own."""
 
     expertise: Literal["frequency", "entropy", "count", "count-confidence", "uniform"] = "count-confidence"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedmosaic_cli.engine.method import Learners, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import LearnerSupport, Method, Traffic, hyperparameters
 
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, Received, World
+    from fedmosaic_cli.engine.method import Client, FederationInfo, ReceivedMessage
 
 
 @hyperparameters
@@ -25,9 +25,9 @@ class Local(Method):
     family = "baseline"
     travels = "nothing"
     citation = "-"
-    learners: ClassVar[Learners] = "anything"
+    learners: ClassVar[LearnerSupport] = "anything"
 
-    def local_round(self, client: Client, received: Received, world: World) -> Message:
+    def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         client.train("model")
         return {}
 
@@ -40,7 +40,7 @@ class Centralized(Local):
     title = "Centralized"
     travels = "the raw data"
     evaluated = "the one model trained on the pooled data"
-    pooled = True
+    is_centralized = True
 
-    def traffic(self, world: World, public_size: int) -> Traffic:
+    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
         return Traffic(None, None)

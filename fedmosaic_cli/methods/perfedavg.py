@@ -41,24 +41,24 @@ class PerFedAvg(FedAvg):
     citation = "Fallah et al., NeurIPS 2020"
     evaluated = "the global model after one step on the client's training data"
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         model, second_order = client.state["model"], self.version == "hessian-free"
         for step in client.steps("inner", *(["curvature"] if second_order else [])):
-            inner = step.gradient(model, "inner", keep_statistics=False)
+            inner = step.gradient(model, "inner", update_running_stats=False)
             # The outer batch is FedAvg's, and its statistics are the ones that count.
-            outer = step.gradient(params.moved(model, inner, -self.alpha))
+            outer = step.gradient(params.add_scaled(model, inner, -self.alpha))
             if second_order:
-                outer = params.moved(outer, self.curvature(step, model, outer), -self.alpha)
-            client.descend("model", outer, lr=self.beta)
+                outer = params.add_scaled(outer, self.hessian_vector_product(step, model, outer), -self.alpha)
+            client.optimizer_step("model", outer, lr=self.beta)
 
-    def curvature(self, step: Step, model: Parameters, direction: Parameters) -> Parameters:
+    def hessian_vector_product(self, step: Step, model: Parameters, direction: Parameters) -> Parameters:
         """The Hessian at `model` times `direction`, from two gradients on one batch."""
         ahead, behind = (
-            step.gradient(params.moved(model, direction, distance), "curvature", keep_statistics=False)
+            step.gradient(params.add_scaled(model, direction, distance), "curvature", update_running_stats=False)
             for distance in (self.delta, -self.delta)
         )
         return {name: (tensor - behind[name]) / (2 * self.delta) for name, tensor in ahead.items()}
 
-    def personal(self, server: State, client: Client) -> Parameters:
-        model = self.merged(server["model"], client)
-        return params.moved(model, client.gradient(model, "adaptation"), -self.alpha)
+    def personal_model(self, server: State, client: Client) -> Parameters:
+        model = self.with_local_parameters(server["model"], client)
+        return params.add_scaled(model, client.gradient(model, "adaptation"), -self.alpha)

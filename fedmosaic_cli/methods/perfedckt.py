@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.clustering import cluster
-from fedmosaic_cli.engine.losses import TargetLogits
+from fedmosaic_cli.cotraining.clustering import cluster_clients
+from fedmosaic_cli.engine.losses import LogitMatchingLoss
 from fedmosaic_cli.engine.messages import Logits
-from fedmosaic_cli.engine.method import Learners, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import LearnerSupport, Method, Traffic, hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Kind, Message
-    from fedmosaic_cli.engine.method import Client, Received, State, World
+    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.method import Client, FederationInfo, ReceivedMessage, State
 
 
 @hyperparameters
@@ -37,35 +37,35 @@ class PerFedCKT(Method):
     title = "PerFed-CKT"
     family = "PFL"
     travels = "logits on the public set up, the cluster's mean down"
-    needs_public = True
-    uploads: ClassVar[Mapping[str, Kind]] = {"logits": "logits"}
-    learners: ClassVar[Learners] = "any network"
+    needs_public_set = True
+    uploads: ClassVar[Mapping[str, PartKind]] = {"logits": "logits"}
+    learners: ClassVar[LearnerSupport] = "any network"
     citation = "Cho et al., 2021"
 
-    def broadcast(self, server: State, client_id: int, world: World) -> Message:
+    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
         # Who was not heard in the last round gets what it was given when it was.
         target = server.get(str(client_id))
         return {} if target is None else {"target": Logits(target)}
 
-    def local_round(self, client: Client, received: Received, world: World) -> Message:
-        terms = [TargetLogits(received["target"], self.mu)] if received and self.mu else []
+    def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
+        terms = [LogitMatchingLoss(received["target"], self.mu)] if received and self.mu else []
         client.train("model", terms)
         return {"logits": Logits(client.predict_public(client.state["model"]))}
 
-    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
+    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
         logits = {client: upload["logits"] for client, upload in uploads.items()}
         members: dict[int, list[int]] = {}
-        for client, number in zip(logits, cluster(list(logits.values()), self.clusters), strict=True):
+        for client, number in zip(logits, cluster_clients(list(logits.values()), self.clusters), strict=True):
             members.setdefault(number, []).append(client)
         means = {number: sum(logits[c] for c in group) / len(group) for number, group in members.items()}
         return {**server, **{str(c): means[number] for number, group in members.items() for c in group}}
 
-    def traffic(self, world: World, public_size: int) -> Traffic:
-        bits = world.number_bits * public_size * world.num_classes
-        return Traffic(up=bits, down=bits)
+    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
+        bits = ctx.float_bits * public_size * ctx.num_classes
+        return Traffic(uplink_bits=bits, downlink_bits=bits)
 
-    def caution(self, rounds: int, participants: int, batch_norm: bool) -> str:
-        if self.clusters < participants:
+    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
+        if self.clusters < num_participants:
             return ""
-        hint = f"{self.clusters} clusters for {participants} clients in a round (methods.perfedckt.clusters)"
+        hint = f"{self.clusters} clusters for {num_participants} clients in a round (methods.perfedckt.clusters)"
         return f"PerFed-CKT hardly collaborates here, with {hint}"

@@ -21,7 +21,7 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.method import Client, Parameters, Received, State, World
+    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, ReceivedMessage, State
 
 
 @hyperparameters
@@ -40,34 +40,34 @@ class PFedMe(FedAvg):
     family = "PFL"
     citation = "Dinh et al., NeurIPS 2020"
     evaluated = "the client's personal model theta, which never leaves it"
-    personal_entry = "personal"
-    models_held, models_trained = 2, 0
+    personal_state_key = "personal"
+    num_models, num_trained_models = 2, 0
 
     @model_validator(mode="after")
-    def steps_do_not_overshoot(self) -> PFedMe:
+    def require_stable_step(self) -> PFedMe:
         if self.lr * self.mu > 1:
             raise ValueError(f"lr {self.lr} times mu {self.mu} is above 1, which overshoots theta: lower one of them")
         return self
 
-    def train(self, client: Client, received: Parameters) -> None:
+    def train_local_model(self, client: Client, received: Parameters) -> None:
         model = client.state["model"]
-        theta = params.copy(model)
+        theta = params.clone(model)
         for step in client.steps():
             for _ in range(self.inner_steps):
                 gradient = step.gradient(theta)
-                theta = params.moved(theta, self.inner_slope(theta, gradient, model), -self.inner_lr)
-            model = params.mixed(theta, model, self.lr * self.mu, gradient)
+                theta = params.add_scaled(theta, self.inner_gradient(theta, gradient, model), -self.inner_lr)
+            model = params.interpolate(theta, model, self.lr * self.mu, gradient)
         client.state["personal"] = theta
-        client.state["model"] = params.copy(model)
+        client.state["model"] = params.clone(model)
 
-    def inner_slope(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
+    def inner_gradient(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
         """The gradient of F_i(theta) + mu/2 ||theta - model||^2 (+ weight_decay/2 ||theta||^2), given that of F_i."""
         return {
             name: theta[name].sub(model[name]).mul_(self.mu).add_(slope).add_(theta[name], alpha=self.weight_decay)
             for name, slope in gradient.items()
         }
 
-    def aggregate(self, server: State, uploads: Mapping[int, Received], world: World) -> State:
-        mean = super().aggregate(server, uploads, world)["model"]
+    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
+        mean = super().aggregate(server, uploads, ctx)["model"]
         # A variance must not be extrapolated: statistics are the mean's.
-        return {"model": params.mixed(mean, server["model"], self.beta, mean.keys() - world.buffers)}
+        return {"model": params.interpolate(mean, server["model"], self.beta, mean.keys() - ctx.buffer_names)}

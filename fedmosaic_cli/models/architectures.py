@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetBN, "vit": ViT, "vit-tiny": TinyViT}
 
 
-def build(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+def build_network(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """A new network for inputs of [channels, height, width]."""
     return ARCHITECTURES[settings.name](settings, input_shape, num_classes)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Classifier(nn.Module):
     """Logits are head(body(inputs))."""
 
-    def __init__(self, body: nn.Module, features: int, num_classes: int) -> None:
+    def __init__(self, body: nn.Module, feature_dim: int, num_classes: int) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Linear(features, num_classes)
+        self.head = nn.Linear(feature_dim, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the head sees."""
@@ -30,10 +30,10 @@ class Classifier(nn.Module):
         return logits
 
 
-def check_size(name: str, input_shape: tuple[int, int, int], least: int) -> None:
+def require_image_size(name: str, input_shape: tuple[int, int, int], min_side: int) -> None:
     """Refuse images that an architecture cannot see."""
     _, height, width = input_shape
-    if min(height, width) < least:
+    if min(height, width) < min_side:
         raise RequestError(
-            f"{name} needs images of at least {least}x{least}, these are {width}x{height} (model.name): use mlp"
+            f"{name} needs images of at least {min_side}x{min_side}, these are {width}x{height} (model.name): use mlp"
         )

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedmosaic_cli.models.classifier import Classifier, check_size
+from fedmosaic_cli.models.classifier import Classifier, require_image_size
 
 if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-SMALL = 16
+MIN_SIDE_FOR_5X5 = 16
 
 
 class CNN(Classifier):
     """Two convolutions and a hidden layer."""
 
-    batch_norm = False
+    has_batch_norm = False
 
     def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
-        check_size(settings.name, input_shape, least=4)
+        require_image_size(settings.name, input_shape, min_side=4)
         channels, height, width = input_shape
-        kernel, padding = (5, 0) if min(height, width) >= SMALL else (3, 1)
-        first, second, hidden = (settings.scaled(size) for size in (32, 64, 512))
+        kernel, padding = (5, 0) if min(height, width) >= MIN_SIDE_FOR_5X5 else (3, 1)
+        first, second, hidden = (settings.scaled_width(size) for size in (32, 64, 512))
 
         def pooled(side: int) -> int:
             """The side of an image after a convolution and a pool."""
@@ -44,11 +44,11 @@ class CNN(Classifier):
         super().__init__(body, hidden, num_classes)
 
     def _block(self, convolution: nn.Conv2d) -> list[nn.Module]:
-        norm = [nn.BatchNorm2d(convolution.out_channels)] if self.batch_norm else []
+        norm = [nn.BatchNorm2d(convolution.out_channels)] if self.has_batch_norm else []
         return [convolution, *norm, nn.ReLU(), nn.MaxPool2d(2)]
 
 
 class CNNBN(CNN):
     """The same with batch normalisation after each convolution."""
 
-    batch_norm = True
+    has_batch_norm = True

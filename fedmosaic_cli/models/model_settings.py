@@ -6,16 +6,16 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from fedmosaic_cli.schema import Integers, Section
+from fedmosaic_cli.schema import ConfigSection, IntTuple
 
 Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
-Estimator = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
-ESTIMATORS: tuple[str, ...] = get_args(Estimator)
-MOST_LAYERS = 100
+EstimatorName = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
+ESTIMATOR_NAMES: tuple[str, ...] = get_args(EstimatorName)
+MAX_HIDDEN_LAYERS = 100
 
 
 # Which keys of the section, beside the name, each model reads.
-READS: dict[str, frozenset[str]] = {
+MODEL_KEYS: dict[str, frozenset[str]] = {
     "mlp": frozenset({"hidden"}),
     "cnn": frozenset({"width"}),
     "cnn-bn": frozenset({"width"}),
@@ -29,15 +29,15 @@ READS: dict[str, frozenset[str]] = {
 }
 
 
-class ModelSettings(Section):
+class ModelSettings(ConfigSection):
     """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all other networks.
 
     `patch` is the side of the squares that a vit cuts images into; None is 16 for vit and 4 for vit-tiny. `trees` is
     the size of a random forest and the number of rounds of gradient boosting, `depth` the most levels of a tree.
     """
 
-    name: Architecture | Estimator = "mlp"
-    hidden: Integers = (64,)
+    name: Architecture | EstimatorName = "mlp"
+    hidden: IntTuple = (64,)
     width: Annotated[float, Field(ge=1 / 16, le=4)] = 1.0
     patch: Annotated[int, Field(ge=1, le=256)] | None = None
     trees: Annotated[int, Field(ge=1, le=10_000)] = 100
@@ -45,21 +45,21 @@ class ModelSettings(Section):
 
     @field_validator("hidden")
     @classmethod
-    def widths_are_positive(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        if len(hidden) > MOST_LAYERS or any(not 1 <= width <= 65_536 for width in hidden):
-            raise ValueError(f"a list of at most {MOST_LAYERS} widths between 1 and 65536")
+    def require_positive_widths(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        if len(hidden) > MAX_HIDDEN_LAYERS or any(not 1 <= width <= 65_536 for width in hidden):
+            raise ValueError(f"a list of at most {MAX_HIDDEN_LAYERS} widths between 1 and 65536")
         return hidden
 
     @property
     def is_network(self) -> bool:
         """Whether it has weights, which could be averaged."""
-        return self.name not in ESTIMATORS
+        return self.name not in ESTIMATOR_NAMES
 
     @property
     def has_batch_norm(self) -> bool:
         """Whether it normalises by batches."""
         return self.name in ("cnn-bn", "alexnet-bn")
 
-    def scaled(self, channels: int) -> int:
+    def scaled_width(self, channels: int) -> int:
         """So many channels, made wider or narrower."""
         return max(1, round(channels * self.width))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-ITERATIONS = 1000
+MAX_ITERATIONS = 1000
 
 
-def build_estimator(settings: ModelSettings, seed: int, examples: int) -> Any:
+def build_estimator(settings: ModelSettings, seed: int, num_examples: int) -> Any:
     """A new classifier for so many examples, not fitted yet."""
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
@@ -25,14 +25,14 @@ def build_estimator(settings: ModelSettings, seed: int, examples: int) -> Any:
         return RandomForestClassifier(trees, max_depth=depth, random_state=random_state, n_jobs=1)
     if settings.name == "gradient-boosting":
         # With its usual 20 examples a leaf, it does not learn from fewer than 40 at all.
-        leaf = min(20, max(1, examples // 10))
+        leaf = min(20, max(1, num_examples // 10))
         return HistGradientBoostingClassifier(
             max_iter=trees, max_depth=depth, min_samples_leaf=leaf, early_stopping=False, random_state=random_state
         )
-    return LogisticRegression(max_iter=ITERATIONS)
+    return LogisticRegression(max_iter=MAX_ITERATIONS)
 
 
-def compute_alone() -> None:
+def limit_sklearn_threads() -> None:
     """From here on, what scikit-learn computes in this thread it computes on one core, and quietly.
 
     Clients run side by side already, and sums in another number of threads round differently. Never undone: a limit
@@ -41,11 +41,11 @@ def compute_alone() -> None:
     from sklearn.exceptions import ConvergenceWarning
 
     warnings.simplefilter("ignore", ConvergenceWarning)
-    thread_pools().limit(limits=1)
+    threadpool_controller().limit(limits=1)
 
 
 @cache
-def thread_pools() -> Any:
+def threadpool_controller() -> Any:
     # Only libraries that are loaded already can be limited.
     import sklearn.ensemble
     import sklearn.linear_model  # noqa: F401

@@ -17,48 +17,48 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-COLOURS = 3
-CHANNELS_PER_HEAD = 4
-MOST_PATCHES = 65_536
+RGB_CHANNELS = 3
+MIN_CHANNELS_PER_HEAD = 4
+MAX_PATCHES = 65_536
 
 
 class ViT(Classifier):
     """ViT-B: 12 layers, 12 heads, 768 wide, patches of 16x16."""
 
-    layers, heads, channels, patch = 12, 12, 768, 16
+    num_layers, num_heads, hidden_dim, patch_size = 12, 12, 768, 16
 
     def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
         from torchvision.models.vision_transformer import VisionTransformer
 
         _, height, width = input_shape
-        patch = settings.patch or self.patch
+        patch = settings.patch or self.patch_size
         if height != width or height % patch:
             raise RequestError(
                 f"images of {width}x{height} cannot be cut into {patch}x{patch} patches (model.patch): choose another"
             )
-        if (height // patch) ** 2 > MOST_PATCHES:  # attention takes the square of their number
+        if (height // patch) ** 2 > MAX_PATCHES:  # attention takes the square of their number
             raise RequestError(
-                f"images of {width}x{height} have more than {MOST_PATCHES} patches of {patch}x{patch} (model.patch): "
+                f"images of {width}x{height} have more than {MAX_PATCHES} patches of {patch}x{patch} (model.patch): "
                 "choose larger ones"
             )
-        channels = self.heads * max(CHANNELS_PER_HEAD, round(settings.width * self.channels / self.heads))
+        channels = self.num_heads * max(MIN_CHANNELS_PER_HEAD, round(settings.width * self.hidden_dim / self.num_heads))
         transformer = VisionTransformer(
             image_size=height,
             patch_size=patch,
-            num_layers=self.layers,
-            num_heads=self.heads,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
             hidden_dim=channels,
             mlp_dim=4 * channels,
         )
-        transformer.heads = nn.Identity()
+        transformer.num_heads = nn.Identity()
         super().__init__(transformer, channels, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:
         # torchvision's transformer sees colours; a grey image is shown to it in three equal ones.
-        return super().features(inputs.expand(-1, COLOURS, -1, -1))
+        return super().features(inputs.expand(-1, RGB_CHANNELS, -1, -1))
 
 
 class TinyViT(ViT):
     """4 layers, 4 heads, 64 wide, patches of 4x4."""
 
-    layers, heads, channels, patch = 4, 4, 64, 4
+    num_layers, num_heads, hidden_dim, patch_size = 4, 4, 64, 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 
 # Of an accuracy; no test part is so large that a later digit could mean anything.
-DIGITS = 9
+ACCURACY_DECIMALS = 9
 
 
-class Verdict(Enum):
+class BaselineRelation(Enum):
     """Name, mark in plain text, colour of the paper."""
 
     BASELINE = ("baseline", "", "377EB8")
@@ -18,19 +18,19 @@ class Verdict(Enum):
     NEITHER = ("between the baselines or equal to one", "", "")
     UNKNOWN = ("a baseline is missing", "?", "")
 
-    def __init__(self, meaning: str, mark: str, colour: str) -> None:
-        self.meaning = meaning
-        self.mark = mark
+    def __init__(self, description: str, symbol: str, colour: str) -> None:
+        self.description = description
+        self.symbol = symbol
         self.colour = colour
 
 
-def judge(accuracy: float, local: float | None, centralized: float | None) -> Verdict:
+def relation_to_baselines(accuracy: float, local: float | None, centralized: float | None) -> BaselineRelation:
     """The verdict on a method. A tie is neither better nor worse; means that differ by rounding alone are a tie."""
     if local is None or centralized is None:
-        return Verdict.UNKNOWN
-    accuracy, local, centralized = (round(value, DIGITS) for value in (accuracy, local, centralized))
+        return BaselineRelation.UNKNOWN
+    accuracy, local, centralized = (round(value, ACCURACY_DECIMALS) for value in (accuracy, local, centralized))
     if accuracy < local:
-        return Verdict.WORSE_THAN_BOTH if accuracy < centralized else Verdict.WORSE_THAN_LOCAL
+        return BaselineRelation.WORSE_THAN_BOTH if accuracy < centralized else BaselineRelation.WORSE_THAN_LOCAL
     if accuracy > local and accuracy > centralized:
-        return Verdict.BETTER_THAN_BOTH
-    return Verdict.NEITHER
+        return BaselineRelation.BETTER_THAN_BOTH
+    return BaselineRelation.NEITHER

@@ -9,11 +9,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.report.comparison import Key
+    from fedmosaic_cli.report.comparison import MethodKey
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResult:
     """A mean and a standard deviation of the paper, as fractions. It does not say which standard deviation."""
 
     mean: float
@@ -21,7 +21,7 @@ class Published:
 
 
 @lru_cache
-def published() -> dict[tuple[str, str, str], Published]:
+def load_published_results() -> dict[tuple[str, str, str], PublishedResult]:
     """All of them, by preset, domain ("" where the column is a whole data set) and variant of a method.
 
     Under feature shift the paper does not say which expertise FedMosaic used; the numbers stand with `entropy`, which
@@ -29,26 +29,26 @@ def published() -> dict[tuple[str, str, str], Published]:
     """
     text = (files("fedmosaic_cli.report") / "paper_results.csv").read_text(encoding="utf-8")
     return {
-        (line["preset"], line["domain"], line["variant"]): Published(
+        (line["preset"], line["domain"], line["variant"]): PublishedResult(
             float(line["mean"]) / 100, float(line["std"]) / 100
         )
         for line in csv.DictReader(text.splitlines())
     }
 
 
-QUICK = "-quick"
+QUICK_SUFFIX = "-quick"
 
 
-def stands_for(preset: str) -> str:
+def full_scale_preset(preset: str) -> str:
     """The preset whose numbers belong beside a setting's: a quick one stands in for that of the paper's own scale."""
-    return preset.removesuffix(QUICK)
+    return preset.removesuffix(QUICK_SUFFIX)
 
 
-def published_of(preset: str, domain: str, key: Key) -> Published | None:
+def published_result(preset: str, domain: str, key: MethodKey) -> PublishedResult | None:
     """What the paper has for a row of ours; nothing for hyper-parameters that are not its own."""
-    return published().get((preset, domain, "-".join(filter(None, key))))
+    return load_published_results().get((preset, domain, "-".join(filter(None, key))))
 
 
 def published_domains(preset: str) -> list[str]:
     """The domains that the paper has a column each for, in its order."""
-    return list(dict.fromkeys(domain for name, domain, _ in published() if name == preset and domain))
+    return list(dict.fromkeys(domain for name, domain, _ in load_published_results() if name == preset and domain))

@@ -7,30 +7,30 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.storage.files import read_file
-from fedmosaic_cli.storage.run_summary import ForeignSummaryError, NewerSummaryError
-from fedmosaic_cli.storage.runs import CONFIG, SUMMARY, RunFiles
+from fedmosaic_cli.storage.files import read_regular_file
+from fedmosaic_cli.storage.run_summary import NewerSummaryError, NotASummaryError
+from fedmosaic_cli.storage.runs import CONFIG_FILE, SUMMARY_FILE, RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-LARGEST_CONFIG = 1 << 20
-LARGEST_CRASH = 1 << 24
+MAX_PARSED_CONFIG_BYTES = 1 << 20
+MAX_CRASH_BYTES = 1 << 24
 # We write configurations in one form alone. To parse all of YAML would take longer than everything else here.
-METHOD = re.compile(r"^method: \S", re.MULTILINE)
-CONFIGURED_ROUNDS = re.compile(r"^train:\n(?: +.*\n)*? {2}rounds: (\d{1,9})$", re.MULTILINE)
+METHOD_PATTERN = re.compile(r"^method: \S", re.MULTILINE)
+ROUNDS_PATTERN = re.compile(r"^train:\n(?: +.*\n)*? {2}rounds: (\d{1,9})$", re.MULTILINE)
 
 
-class Signature(NamedTuple):
+class FileSignature(NamedTuple):
     """What changes whenever a file does."""
 
-    number: int
+    inode: int
     size: int
     modified_ns: int
 
 
-class State(StrEnum):
+class RunStatus(StrEnum):
     """What is the matter with a run, in the order in which one wants to know."""
 
     RUNNING = "running"
@@ -44,85 +44,89 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-class UnreadableError(Exception):
+class UnreadableRunError(Exception):
     """A run that cannot be told of, and in what state that leaves it."""
 
-    def __init__(self, state: State, reason: str) -> None:
+    def __init__(self, status: RunStatus, reason: str) -> None:
         super().__init__(reason)
-        self.state = state
+        self.status = status
 
 
-class Standing:
+class RunStatusReader:
     """The plan of a run and its end, as far as they are written down."""
 
-    def __init__(self, files: RunFiles) -> None:
+    def __init__(self, files: RunDirectory) -> None:
         self._files = files
-        self._known: dict[str, tuple[Signature, int | UnreadableError]] = {}
+        self._cache: dict[str, tuple[FileSignature, int | UnreadableRunError]] = {}
 
-    def planned(self) -> int | None:
+    def planned_rounds(self) -> int | None:
         """How many rounds the run is to have; None where it has not begun."""
-        return self._read_once(CONFIG, self._rounds_of_config)
+        return self._read_cached(CONFIG_FILE, self._rounds_in_config)
 
-    def ended(self) -> int | None:
+    def finished_rounds(self) -> int | None:
         """How many rounds the run had when it was finished; None where it is not."""
-        return self._read_once(SUMMARY, self._rounds_of_summary)
+        return self._read_cached(SUMMARY_FILE, self._rounds_in_summary)
 
-    def last_words(self) -> str | None:
+    def crash_error(self) -> str | None:
         """The error that the traceback of a crash ends in; None where there was none."""
-        if signature_of(self._files.crash) is None:
+        if file_signature(self._files.crash_path) is None:
             return None
         try:
-            text = read_file(self._files.crash, LARGEST_CRASH).decode(errors="replace")
+            text = read_regular_file(self._files.crash_path, MAX_CRASH_BYTES).decode(errors="replace")
         except (RequestError, OSError) as error:
             return str(error)
         return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "no traceback")
 
-    def _read_once(self, name: str, read: Callable[[], int]) -> int | None:
-        signature = signature_of(self._files.path / name)
+    def _read_cached(self, name: str, read: Callable[[], int]) -> int | None:
+        signature = file_signature(self._files.path / name)
         if signature is None:
             return None
-        if name not in self._known or self._known[name][0] != signature:
-            self._known[name] = signature, attempt(read)
-        found = self._known[name][1]
-        if isinstance(found, UnreadableError):
-            if signature_of(self._files.path / name) is None:  # the run went on in this very moment
+        if name not in self._cache or self._cache[name][0] != signature:
+            self._cache[name] = signature, try_read(read)
+        found = self._cache[name][1]
+        if isinstance(found, UnreadableRunError):
+            if file_signature(self._files.path / name) is None:  # the run went on in this very moment
                 return None
             raise found
         return found
 
-    def _rounds_of_summary(self) -> int:
+    def _rounds_in_summary(self) -> int:
         try:
-            return int(self._files.summary()["rounds"])
-        except ForeignSummaryError as error:
-            raise UnreadableError(State.FOREIGN, str(error)) from None
+            return int(self._files.read_summary()["rounds"])
+        except NotASummaryError as error:
+            raise UnreadableRunError(RunStatus.FOREIGN, str(error)) from None
         except NewerSummaryError as error:
-            raise UnreadableError(State.NEWER, str(error)) from None
+            raise UnreadableRunError(RunStatus.NEWER, str(error)) from None
 
-    def _rounds_of_config(self) -> int:
-        path = self._files.config
-        text = read_file(path, LARGEST_CONFIG).decode(errors="replace")
-        rounds = CONFIGURED_ROUNDS.search(text)
-        if not METHOD.search(text):
-            raise UnreadableError(State.FOREIGN, f"not the configuration of a run ({path}): it was made by others")
+    def _rounds_in_config(self) -> int:
+        path = self._files.config_path
+        text = read_regular_file(path, MAX_PARSED_CONFIG_BYTES).decode(errors="replace")
+        rounds = ROUNDS_PATTERN.search(text)
+        if not METHOD_PATTERN.search(text):
+            raise UnreadableRunError(
+                RunStatus.FOREIGN, f"not the configuration of a run ({path}): it was made by others"
+            )
         if not rounds:
-            raise UnreadableError(State.DAMAGED, f"the number of rounds cannot be read ({path}): the file is damaged")
+            raise UnreadableRunError(
+                RunStatus.DAMAGED, f"the number of rounds cannot be read ({path}): the file is damaged"
+            )
         return int(rounds[1])
 
 
-def attempt(read: Callable[[], int]) -> int | UnreadableError:
+def try_read(read: Callable[[], int]) -> int | UnreadableRunError:
     """What can be read, or why it cannot."""
     try:
         return read()
-    except UnreadableError as error:
+    except UnreadableRunError as error:
         return error
     except (RequestError, OSError) as error:
-        return UnreadableError(State.DAMAGED, str(error))
+        return UnreadableRunError(RunStatus.DAMAGED, str(error))
 
 
-def signature_of(path: Path) -> Signature | None:
+def file_signature(path: Path) -> FileSignature | None:
     """The signature of a file; None where there is none."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return Signature(status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileSignature(status.st_ino, status.st_size, status.st_mtime_ns)

@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.report.formats.latex import SHRUNK, escape_latex
-from fedmosaic_cli.report.formats.text_formats import MISSING, escape_markdown
-from fedmosaic_cli.report.statistics import Comparison
+from fedmosaic_cli.report.formats.latex import SHRINK_TO_LINE_WIDTH, escape_latex
+from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, escape_markdown
+from fedmosaic_cli.report.statistics import MethodComparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Group
 
-    from fedmosaic_cli.report.statistics import Ranking
+    from fedmosaic_cli.report.statistics import MethodRanking
 
-HEAD = ("Method", "helped", "unharmed", "hurt", "mean gain", "median gain", "effect", "p (Holm)")
-PAIRED = (
+COMPARISON_HEADER = ("Method", "helped", "unharmed", "hurt", "mean gain", "median gain", "effect", "p (Holm)")
+COMPARISON_NOTE = (
     "A client is helped if its model gets more test examples right than the one it trained alone on the same shards "
     "and seed, hurt if fewer. Gains in percentage points. Effect: rank-biserial correlation over clients, -1 to 1. "
     "p: Wilcoxon's signed-rank test over clients, two-sided, Holm's correction over a setting's methods; - where fewer "
@@ -30,36 +30,37 @@ PAIRED = (
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A small table of text; numbers are aligned to the right, the first column to the left. `picture` is an SVG
     document of ours."""
 
     title: str
-    head: tuple[str, ...]
+    header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    picture: str = ""
+    svg: str = ""
 
 
-def sheets_of(comparisons: Sequence[Comparison], ranking: Ranking | None) -> list[Sheet]:
+def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> list[TextTable]:
     """A sheet of comparisons for every setting, and one of ranks over all of them where there are several."""
     sheets = [
-        paired_sheet(setting, list(lines)) for setting, lines in groupby(comparisons, key=lambda line: line.setting)
+        local_comparison_table(setting, list(lines))
+        for setting, lines in groupby(comparisons, key=lambda line: line.setting)
     ]
     if sheets:  # once is enough
-        sheets[-1] = replace(sheets[-1], note=PAIRED)
-    return [*sheets, *([ranks_sheet(ranking)] if ranking else [])]
+        sheets[-1] = replace(sheets[-1], note=COMPARISON_NOTE)
+    return [*sheets, *([ranking_table(ranking)] if ranking else [])]
 
 
-def to_entries(comparisons: Sequence[Comparison], ranking: Ranking | None) -> dict[str, Any]:
+def statistics_to_json(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> dict[str, Any]:
     """All of it in full precision."""
     return {"comparisons": list(map(asdict, comparisons)), "ranking": ranking and asdict(ranking)}
 
 
-def sheets_to_csv(comparisons: Sequence[Comparison], ranking: Ranking | None) -> str:
+def statistics_to_csv(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> str:
     """A line a comparison, and then a line a method with its rank over all settings."""
     text = io.StringIO()
-    names = [*(field.name for field in fields(Comparison)), "average_rank"]
+    names = [*(field.name for field in fields(MethodComparison)), "average_rank"]
     writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(asdict, comparisons))
@@ -69,53 +70,53 @@ def sheets_to_csv(comparisons: Sequence[Comparison], ranking: Ranking | None) ->
     return text.getvalue()
 
 
-def paired_sheet(setting: str, lines: Sequence[Comparison]) -> Sheet:
+def local_comparison_table(group_label: str, comparisons: Sequence[MethodComparison]) -> TextTable:
     rows = tuple(
         (
             line.method,
             *map(str, (line.helped, line.unharmed, line.hurt)),
             *(f"{100 * gain:+.2f}" for gain in (line.mean_gain, line.median_gain)),
-            MISSING if line.effect is None else f"{line.effect:+.2f}",
-            MISSING if line.p_value is None else p_text(line.p_value),
+            EMPTY_CELL if line.effect is None else f"{line.effect:+.2f}",
+            EMPTY_CELL if line.p_value is None else format_p_value(line.p_value),
         )
-        for line in lines
+        for line in comparisons
     )
-    return Sheet(f"Against Local, client by client: {setting}", HEAD, rows)
+    return TextTable(f"Against Local, client by client: {group_label}", COMPARISON_HEADER, rows)
 
 
-def ranks_sheet(ranking: Ranking) -> Sheet:
+def ranking_table(ranking: MethodRanking) -> TextTable:
     rows = tuple((title, f"{rank:.2f}") for title, rank in sorted(ranking.ranks.items(), key=lambda pair: pair[1]))
     note = (
         f"Mean rank over {len(ranking.settings)} settings ({', '.join(ranking.settings)}), 1 is best. Ranks that "
         f"differ by less than {ranking.critical_difference:.2f} cannot be told apart (Nemenyi, 5 %). Friedman's test "
-        f"of all being alike: p {p_text(ranking.p_value)}. Of settings that differ in the public set alone one "
+        f"of all being alike: p {format_p_value(ranking.p_value)}. Of settings that differ in the public set alone one "
         "counts; means are over the seeds that all methods here have. Centralized is left out: it has everybody's data."
     )
-    return Sheet("Average ranks", ("Method", "average rank"), rows, note)
+    return TextTable("Average ranks", ("Method", "average rank"), rows, note)
 
 
-def p_text(p_value: float) -> str:
+def format_p_value(p_value: float) -> str:
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def sheet_to_markdown(sheet: Sheet) -> str:
-    lines = [f"**{escape_markdown(sheet.title)}**", "", "| " + " | ".join(sheet.head) + " |"]
-    lines.append("|---|" + "---:|" * (len(sheet.head) - 1))
-    lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in sheet.rows]
-    return "\n".join([*lines, *(["", escape_markdown(sheet.note)] if sheet.note else [])]) + "\n"
+def text_table_to_markdown(table: TextTable) -> str:
+    lines = [f"**{escape_markdown(table.title)}**", "", "| " + " | ".join(table.header) + " |"]
+    lines.append("|---|" + "---:|" * (len(table.header) - 1))
+    lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in table.rows]
+    return "\n".join([*lines, *(["", escape_markdown(table.note)] if table.note else [])]) + "\n"
 
 
-def sheet_to_latex(sheet: Sheet) -> str:
+def text_table_to_latex(table: TextTable) -> str:
     """A float; it needs booktabs and graphicx."""
-    rows = ["    " + " & ".join(map(latex_cell, row)) + " \\\\" for row in (sheet.head, *sheet.rows)]
+    rows = ["    " + " & ".join(map(latex_text_cell, row)) + " \\\\" for row in (table.header, *table.rows)]
     return "\n".join(
         [
             "\\begin{table}[t]",
             "  \\centering\\small",
-            f"  \\caption{{{escape_latex(f'{sheet.title}. {sheet.note}'.strip())}}}",
+            f"  \\caption{{{escape_latex(f'{table.title}. {table.note}'.strip())}}}",
             "  \\smallskip",
-            *SHRUNK,
-            f"  \\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}",
+            *SHRINK_TO_LINE_WIDTH,
+            f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
             "    \\toprule",
             rows[0],
             "    \\midrule",
@@ -128,23 +129,23 @@ def sheet_to_latex(sheet: Sheet) -> str:
     )
 
 
-def latex_cell(text: str) -> str:
+def latex_text_cell(text: str) -> str:
     """Text, or a number: in front of one a hyphen is a minus."""
     return f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else escape_latex(text)
 
 
-def sheet_to_terminal(sheet: Sheet) -> Group:
+def text_table_to_terminal(table: TextTable) -> Group:
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    view = RichTable(box=box.SIMPLE_HEAD, title=Text(sheet.title), title_justify="left", padding=(0, 1, 0, 0))
-    view.add_column(sheet.head[0], overflow="fold")
-    for number, head in enumerate(sheet.head[1:], start=1):
+    view = RichTable(box=box.SIMPLE_HEAD, title=Text(table.title), title_justify="left", padding=(0, 1, 0, 0))
+    view.add_column(table.header[0], overflow="fold")
+    for number, head in enumerate(table.header[1:], start=1):
         # Headings are wrapped, numbers never.
-        room = max((len(row[number]) for row in sheet.rows), default=0)
+        room = max((len(row[number]) for row in table.rows), default=0)
         view.add_column(head, justify="right", min_width=max(room, *map(len, head.split())))
-    for row in sheet.rows:
+    for row in table.rows:
         view.add_row(*map(Text, row))
-    return Group(view, *([Text(sheet.note, style="dim")] if sheet.note else []))
+    return Group(view, *([Text(table.note, style="dim")] if table.note else []))

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedmosaic_cli.data.partitioning.partition import poisoned
+from fedmosaic_cli.data.partitioning.partition import poison_clients
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
-from fedmosaic_cli.engine.execution.modes import WORKSPACES, choose, worker_count
-from fedmosaic_cli.engine.execution.worker_pool import Workers
-from fedmosaic_cli.engine.method import World
-from fedmosaic_cli.engine.network_runner import Workspace
-from fedmosaic_cli.engine.rounds import Exam, Federation, begin
+from fedmosaic_cli.engine.execution.modes import NETWORK_RUNNERS, choose_execution, num_workers
+from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
+from fedmosaic_cli.engine.method import FederationInfo
+from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.rounds import EvalTask, Federation, init_state
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.labels.attacks import Attack, unlike_classes
-from fedmosaic_cli.labels.privacy.privatize import rates_of
-from fedmosaic_cli.machine import PAGE, physical_memory
-from fedmosaic_cli.seeds import derive
+from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
+from fedmosaic_cli.labels.privacy.privatize import reporting_rates
+from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
+from fedmosaic_cli.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 # So many images at a time go through a hash function.
-DIGESTED = 1000
+HASH_BATCH_SIZE = 1000
 
 
 def find_devices(name: str) -> list[torch.device]:
@@ -53,7 +53,7 @@ def find_devices(name: str) -> list[torch.device]:
 
 def check_networks(config: RunConfig, image_shape: Sequence[int], device: torch.device) -> None:
     """Refuse a run in which some client's network does not fit; see `check_network`."""
-    for model in {model for model, _ in config.kinds}:
+    for model in {model for model, _ in config.client_groups}:
         check_network(model, config.train, image_shape, device)
 
 
@@ -62,13 +62,13 @@ def check_network(model: ModelSettings, train: TrainSettings, image_shape: Seque
     if not model.is_network:
         return
     height, width, channels = image_shape
-    choose(train, model, (channels, height, width), 1, device)
+    choose_execution(train, model, (channels, height, width), 1, device)
     if train.precision != "float32" and device.type == "cpu":
         # Several times slower on most CPUs; and on some that claim to know it, the end of the process.
         raise RequestError(f"{train.precision} is for GPUs (train.precision): use float32 on a CPU")
 
 
-class Table:
+class DeviceDataset:
     """The data set on a device: one array of images for all clients that compute there.
 
     Where the images would take more than half of a GPU's free memory, or are asked to (`train.images`), they stay with
@@ -76,67 +76,74 @@ class Table:
     """
 
     def __init__(
-        self, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype, place: str
+        self, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype, image_device: str
     ) -> None:
-        read_ahead(dataset.images)
+        preload_images(dataset.images)
         # One layout for all: networks compute differently, in the last bits, on planes that lie otherwise in memory.
         images = torch.as_tensor(np.ascontiguousarray(dataset.images))
-        self.images = images if stays_with_host(place, images.nbytes, device) else images.to(device)
+        self.images = images if should_stay_on_host(image_device, images.nbytes, device) else images.to(device)
         self.dataset = dataset
         self.dtype = dtype
         self.device = device
-        self.public = self._examples(partition.public, None)
+        self.public_examples = self._examples(partition.public, None)
 
-    def examples(self, shard: Shard, part: str) -> Examples:
+    def examples(self, shard: Shard, split: str) -> Examples:
         """A part of a client's examples (train, test, val) with the labels that it has for them."""
-        labels = torch.tensor(shard.labels(part, self.dataset), device=self.device)
-        return self._examples(shard.parts()[part], labels)
+        labels = torch.tensor(shard.split_labels(split, self.dataset), device=self.device)
+        return self._examples(shard.splits()[split], labels)
 
     def _examples(self, index: NDArray[np.int64], labels: torch.Tensor | None) -> Examples:
         places = torch.tensor(index, device=self.images.device)
         return Examples(self.images, places, labels, self.dtype, self.device)
 
 
-def read_ahead(images: NDArray[np.uint8]) -> None:
+def preload_images(images: NDArray[np.uint8]) -> None:
     """Bring images that are mapped from a file into memory, if they fit: no round is to wait for a disk."""
-    if isinstance(images, np.memmap) and images.nbytes < physical_memory() / 2:
-        images.reshape(-1)[::PAGE].max(initial=0)
+    if isinstance(images, np.memmap) and images.nbytes < physical_memory_bytes() / 2:
+        images.reshape(-1)[::PAGE_BYTES].max(initial=0)
 
 
-def stays_with_host(place: str, size: int, device: torch.device) -> bool:
+def should_stay_on_host(image_device: str, num_bytes: int, device: torch.device) -> bool:
     """Whether `size` bytes of images are better not copied to the device."""
-    if device.type != "cuda" or place != "auto":
-        return place == "host"
+    if device.type != "cuda" or image_device != "auto":
+        return image_device == "host"
     free, _ = torch.cuda.mem_get_info(device)
-    return size > free / 2
+    return num_bytes > free / 2
 
 
-class Classroom:
+class LearnerFactory:
     """What learns behind each client. Clients with the same network, optimizer and device share it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._shared: dict[tuple[ModelSettings, TrainSettings, torch.device], Workspace] = {}
+        self._network_runners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkRunner] = {}
 
-    def learner(self, client: int, private: Examples, table: Table) -> Learner:
-        model, train = self._config.model_of(client), self._config.train_of(client)
-        shape, classes = table.dataset.input_shape, table.dataset.num_classes
+    def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
+        model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
+        shape, classes = device_dataset.dataset.input_shape, device_dataset.dataset.num_classes
         if not model.is_network:
-            return EstimatorLearner(model, private, table.public, classes)
-        key = (model, train, table.device)
-        if key not in self._shared:
-            how = choose(train, model, shape, self._config.how_many_like(client), table.device)
-            self._shared[key] = WORKSPACES[how](model, train, shape, classes, table.device, table.dtype)
-        return self._shared[key]
+            return EstimatorLearner(model, private, device_dataset.public_examples, classes)
+        key = (model, train, device_dataset.device)
+        if key not in self._network_runners:
+            how = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
+            self._network_runners[key] = NETWORK_RUNNERS[how](
+                model, train, shape, classes, device_dataset.device, device_dataset.dtype
+            )
+        return self._network_runners[key]
 
     @property
     def execution(self) -> str:
         """How networks are trained here; a client that is none is fitted alone in any case."""
-        kinds = {how for how, kind in WORKSPACES.items() for each in self._shared.values() if type(each) is kind}
+        kinds = {
+            how
+            for how, kind in NETWORK_RUNNERS.items()
+            for each in self._network_runners.values()
+            if type(each) is kind
+        }
         return " and ".join(sorted(kinds)) or "threads"
 
 
-def assemble(
+def build_federation(
     config: RunConfig,
     dataset: Dataset,
     partition: Partition,
@@ -148,17 +155,21 @@ def assemble(
 
     What the clients hold is told from what others could, by `shards_digest`.
     """
-    pooled, everybody = config.method.pooled, len(partition.shards)
-    in_a_round = round_size(config)
+    pooled, everybody = config.method.is_centralized, len(partition.shards)
+    in_a_round = num_clients_per_round(config)
     devices = devices[: 1 if pooled else everybody]
-    tables = [Table(dataset, partition, device, dtype, config.train.images) for device in devices]
-    classroom = Classroom(config)
+    tables = [DeviceDataset(dataset, partition, device, dtype, config.train.images) for device in devices]
+    classroom = LearnerFactory(config)
 
-    def table_of(client: int) -> Table:
+    def table_of(client: int) -> DeviceDataset:
         return tables[client % len(tables)]
 
-    shards = as_trained_on(partition, config).shards
-    holdings = [pool(tables[0], shards)] if pooled else [table_of(s.client).examples(s, "train") for s in shards]
+    shards = with_poisoned_labels(partition, config).shards
+    holdings = (
+        [pool_training_examples(tables[0], shards)]
+        if pooled
+        else [table_of(s.client).examples(s, "train") for s in shards]
+    )
     clients = []
     for number, private in enumerate(holdings):
         table = table_of(number)
@@ -167,20 +178,20 @@ def assemble(
                 number,
                 config.seed,
                 private,
-                table.public,
+                table.public_examples,
                 classroom.learner(number, private, table),
-                config.train_of(number),
+                config.train_settings_for(number),
                 dataset.num_classes,
-                stands_for=in_a_round if pooled else 1,
-                of_clients=everybody if pooled else 1,
+                num_round_clients=in_a_round if pooled else 1,
+                num_total_clients=everybody if pooled else 1,
             )
         )
-    network = clients[0].learner if isinstance(clients[0].learner, Workspace) else None
+    network = clients[0].learner if isinstance(clients[0].learner, NetworkRunner) else None
     sizes = {client.id: len(client.private) for client in clients}
-    world = world_of(config, dataset, partition, sizes, network, shards_digest, dtype)
-    exams = [exam_of(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
-    workers = Workers(worker_count(config.train.workers, len(clients), devices[0]))
-    standing = begin(config.method, clients, world)
+    world = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
+    exams = [build_eval_task(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
+    workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]))
+    standing = init_state(config.method, clients, world)
     return Federation(
         config.method,
         world,
@@ -191,104 +202,104 @@ def assemble(
         in_a_round,
         devices[0],
         classroom.execution,
-        skips=config.train.on_nan == "skip",
-        attack=attack_of(config, world, dataset, partition),
-        public_truth=public_truth(dataset, partition, devices[0]),
+        skip_diverged=config.train.on_nan == "skip",
+        attack=build_attack(config, world, dataset, partition),
+        true_public_labels=true_public_labels(dataset, partition, devices[0]),
     )
 
 
-def assemble_site(config: RunConfig, shard: SiteShard, device: torch.device) -> Federation:
+def build_site_federation(config: RunConfig, shard: SiteShard, device: torch.device) -> Federation:
     """A federation in which one client is present, with its own data, and knows of the others what everybody does."""
     alone = {"execution": "threads"}
-    trainings = {client: train.model_copy(update=alone) for client, train in config.trainings.items()}
-    config = replace(config, train=config.train.model_copy(update=alone), trainings=trainings)
-    dataset, partition, number = shard.dataset, shard.partition, shard.client
-    table = Table(dataset, partition, device, torch.float32, config.train.images)
-    classroom, [own] = Classroom(config), partition.shards
+    trainings = {client: train.model_copy(update=alone) for client, train in config.client_train_settings.items()}
+    config = replace(config, train=config.train.model_copy(update=alone), client_train_settings=trainings)
+    dataset, partition, number = shard.dataset, shard.partition, shard.client_id
+    table = DeviceDataset(dataset, partition, device, torch.float32, config.train.images)
+    classroom, [own] = LearnerFactory(config), partition.shards
     private = table.examples(own, "train")
-    learner, train = classroom.learner(number, private, table), config.train_of(number)
+    learner, train = classroom.learner(number, private, table), config.train_settings_for(number)
     client = SimulatedClient(
-        number, config.seed, private, table.public, learner, train, dataset.num_classes, hides=True
+        number, config.seed, private, table.public_examples, learner, train, dataset.num_classes, use_system_rng=True
     )
-    network = network_of(config, dataset, device) if config.model_of(0).is_network else None
-    world = world_of(config, dataset, partition, shard.sizes, network, shard.shards.digest)
+    network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
+    world = build_federation_info(config, dataset, partition, shard.client_train_sizes, network, shard.shards.digest)
     return Federation(
         config.method,
         world,
-        [exam_of(table, own, owner=number)],
-        Workers(1),
-        begin(config.method, [client], world),
+        [build_eval_task(table, own, owner=number)],
+        WorkerPool(1),
+        init_state(config.method, [client], world),
         config.seed,
         1,
         device,
         "threads",
-        skips=config.train.on_nan == "skip",
+        skip_diverged=config.train.on_nan == "skip",
     )
 
 
-def network_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Workspace:
+def build_reference_network(config: RunConfig, dataset: Dataset, device: torch.device) -> NetworkRunner:
     """The network of the first client, which models that are averaged are like."""
-    model, train = config.model_of(0), config.train_of(0)
-    return WORKSPACES["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
+    model, train = config.model_settings_for(0), config.train_settings_for(0)
+    return NETWORK_RUNNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
 
 
-def world_of(
+def build_federation_info(
     config: RunConfig,
     dataset: Dataset,
     partition: Partition,
     sizes: dict[int, int],
-    network: Workspace | None,
+    network: NetworkRunner | None,
     shards_digest: str,
     dtype: torch.dtype = torch.float32,
-) -> World:
+) -> FederationInfo:
     """What everybody may know. `network` is that of the first client, if it has one."""
-    return World(
+    return FederationInfo(
         num_classes=dataset.num_classes,
-        init=network.initial_parameters(derive(config.seed, "init")) if network else {},
-        sizes=sizes,
-        rounds=config.train.rounds,
-        participation=round_size(config) / (config.data.clients or 1),
+        initial_model=network.initial_parameters(derive_seed(config.seed, "init")) if network else {},
+        client_sizes=sizes,
+        num_rounds=config.train.rounds,
+        participation_rate=num_clients_per_round(config) / (config.data.clients or 1),
         aggregation=config.train.aggregation,
         bn_buffers=config.train.bn_buffers,
-        buffers=network.buffers if network else frozenset(),
-        batch_norm=network.batch_norm if network else frozenset(),
-        number_bits=8 * dtype.itemsize,
+        buffer_names=network.buffer_names if network else frozenset(),
+        batch_norm_names=network.batch_norm_names if network else frozenset(),
+        float_bits=8 * dtype.itemsize,
         public_size=len(partition.public),
-        run=run_id(config, shards_digest),
-        public=public_digest(dataset, partition),
+        run_id=run_id(config, shards_digest),
+        public_set_id=public_set_digest(dataset, partition),
         defence=config.defence,
-        noise=config.noise,
+        privacy_noise=config.noise,
     )
 
 
-def round_size(config: RunConfig) -> int:
+def num_clients_per_round(config: RunConfig) -> int:
     """How many clients take part in a round."""
     everybody = config.data.clients or 1
     return min(config.train.clients_per_round or everybody, everybody)
 
 
-def as_trained_on(partition: Partition, config: RunConfig) -> Partition:
+def with_poisoned_labels(partition: Partition, config: RunConfig) -> Partition:
     """Who holds what, with the labels that attackers give the examples that they train on."""
-    return poisoned(partition, config.attack.clients if config.attack.kind == "poison_data" else ())
+    return poison_clients(partition, config.attack.clients if config.attack.kind == "poison_data" else ())
 
 
 def run_id(config: RunConfig, shards_digest: str) -> bytes:
     """What stands for a run in its messages: one that goes on for more rounds is the same run."""
-    names = (config.setting, config.method.variant, config.seed, shards_digest, config.partition_seed)
+    names = (config.experiment_name, config.method.variant, config.seed, shards_digest, config.partition_seed)
     return hashlib.blake2b(repr((names, config.data)).encode(), digest_size=16).digest()
 
 
-def public_digest(dataset: Dataset, partition: Partition) -> bytes:
+def public_set_digest(dataset: Dataset, partition: Partition) -> bytes:
     """What stands for the public set in messages: its images, in their order."""
     digest = hashlib.blake2b(digest_size=16)
-    for start in range(0, len(partition.public), DIGESTED):
-        digest.update(dataset.images[partition.public[start : start + DIGESTED]].tobytes())
+    for start in range(0, len(partition.public), HASH_BATCH_SIZE):
+        digest.update(dataset.images[partition.public[start : start + HASH_BATCH_SIZE]].tobytes())
     return digest.digest()
 
 
-def attack_of(config: RunConfig, world: World, dataset: Dataset, partition: Partition) -> Attack | None:
+def build_attack(config: RunConfig, ctx: FederationInfo, dataset: Dataset, partition: Partition) -> LabelAttack | None:
     """Those who attack by what they send, if anybody does."""
-    form, kind = config.method.opinion_form(world), config.attack.kind
+    form, kind = config.method.message_spec(ctx), config.attack.kind
     if form is None or kind in ("none", "poison_data"):
         return None
     unlike = None
@@ -299,24 +310,26 @@ def attack_of(config: RunConfig, world: World, dataset: Dataset, partition: Part
                 "nobody knows the classes of the public set, so not which are alike (attack.kind class_prior): "
                 "use shards that were not exported"
             )
-        unlike = unlike_classes(dataset.images[partition.public], labels, dataset.num_classes)
-    return Attack(config.attack, form, config.seed, rates_of(world), unlike)
+        unlike = least_similar_classes(dataset.images[partition.public], labels, dataset.num_classes)
+    return LabelAttack(config.attack, form, config.seed, reporting_rates(ctx), unlike)
 
 
-def public_truth(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:
+def true_public_labels(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:
     """The labels of the public set, where the data set knows all of them; exported shards do not carry them."""
     labels = dataset.labels[partition.public]
     return torch.tensor(labels, device=device) if len(labels) and labels.min() >= 0 else None
 
 
-def exam_of(table: Table, shard: Shard, owner: int) -> Exam:
-    validation = table.examples(shard, "val") if "val" in shard.parts() else None
-    return Exam(shard.client, owner, table.examples(shard, "test"), validation)
+def build_eval_task(device_dataset: DeviceDataset, shard: Shard, owner: int) -> EvalTask:
+    validation = device_dataset.examples(shard, "val") if "val" in shard.splits() else None
+    return EvalTask(shard.client, owner, device_dataset.examples(shard, "test"), validation)
 
 
-def pool(table: Table, shards: Sequence[Shard]) -> Examples:
+def pool_training_examples(device_dataset: DeviceDataset, shards: Sequence[Shard]) -> Examples:
     """Everybody's training data in one place, under the labels that each client gives it."""
-    parts = [table.examples(shard, "train") for shard in shards]
+    parts = [device_dataset.examples(shard, "train") for shard in shards]
     return replace(
-        parts[0], index=torch.cat([part.index for part in parts]), labels=torch.cat([part.targets for part in parts])
+        parts[0],
+        indices=torch.cat([part.indices for part in parts]),
+        labels=torch.cat([part.targets for part in parts]),
     )

@@ -8,70 +8,72 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.data.datasets import count_dataset, find_source
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.engine.execution.modes import choose, worker_count
-from fedmosaic_cli.engine.execution.worker_pool import STACK
-from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset_without_pixels
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
+from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
+from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.network_runner import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.models.architectures import build
-from fedmosaic_cli.storage.checkpoints import KEPT
+from fedmosaic_cli.models.architectures import build_network
+from fedmosaic_cli.storage.checkpoints import NUM_KEPT_CHECKPOINTS
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.data_settings import DataSettings
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.storage.shards import ShardSet
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DataDimensions:
     """What of the data decides the price. `sizes` and `megabytes` are None where only the data could tell."""
 
     input_shape: tuple[int, int, int]
-    classes: int
-    sizes: list[int] | None
-    megabytes: float | None
-    missing: str | None = None
+    num_classes: int
+    train_sizes: list[int] | None
+    data_mb: float | None
+    missing_reason: str | None = None
 
 
-def costs(config: RunConfig, data: DataFacts, device: torch.device) -> dict[str, Any]:
+def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
     """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
-    bits = config.method.traffic(world_of(config, data), config.data.public_size or 0)
-    ways = {clients[0]: execution_of(config, clients[0], data, device) for clients in config.kinds.values()}
+    bits = config.method.traffic(estimated_federation_info(config, data), config.data.public_size or 0)
+    ways = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
     return {
         "rounds": config.train.rounds,
         "steps": None
-        if data.sizes is None
-        else config.method.passes(config.train.rounds) * steps_a_round(config, data.sizes),
+        if data.train_sizes is None
+        else config.method.local_passes(config.train.rounds) * steps_per_round(config, data.train_sizes),
         "device": str(device),
-        "workers": worker_count(config.train.workers, sum(map(len, config.kinds.values())), device),
+        "workers": num_workers(config.train.workers, sum(map(len, config.client_groups.values())), device),
         "execution": " and ".join(sorted(set(ways.values()))),
-        "data_mb": data.megabytes,
-        "models_mb": states_bytes(config, data) / 1e6,
+        "data_mb": data.data_mb,
+        "models_mb": client_state_bytes(config, data) / 1e6,
         "step_mb": max(step_bytes(config, client, data, device, way) for client, way in ways.items()) / 1e6,
-        "parameters": model_size(config.model_of(0), data).parameters,
-        "bits_up": bits.up,
-        "bits_down": bits.down,
-        "missing": data.missing,
+        "parameters": model_size(config.model_settings_for(0), data).num_parameters,
+        "bits_up": bits.uplink_bits,
+        "bits_down": bits.downlink_bits,
+        "missing": data.missing_reason,
     }
 
 
-def disk_bytes(config: RunConfig, data: DataFacts) -> int:
+def disk_bytes(config: RunConfig, data: DataDimensions) -> int:
     """What a run takes on the disk at most: checkpoints, room for two more while one is written, personal models."""
-    weights = sum(len(clients) * model_size(model, data).bytes for (model, _), clients in config.kinds.items())
-    return (KEPT + 2) * states_bytes(config, data) + weights
+    weights = sum(
+        len(clients) * model_size(model, data).num_bytes for (model, _), clients in config.client_groups.items()
+    )
+    return (NUM_KEPT_CHECKPOINTS + 2) * client_state_bytes(config, data) + weights
 
 
-def states_bytes(config: RunConfig, data: DataFacts) -> int:
+def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
     """What all clients remember."""
     return sum(
-        len(clients) * copies(config, clients[0]) * model_size(model, data).bytes
-        for (model, _), clients in config.kinds.items()
+        len(clients) * num_model_copies(config, clients[0]) * model_size(model, data).num_bytes
+        for (model, _), clients in config.client_groups.items()
     )
 
 
@@ -79,40 +81,44 @@ def states_bytes(config: RunConfig, data: DataFacts) -> int:
 class ModelSize:
     """How large a network is; what is none has no weights."""
 
-    bytes: int = 0
-    parameters: int = 0
+    num_bytes: int = 0
+    num_parameters: int = 0
 
 
-def execution_of(config: RunConfig, client: int, data: DataFacts, device: torch.device) -> str:
+def execution_mode(config: RunConfig, client: int, data: DataDimensions, device: torch.device) -> str:
     """How a client will be trained."""
-    model, train = config.model_of(client), config.train_of(client)
+    model, train = config.model_settings_for(client), config.train_settings_for(client)
     if not model.is_network:
         return "threads"
-    return choose(train, model, data.input_shape, config.how_many_like(client), device)
+    return choose_execution(train, model, data.input_shape, config.group_size(client), device)
 
 
-def step_bytes(config: RunConfig, client: int, data: DataFacts, device: torch.device, execution: str) -> int:
+def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: torch.device, execution: str) -> int:
     """What a step of a client, and of those who take theirs at the same time, needs beside data and models.
 
     Activations and their gradients, and those of the weights; where clients are stacked, their models and what
     optimizers remember are there once more.
     """
-    model, train, alike = config.model_of(client), config.train_of(client), config.how_many_like(client)
+    model, train, alike = (
+        config.model_settings_for(client),
+        config.train_settings_for(client),
+        config.group_size(client),
+    )
     if not model.is_network:
         return 0
-    batch = train.batch_size * (2 if config.method.needs_public else 1)
-    weights = model_size(model, data).bytes
-    one = 2 * activation_bytes(model, data.input_shape, data.classes, batch) + weights
-    at_once, workers = min(alike, train.clients_per_round or alike), worker_count(train.workers, alike, device)
+    batch = train.batch_size * (2 if config.method.needs_public_set else 1)
+    weights = model_size(model, data).num_bytes
+    one = 2 * activation_bytes(model, data.input_shape, data.num_classes, batch) + weights
+    at_once, workers = min(alike, train.clients_per_round or alike), num_workers(train.workers, alike, device)
     if execution == "stacked":
-        return min(at_once, workers * STACK) * (one + weights * (1 + remembered(train)))
+        return min(at_once, workers * MAX_STACK_SIZE) * (one + weights * (1 + num_optimizer_copies(train)))
     return min(at_once, workers) * one
 
 
 @lru_cache
-def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], classes: int, batch: int) -> int:
+def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int, batch_size: int) -> int:
     """What the forward pass of a batch keeps for the backward pass, beside the weights."""
-    module = on_paper(model, input_shape, classes)
+    module = build_on_meta_device(model, input_shape, num_classes)
     kept: list[int] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,91 +127,93 @@ def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], cl
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        module(torch.empty(batch, *input_shape, device="meta"))
+        module(torch.empty(batch_size, *input_shape, device="meta"))
     return sum(kept)
 
 
-def model_size(model: ModelSettings, data: DataFacts) -> ModelSize:
-    return network_size(model, data.input_shape, data.classes) if model.is_network else ModelSize()
+def model_size(model: ModelSettings, data: DataDimensions) -> ModelSize:
+    return network_size(model, data.input_shape, data.num_classes) if model.is_network else ModelSize()
 
 
 @lru_cache
-def network_size(model: ModelSettings, input_shape: tuple[int, int, int], classes: int) -> ModelSize:
-    module = on_paper(model, input_shape, classes)
+def network_size(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> ModelSize:
+    module = build_on_meta_device(model, input_shape, num_classes)
     tensors = module.state_dict().values()
     return ModelSize(sum(t.numel() * t.element_size() for t in tensors), sum(p.numel() for p in module.parameters()))
 
 
-def on_paper(model: ModelSettings, input_shape: tuple[int, int, int], classes: int) -> Classifier:
+def build_on_meta_device(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """The network without its numbers."""
     with torch.device("meta"):
-        return build(model, input_shape, classes)
+        return build_network(model, input_shape, num_classes)
 
 
-def world_of(config: RunConfig, data: DataFacts) -> World:
+def estimated_federation_info(config: RunConfig, data: DataDimensions) -> FederationInfo:
     """What everybody would know, without a single number."""
-    first = config.model_of(0)
-    module = on_paper(first, data.input_shape, data.classes) if first.is_network else None
-    return World(
-        num_classes=data.classes,
-        init=dict(module.state_dict()) if module else {},
-        sizes={},
-        rounds=config.train.rounds,
+    first = config.model_settings_for(0)
+    module = build_on_meta_device(first, data.input_shape, data.num_classes) if first.is_network else None
+    return FederationInfo(
+        num_classes=data.num_classes,
+        initial_model=dict(module.state_dict()) if module else {},
+        client_sizes={},
+        num_rounds=config.train.rounds,
         bn_buffers=config.train.bn_buffers,
-        buffers=buffer_names(module) if module else frozenset(),
-        batch_norm=batch_norm_names(module) if module else frozenset(),
-        noise=config.noise,
+        buffer_names=buffer_names(module) if module else frozenset(),
+        batch_norm_names=batch_norm_names(module) if module else frozenset(),
+        privacy_noise=config.noise,
     )
 
 
-def facts_of_shards(shards: Shards) -> DataFacts:
+def dimensions_from_shards(shards: ShardSet) -> DataDimensions:
     """From what the manifest tells."""
     manifest = shards.manifest
     height, width, channels = manifest["image_shape"]
     sizes = [client["train"]["size"] for client in manifest["clients"]]
     # Shards that carry their examples carry no others.
-    examples = manifest["examples"] - (manifest["left_out"] if shards.exported else 0)
+    examples = manifest["examples"] - (manifest["left_out"] if shards.has_examples else 0)
     megabytes = examples * height * width * channels / 1e6
-    return DataFacts((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
+    return DataDimensions((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
 
 
-def facts_of_data(settings: DataSettings, seed: int, place: Place) -> DataFacts:
+def dimensions_from_dataset(settings: DataSettings, seed: int, data_dirs: DataDirs) -> DataDimensions:
     """From the data set, without its pixels; where it is missing, what its description tells."""
     try:
-        dataset = count_dataset(settings, place)
+        dataset = load_dataset_without_pixels(settings, data_dirs)
     except RequestError as error:
-        return facts_without_data(settings, error)
-    sizes = [len(shard.train) for shard in partition(dataset, settings, seed).shards]
-    return DataFacts(dataset.input_shape, dataset.num_classes, sizes, dataset.images.nbytes / 1e6)
+        return dimensions_from_dataset_info(settings, error)
+    sizes = [len(shard.train) for shard in partition_dataset(dataset, settings, seed).shards]
+    return DataDimensions(dataset.input_shape, dataset.num_classes, sizes, dataset.images.nbytes / 1e6)
 
 
-def facts_without_data(settings: DataSettings, missing: RequestError) -> DataFacts:
-    facts = find_source(settings.dataset).facts
-    side = settings.image_size or (facts.side if facts else None)
+def dimensions_from_dataset_info(settings: DataSettings, load_error: RequestError) -> DataDimensions:
+    facts = find_dataset_source(settings.dataset).info
+    side = settings.image_size or (facts.image_size if facts else None)
     if facts is None or side is None:
-        raise missing
-    pixels = facts.channels * side * side
-    megabytes = None if facts.train is None else settings.share * (facts.train + (facts.test or 0)) * pixels / 1e6
-    return DataFacts((facts.channels, side, side), facts.classes, None, megabytes, str(missing))
+        raise load_error
+    pixels = facts.num_channels * side * side
+    megabytes = (
+        None if facts.num_train is None else settings.share * (facts.num_train + (facts.num_test or 0)) * pixels / 1e6
+    )
+    return DataDimensions((facts.num_channels, side, side), facts.num_classes, None, megabytes, str(load_error))
 
 
-def steps_a_round(config: RunConfig, sizes: list[int]) -> int:
+def steps_per_round(config: RunConfig, train_sizes: list[int]) -> int:
     """The steps of all who take part in a round together; on average, where they are drawn."""
     train = config.train
-    taking_part = train.clients_per_round or len(sizes)
+    taking_part = train.clients_per_round or len(train_sizes)
     if train.local_steps is not None:
         return train.local_steps * taking_part
-    held = [sum(sizes)] if config.method.pooled else sizes
+    held = [sum(train_sizes)] if config.method.is_centralized else train_sizes
     steps = train.local_epochs * sum(-(-size // train.batch_size) for size in held)
-    return -(-taking_part * steps // len(sizes))
+    return -(-taking_part * steps // len(train_sizes))
 
 
-def copies(config: RunConfig, client: int) -> int:
+def num_model_copies(config: RunConfig, client: int) -> int:
     """How many tensors of a model's size a client keeps: its models, and what their optimizers remember."""
-    train, (held, trained) = config.train_of(client), config.method.most_models
-    return held + (0 if train.optimizer_state == "reset" else trained * remembered(train))
+    train, (held, trained) = config.train_settings_for(client), config.method.peak_model_counts
+    return held + (0 if train.optimizer_state == "reset" else trained * num_optimizer_copies(train))
 
 
-def remembered(train: TrainSettings) -> int:
+def num_optimizer_copies(train: TrainSettings) -> int:
     """How many tensors of a model's size an optimizer remembers."""
     return 2 if train.optimizer == "adam" else int(train.momentum > 0)

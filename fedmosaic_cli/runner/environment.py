@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from fedmosaic_cli.engine.rounds import Federation
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.storage.shards import ShardSet
 
-PACKAGES = (
+RECORDED_PACKAGES = (
     "torch",
     "torchvision",
     "numpy",
@@ -32,34 +32,36 @@ PACKAGES = (
 )
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """fedmosaic, Python and the libraries that it stands on."""
-    return {"fedmosaic": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {"fedmosaic": __version__, "python": platform.python_version()} | {
+        name: version(name) for name in RECORDED_PACKAGES
+    }
 
 
-def environment(federation: Federation, shards: Shards, arguments: Sequence[str]) -> dict[str, Any]:
+def collect_environment(federation: Federation, shards: ShardSet, cli_args: Sequence[str]) -> dict[str, Any]:
     """What is written to env.json."""
     import torch
 
     return {
-        **surroundings(federation.devices, shards.digest),
+        **machine_environment(federation.client_devices, shards.digest),
         "execution": federation.execution,
-        "workers": federation.workers.count,
+        "workers": federation.worker_pool.num_workers,
         "threads_per_worker": torch.get_num_threads(),
         "shards": str(shards.path.absolute()),
-        "arguments": list(arguments),
+        "arguments": list(cli_args),
         # What the paths among them are relative to.
         "directory": str(Path.cwd()),
     }
 
 
-def surroundings(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
+def machine_environment(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
     """What is there before a run is put together."""
     import torch
 
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
     return {
-        "versions": versions(),
+        "versions": package_versions(),
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": ", ".join(map(str, devices)),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.resume_changes import differences
+from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.storage.checkpoints import check_usable, newest_manifest
+from fedmosaic_cli.storage.checkpoints import read_newest_manifest, require_valid_checkpoint
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.storage.runs import RunFiles
+    from fedmosaic_cli.storage.runs import RunDirectory
 
 # Of all that is recorded about a machine, what decides the last bits of a number.
-LIBRARIES = ("fedmosaic", "python", "torch", "numpy", "scikit-learn")
-CIRCUMSTANCES = {
+COMPARED_LIBRARIES = ("fedmosaic", "python", "torch", "numpy", "scikit-learn")
+COMPARED_ENVIRONMENT = {
     "cpu": "the CPU's instructions",
     "device": "the device",
     "gpu": "the GPU",
@@ -24,43 +24,52 @@ CIRCUMSTANCES = {
 }
 
 
-def check_beforehand(files: RunFiles, now: dict[str, Any], nonidentical: bool) -> None:
+def check_resumable(files: RunDirectory, environment: dict[str, Any], allow_nonidentical: bool) -> None:
     """Refuse a run that is not finished and cannot go on, as far as that can be told before it is put together."""
-    if files.finished():
+    if files.is_finished():
         return
-    check_usable(files.checkpoints)
-    manifest = newest_manifest(files.checkpoints)
+    require_valid_checkpoint(files.checkpoints_dir)
+    manifest = read_newest_manifest(files.checkpoints_dir)
     if manifest is not None:
-        check_departures(changed_surroundings(manifest["environment"], now), nonidentical, str(files.path))
+        require_identical_resume(
+            environment_differences(manifest["environment"], environment), allow_nonidentical, str(files.path)
+        )
 
 
-def departures(old: RunConfig, new: RunConfig, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def resume_differences(
+    old: RunConfig, new: RunConfig, old_environment: dict[str, Any], new_environment: dict[str, Any]
+) -> list[str]:
     """In what a continuation differs from the run so far: settings, libraries, machine, shards."""
-    return [difference.text for difference in differences(old, new)] + changed_surroundings(before, now)
+    return [difference.text for difference in config_differences(old, new)] + environment_differences(
+        old_environment, new_environment
+    )
 
 
-def changed_surroundings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def environment_differences(old_environment: dict[str, Any], new_environment: dict[str, Any]) -> list[str]:
     """The same without settings; what is not known now is not compared."""
     found = []
-    for name in LIBRARIES:
-        found += difference(name, before["versions"].get(name), now["versions"].get(name))
-    for key, words in CIRCUMSTANCES.items():
-        if key not in now:
+    for name in COMPARED_LIBRARIES:
+        found += describe_change(name, old_environment["versions"].get(name), new_environment["versions"].get(name))
+    for key, words in COMPARED_ENVIRONMENT.items():
+        if key not in new_environment:
             continue
         # cuda:0 or cuda:1 is the same kind of device.
-        kinds = [str(each.get(key)).partition(":")[0] if key == "device" else each.get(key) for each in (before, now)]
-        found += difference(words, *kinds)
+        kinds = [
+            str(each.get(key)).partition(":")[0] if key == "device" else each.get(key)
+            for each in (old_environment, new_environment)
+        ]
+        found += describe_change(words, *kinds)
     return found
 
 
-def difference(what: str, before: object, now: object) -> list[str]:
-    return [f"{what} was {before} and is now {now}"] if before != now else []
+def describe_change(label: str, old: object, new: object) -> list[str]:
+    return [f"{label} was {old} and is now {new}"] if old != new else []
 
 
-def check_departures(found: list[str], allowed: bool, where: str) -> None:
+def require_identical_resume(differences: list[str], allowed: bool, path: str) -> None:
     """Refuse to go on to another result than a run in one go would have, unless that is what is wanted."""
-    if found and not allowed:
+    if differences and not allowed:
         raise RequestError(
-            f"cannot resume to the same result: {found[0]} ({where}): set it back, use another --run-dir, "
+            f"cannot resume to the same result: {differences[0]} ({path}): set it back, use another --run-dir, "
             "or accept another result with --allow-nonidentical"
         )

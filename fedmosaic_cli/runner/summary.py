@@ -6,22 +6,22 @@ from collections import Counter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.resume_changes import FREE_TO_CHANGE
-from fedmosaic_cli.cotraining.trust import TRUST_RULES, TrustRule
-from fedmosaic_cli.engine.evaluation import averages
-from fedmosaic_cli.labels.privacy.privatize import LEDGER
-from fedmosaic_cli.labels.trust_diagnosis import diagnose
-from fedmosaic_cli.storage.run_summary import SCHEMA
+from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
+from fedmosaic_cli.cotraining.trust import TRUST_RULES, LossRatioTrustRule
+from fedmosaic_cli.engine.evaluation import client_averages
+from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
+from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
+from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.rounds import Federation
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.storage.shards import ShardSet
 
 
-def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The summary of a finished run. The number is the last round's.
 
     The best round is there for information: chosen on validation data, where clients set some aside, it may be used;
@@ -38,8 +38,8 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
     sizes = shards.test_sizes()
     method, content = config.method, config.to_dict()
     return {
-        "schema": SCHEMA,
-        "preset": config.setting,
+        "schema": SUMMARY_SCHEMA,
+        "preset": config.experiment_name,
         "dataset": config.data.dataset,
         "scheme": config.data.scheme,
         "method": method.name,
@@ -49,46 +49,52 @@ def summarise(config: RunConfig, shards: Shards, rows: list[dict[str, Any]]) -> 
         "seed": config.seed,
         "rounds": config.train.rounds,
         "model": content["model"],
-        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in FREE_TO_CHANGE},
+        "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in RESUME_SAFE_KEYS},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
-        "accuracy": {**averages(last, sizes), "per_client": last},
+        "accuracy": {**client_averages(last, sizes), "per_client": last},
         "global_accuracy": global_accuracy(by_round[config.train.rounds], sizes),
         "best_round": {
             "round": best,
             "client_mean": means[best],
             "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
         },
-        "bits": {way: None if method.pooled else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")},
+        "bits": {
+            way: None if method.is_centralized else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")
+        },
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
         **{name: content[name] for name in ("attack", "defence") if name in content},
         **honest_accuracy(last, sizes, config.attack.clients),
     }
 
 
-def honest_accuracy(marks: list[float], sizes: list[int], attackers: Collection[int]) -> dict[str, Any]:
+def honest_accuracy(accuracies: list[float], sizes: list[int], attackers: Collection[int]) -> dict[str, Any]:
     """The averages over clients that did not attack; nothing where nobody did, or everybody."""
-    honest = [client for client in range(len(marks)) if client not in attackers]
+    honest = [client for client in range(len(accuracies)) if client not in attackers]
     if not attackers or not honest:
         return {}
-    return {"honest_accuracy": averages([marks[client] for client in honest], [sizes[client] for client in honest])}
+    return {
+        "honest_accuracy": client_averages(
+            [accuracies[client] for client in honest], [sizes[client] for client in honest]
+        )
+    }
 
 
-def told_of_trust(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the summary says of co-training; nothing of methods whose clients share no labels."""
     if not config.method.shares_labels:
         return {}
     rule = TRUST_RULES.get(getattr(config.method, "trust", ""))
-    found = diagnose(rows, by_losses=isinstance(rule, TrustRule))
+    found = diagnose_trust(rows, is_loss_based=isinstance(rule, LossRatioTrustRule))
     return {"diagnosis": found and found.to_dict()}
 
 
-def ledgers_of(federation: Federation) -> dict[int, Any]:
+def privacy_ledgers(federation: Federation) -> dict[int, Any]:
     """What clients wrote down that let anything go."""
-    return {client.id: client.state[LEDGER] for client in federation.standing.clients if LEDGER in client.state}
+    return {client.id: client.state[LEDGER_KEY] for client in federation.state.clients if LEDGER_KEY in client.state}
 
 
-def left_out(rows: list[dict[str, Any]]) -> dict[str, int]:
+def skipped_round_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
     """In how many rounds clients were left out because they diverged; those that never were are not named."""
     return dict(Counter(str(row["client"]) for row in rows if "left_out" in row))
 
@@ -96,4 +102,4 @@ def left_out(rows: list[dict[str, Any]]) -> dict[str, int]:
 def global_accuracy(rows: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any] | None:
     """The same averages for the global model, where the method has one."""
     marks = [row["global_accuracy"] for row in rows if "global_accuracy" in row]
-    return {**averages(marks, sizes), "per_client": marks} if marks else None
+    return {**client_averages(marks, sizes), "per_client": marks} if marks else None

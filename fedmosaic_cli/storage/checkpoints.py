@@ -14,29 +14,29 @@ from safetensors.numpy import save as save_tensors
 from fedmosaic_cli.errors import FedMosaicError, RequestError, ResourceError, RunStateError
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
-    check_room,
+    atomic_directory,
     file_sha256,
     make_directories,
-    new_directory,
-    put,
-    read_file,
+    read_checksummed_json,
     read_json,
-    read_sealed,
-    remove,
-    sealed,
+    read_regular_file,
+    remove_path,
+    require_free_space,
     sha256,
-    to_json,
+    to_checksummed_json,
+    to_json_bytes,
+    write_new_file,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedmosaic_cli.storage.runs import Arrays
+    from fedmosaic_cli.storage.runs import ArrayDict
 
-SCHEMA = 2
-KEPT = 2
-TENSORS, VALUES, MANIFEST = "state.safetensors", "state.json", "manifest.json"
-PREFIX = "round-"
+CHECKPOINT_SCHEMA = 2
+NUM_KEPT_CHECKPOINTS = 2
+TENSORS_FILE, VALUES_FILE, CHECKPOINT_MANIFEST_FILE = "state.safetensors", "state.json", "manifest.json"
+CHECKPOINT_PREFIX = "round-"
 
 
 class FileEntry(BaseModel):
@@ -48,7 +48,7 @@ class FileEntry(BaseModel):
     sha256: str
 
 
-class Environment(BaseModel):
+class CheckpointEnvironment(BaseModel):
     """On what a run was made: whatever is said of it, and versions."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -56,14 +56,14 @@ class Environment(BaseModel):
     versions: dict[str, str]
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """What is read of a manifest, which may be anybody's: a checksum tells of damage, not of sense."""
 
     model_config = ConfigDict(strict=True)
 
     round: Annotated[int, Field(ge=1)]
     config: dict[str, Any]
-    environment: Environment
+    environment: CheckpointEnvironment
     nonidentical: list[str]
     logs: list[str]
     files: dict[Annotated[str, Field(pattern=r"^[a-z]+\.[a-z]+$")], FileEntry]
@@ -78,107 +78,113 @@ class Checkpoint:
     """
 
     round: int
-    arrays: Arrays
+    arrays: ArrayDict
     values: dict[str, Any]
     logs: dict[str, bytes]
-    origin: dict[str, Any]
+    metadata: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all; once it has been read back, drop those that are too old."""
-    contents = {TENSORS: save_tensors(checkpoint.arrays), VALUES: to_json(checkpoint.values), **checkpoint.logs}
+    contents = {
+        TENSORS_FILE: save_tensors(checkpoint.arrays),
+        VALUES_FILE: to_json_bytes(checkpoint.values),
+        **checkpoint.logs,
+    }
     make_directories(folder)
-    check_room(folder, 2 * sum(map(len, contents.values())), "make room, then go on with --resume")
-    path = folder / f"{PREFIX}{checkpoint.round:05d}"
-    with new_directory(path) as temporary:
+    require_free_space(folder, 2 * sum(map(len, contents.values())), "make room, then go on with --resume")
+    path = folder / f"{CHECKPOINT_PREFIX}{checkpoint.round:05d}"
+    with atomic_directory(path) as temporary:
         for name, data in contents.items():
-            put(temporary / name, data)
+            write_new_file(temporary / name, data)
         manifest = {
-            "schema": SCHEMA,
+            "schema": CHECKPOINT_SCHEMA,
             "round": checkpoint.round,
-            **checkpoint.origin,
+            **checkpoint.metadata,
             "logs": list(checkpoint.logs),
             "files": {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()},
         }
-        put(temporary / MANIFEST, sealed(manifest))
+        write_new_file(temporary / CHECKPOINT_MANIFEST_FILE, to_checksummed_json(manifest))
     try:
-        verify(path)
+        verify_checkpoint(path)
     except (FedMosaicError, OSError) as error:
         raise ResourceError(f"the disk does not keep what is written to it, {error}: use another one") from None
-    for old in all_in(folder)[:-KEPT]:
-        remove(old)
+    for old in list_checkpoints(folder)[:-NUM_KEPT_CHECKPOINTS]:
+        remove_path(old)
 
 
-def all_in(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints, oldest first."""
-    found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
+    found = [
+        path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if path.name.removeprefix(CHECKPOINT_PREFIX).isdecimal()
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(CHECKPOINT_PREFIX)))
 
 
-def newest_manifest(folder: Path) -> dict[str, Any] | None:
+def read_newest_manifest(folder: Path) -> dict[str, Any] | None:
     """What the newest checkpoint that can be read says of itself."""
-    for path in reversed(all_in(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
-            return read_manifest(path)
+            return read_checkpoint_manifest(path)
         except (RunStateError, OSError):
             continue
     return None
 
 
-def check_usable(folder: Path) -> None:
+def require_valid_checkpoint(folder: Path) -> None:
     """Refuse to go on where there are checkpoints, but none that is whole."""
     problem = ""
-    for path in reversed(all_in(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
-            verify(path)
+            verify_checkpoint(path)
         except RunStateError as error:
             problem = problem or str(error)
         else:
             return
     if problem:
-        raise none_is_valid(problem)
+        raise no_valid_checkpoint_error(problem)
 
 
-def none_is_valid(problem: str) -> RunStateError:
+def no_valid_checkpoint_error(problem: str) -> RunStateError:
     return RunStateError(f"no valid checkpoint, {problem}: start the run anew in another place")
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
+def read_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     """The newest checkpoint that is whole, and what is wrong with each newer one; None where there are none."""
     damaged: dict[Path, str] = {}
-    for path in reversed(all_in(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
-            return load(path), damaged
+            return read_checkpoint(path), damaged
         except RunStateError as error:
             damaged[path] = str(error)
     if damaged:
-        raise none_is_valid(next(iter(damaged.values())))
+        raise no_valid_checkpoint_error(next(iter(damaged.values())))
     return None, {}
 
 
-def set_aside(damaged: Path) -> None:
+def quarantine_checkpoint(damaged: Path) -> None:
     """Give a checkpoint that is not whole a name under which it is neither used nor dropped."""
     syscalls.rename(damaged, damaged.with_name(f"damaged-{damaged.name}-{secrets.token_hex(3)}"))
 
 
-def load(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint, checked against its digests."""
-    manifest = verify(path)
+    manifest = verify_checkpoint(path)
     try:
         return Checkpoint(
             round=manifest["round"],
-            arrays=load_tensors(read_file(path / TENSORS)),
-            values=read_json(path / VALUES),
-            logs={name: read_file(path / name) for name in manifest["logs"]},
-            origin={key: manifest[key] for key in ("config", "environment", "nonidentical")},
+            arrays=load_tensors(read_regular_file(path / TENSORS_FILE)),
+            values=read_json(path / VALUES_FILE),
+            logs={name: read_regular_file(path / name) for name in manifest["logs"]},
+            metadata={key: manifest[key] for key in ("config", "environment", "nonidentical")},
         )
     except (OSError, RequestError, SafetensorError) as error:
         raise RunStateError(f"cannot read a checkpoint, {error} ({path})") from None
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify_checkpoint(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, all files of which are as they were written."""
-    manifest = read_manifest(path)
+    manifest = read_checkpoint_manifest(path)
     for name, expected in manifest["files"].items():
         try:
             if (path / name).stat().st_size != expected["size"] or file_sha256(path / name) != expected["sha256"]:
@@ -188,25 +194,25 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_checkpoint_manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, if it is one that this version reads."""
     try:
-        manifest = read_sealed(path / MANIFEST)
+        manifest = read_checksummed_json(path / CHECKPOINT_MANIFEST_FILE)
         if type(manifest["schema"]) is not int:
             raise TypeError("a schema is a number")
-        if manifest["schema"] != SCHEMA:
+        if manifest["schema"] != CHECKPOINT_SCHEMA:
             made_by = manifest["environment"]["versions"]["fedmosaic"]
-            raise OtherSchemaError(
-                f"checkpoint of schema {manifest['schema']}, this version reads {SCHEMA} ({path}): "
+            raise CheckpointSchemaError(
+                f"checkpoint of schema {manifest['schema']}, this version reads {CHECKPOINT_SCHEMA} ({path}): "
                 f"go on with fedmosaic {made_by}"
             )
-        Manifest.model_validate(manifest)
-    except OtherSchemaError:
+        CheckpointManifest.model_validate(manifest)
+    except CheckpointSchemaError:
         raise
     except (RequestError, OSError, KeyError, TypeError, ValidationError) as error:
-        raise RunStateError(f"checkpoint is damaged ({path / MANIFEST})") from error
+        raise RunStateError(f"checkpoint is damaged ({path / CHECKPOINT_MANIFEST_FILE})") from error
     return manifest
 
 
-class OtherSchemaError(RequestError):
+class CheckpointSchemaError(RequestError):
     """A checkpoint that is whole, but not for us."""

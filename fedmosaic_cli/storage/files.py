@@ -20,102 +20,102 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-FILES_AT_ONCE = 16
-BLOCK = 1 << 20
-LARGEST_JSON = 1 << 28
-TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}\.part")
-SEAL = "checksum"
+FSYNC_THREADS = 16
+BLOCK_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 28
+TEMPORARY_NAME_PATTERN = re.compile(r"\..*\.[0-9a-f]{12}\.part")
+CHECKSUM_KEY = "checksum"
 
 
-def write(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
-    write_together({path: data})
+    write_files_atomic({path: data})
 
 
-def write_together(contents: Mapping[Path, bytes]) -> None:
+def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
     """Write several files, none of which takes its name before all of them lie on the disk."""
-    with claimed_files(list(contents)) as temporaries:
+    with locked_temporaries(list(contents)) as temporaries:
         for data, (handle, temporary) in zip(contents.values(), temporaries, strict=True):
-            pour(handle, [data])
-            syscalls.keep(temporary)
+            write_all(handle, [data])
+            syscalls.fsync(temporary)
         for path, (_, temporary) in zip(contents, temporaries, strict=True):
             syscalls.rename(temporary, path)
     for folder in dict.fromkeys(path.parent for path in contents):
-        syscalls.keep(folder)
+        syscalls.fsync(folder)
 
 
-def write_stream(path: Path, content: BinaryIO) -> None:
+def write_stream_atomic(path: Path, stream: BinaryIO) -> None:
     """Put content that need not fit into memory under `path`, in one step."""
-    with claimed_files([path]) as [(handle, temporary)]:
-        pour(handle, iter(lambda: content.read(BLOCK), b""))
-        syscalls.keep(temporary)
+    with locked_temporaries([path]) as [(handle, temporary)]:
+        write_all(handle, iter(lambda: stream.read(BLOCK_BYTES), b""))
+        syscalls.fsync(temporary)
         syscalls.rename(temporary, path)
-    syscalls.keep(path.parent)
+    syscalls.fsync(path.parent)
 
 
-def put(path: Path, data: bytes) -> None:
+def write_new_file(path: Path, data: bytes) -> None:
     """Write a new file plainly, where what it lies in is nobody's yet."""
-    fill(syscalls.create(path), data)
+    write_and_close(syscalls.create_file(path), data)
 
 
-def put_private(path: Path, data: bytes) -> None:
+def write_new_private_file(path: Path, data: bytes) -> None:
     """The same, for what nobody else may read. There must be nothing of this name yet."""
-    fill(syscalls.create_private(path), data)
+    write_and_close(syscalls.create_private_file(path), data)
 
 
-def append(path: Path, data: bytes) -> None:
+def append_bytes(path: Path, data: bytes) -> None:
     """Write to the end of a file."""
-    fill(syscalls.extend(path), data)
+    write_and_close(syscalls.open_append(path), data)
 
 
-def fill(handle: int, data: bytes) -> None:
+def write_and_close(fd: int, data: bytes) -> None:
     """Write to an open file, and close it."""
     try:
-        pour(handle, [data])
+        write_all(fd, [data])
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
-def pour(handle: int, blocks: Iterable[bytes]) -> None:
+def write_all(fd: int, blocks: Iterable[bytes]) -> None:
     """Write all of it: the system may take any part of what it is given at a time."""
     for block in blocks:
         rest = memoryview(block)
         while rest:
-            rest = rest[syscalls.write(handle, rest) :]
+            rest = rest[syscalls.write(fd, rest) :]
 
 
-def check_room(folder: Path, need: int, way_out: str) -> None:
+def require_free_space(folder: Path, needed_bytes: int, hint: str) -> None:
     """Refuse to begin what the disk cannot hold. The folder need not be there yet."""
     free = syscalls.free_bytes(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
-    if free < need:
+    if free < needed_bytes:
         raise ResourceError(
-            f"{need / 1e6:,.1f} MB of room are needed and {free / 1e6:,.1f} are left ({folder}): {way_out}"
+            f"{needed_bytes / 1e6:,.1f} MB of room are needed and {free / 1e6:,.1f} are left ({folder}): {hint}"
         )
 
 
 @contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path) -> Iterator[Path]:
     """A directory to fill, which takes its real name only when everything in it lies on the disk.
 
     Until then it is nobody's, so files in it are written plainly, with `put`.
     """
     make_directories(path.parent)
-    sweep(path.parent)
-    handle, temporary = claim(path, of_directory)
+    remove_stale_temporaries(path.parent)
+    handle, temporary = create_locked_temporary(path, create_and_open_directory)
     try:
         yield temporary
         # A disk takes many requests to keep files in hardly more time than one.
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            list(pool.map(syscalls.keep, (entry for entry in temporary.rglob("*") if entry.is_file())))
-        syscalls.keep(temporary)
+        with ThreadPoolExecutor(FSYNC_THREADS) as pool:
+            list(pool.map(syscalls.fsync, (entry for entry in temporary.rglob("*") if entry.is_file())))
+        syscalls.fsync(temporary)
         syscalls.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
-            remove(temporary)
+            remove_path(temporary)
         raise
     finally:
         os.close(handle)
-    syscalls.keep(path.parent)
+    syscalls.fsync(path.parent)
 
 
 def make_directories(path: Path) -> list[Path]:
@@ -124,17 +124,17 @@ def make_directories(path: Path) -> list[Path]:
     for folder in missing:
         with suppress(FileExistsError):  # somebody else made it in the meantime
             syscalls.make_directory(folder)
-        syscalls.keep(folder.parent)
+        syscalls.fsync(folder.parent)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     return missing
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file, or a directory with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         for entry in sorted(path.iterdir()):
-            remove(entry)
+            remove_path(entry)
         syscalls.remove_directory(path)
     else:
         with suppress(FileNotFoundError):
@@ -142,13 +142,13 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def claimed_files(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
+def locked_temporaries(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
     """Files to fill beside `paths`, with handles to write to; those that are not renamed meanwhile are removed."""
     claimed: list[tuple[int, Path]] = []
     try:
         for path in paths:
-            sweep(path.parent)
-            claimed.append(claim(path, syscalls.create))
+            remove_stale_temporaries(path.parent)
+            claimed.append(create_locked_temporary(path, syscalls.create_file))
         yield claimed
     except BaseException as error:
         if (
@@ -159,29 +159,29 @@ def claimed_files(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
             error.filename2 = None
         for _, temporary in claimed:
             with suppress(OSError):
-                remove(temporary)
+                remove_path(temporary)
         raise
     finally:
         for handle, _ in claimed:
             os.close(handle)
 
 
-def claim(path: Path, make: Callable[[Path], int | None]) -> tuple[int, Path]:
+def create_locked_temporary(path: Path, create: Callable[[Path], int | None]) -> tuple[int, Path]:
     """Make something under a name beside `path`, locked as long as this process lives; its handle and name."""
     while True:
-        temporary = temporary_name(path)
-        handle = make(temporary)
+        temporary = temporary_path(path)
+        handle = create(temporary)
         if handle is None:
             continue
-        if is_ours(handle) and temporary.exists():
+        if try_lock_temporary(handle) and temporary.exists():
             return handle, temporary
         os.close(handle)  # swept away between its making and its locking: once more
 
 
-def is_ours(handle: int) -> bool:
+def try_lock_temporary(fd: int) -> bool:
     """Lock what was just made, unless somebody who sweeps has done so."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # not every file system has locks; there, what is left behind stays
@@ -189,7 +189,7 @@ def is_ours(handle: int) -> bool:
     return True
 
 
-def of_directory(path: Path) -> int | None:
+def create_and_open_directory(path: Path) -> int | None:
     """Make a directory; a handle to lock it by, unless it was swept away at once."""
     syscalls.make_directory(path)
     try:
@@ -198,48 +198,50 @@ def of_directory(path: Path) -> int | None:
         return None
 
 
-def sweep(folder: Path, name: str = "") -> None:
+def remove_stale_temporaries(folder: Path, name_prefix: str = "") -> None:
     """Remove what writers that were killed left in a directory: nobody holds a lock on it any more.
 
     In a directory that is not ours alone, only what was to have a certain name.
     """
-    for leftover in [entry for entry in folder.glob(f".{name}*.part") if TEMPORARY.fullmatch(entry.name)]:
+    for leftover in [
+        entry for entry in folder.glob(f".{name_prefix}*.part") if TEMPORARY_NAME_PATTERN.fullmatch(entry.name)
+    ]:
         with suppress(OSError):
             handle = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(leftover)
+                remove_path(leftover)
             finally:
                 os.close(handle)
 
 
-def temporary_name(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
 
 
-def is_temporary(path: Path) -> bool:
+def is_temporary_path(path: Path) -> bool:
     """Whether this is what a writer that was killed left behind."""
-    return TEMPORARY.fullmatch(path.name) is not None
+    return TEMPORARY_NAME_PATTERN.fullmatch(path.name) is not None
 
 
-def to_json(content: Any) -> bytes:
+def to_json_bytes(content: Any) -> bytes:
     """The one way we write JSON documents: the same content is the same bytes."""
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
     """A JSON document that carries its own checksum."""
-    return to_json({**content, SEAL: sha256(to_json(content))})
+    return to_json_bytes({**content, CHECKSUM_KEY: sha256(to_json_bytes(content))})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_checksummed_json(path: Path) -> dict[str, Any]:
     """The content of a document with a checksum; any change of a single bit is found."""
     content = read_json(path)
-    if isinstance(content, dict) and SEAL in content:
-        content.pop(SEAL)
+    if isinstance(content, dict) and CHECKSUM_KEY in content:
+        content.pop(CHECKSUM_KEY)
         with suppress(RecursionError, ValueError):  # it could be read, but not have been written: too deep, or infinite
-            if sealed(content) == path.read_bytes():
+            if to_checksummed_json(content) == path.read_bytes():
                 return content
     raise RequestError(f"the file does not match its checksum ({path}): it was changed or is damaged; make it anew")
 
@@ -247,31 +249,33 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; no key may stand twice, no number may be none."""
     try:
-        return json.loads(read_file(path, LARGEST_JSON), object_pairs_hook=without_repetition, parse_constant=no_number)
+        return json.loads(
+            read_regular_file(path, MAX_JSON_BYTES), object_pairs_hook=reject_duplicate_keys, parse_constant=reject_nan
+        )
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, RecursionError):
         raise RequestError(f"not valid JSON ({path}): the file is damaged; make it anew") from None
 
 
-def read_file(path: Path, most: int | None = None) -> bytes:
+def read_regular_file(path: Path, max_bytes: int | None = None) -> bytes:
     """The content of a file of at most so many bytes; what is no file could be read for ever."""
     if path.exists() and not path.is_file():
         raise RequestError(f"not a file ({path}): move it away")
-    if most is not None and path.stat().st_size > most:
-        raise RequestError(f"the file is too large to be one of ours ({path}): at most {most} bytes")
+    if max_bytes is not None and path.stat().st_size > max_bytes:
+        raise RequestError(f"the file is too large to be one of ours ({path}): at most {max_bytes} bytes")
     return path.read_bytes()
 
 
-def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("a key stands twice")
     return content
 
 
-def no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def reject_nan(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
 
 
 def sha256(data: bytes | memoryview) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.labels.trust_diagnosis import Diagnosis
-from fedmosaic_cli.storage.privacy_section import PrivacyBlock
+from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
+from fedmosaic_cli.storage.privacy_section import PrivacySection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 1
-MOST_DEPTH = 20
+SUMMARY_SCHEMA = 1
+MAX_JSON_DEPTH = 20
 # Sums in another order round differently; a mean that is further off was not taken of these numbers.
-ROUNDING = 1e-9
+MEAN_TOLERANCE = 1e-9
 
 
-class ForeignSummaryError(RequestError):
+class NotASummaryError(RequestError):
     """A file of that name which is none of ours."""
 
 
@@ -30,123 +30,123 @@ class NewerSummaryError(RequestError):
     """A summary that a newer version wrote."""
 
 
-def printable(content: T) -> T:
+def require_printable(content: T) -> T:
     """The content, if no text in it would steer a terminal or could not be written."""
-    for text in texts_in(content):
+    for text in iter_strings(content):
         if not text.isprintable():
             raise ValueError(f"{ascii(text)[:80]} cannot be printed")
     return content
 
 
-def texts_in(value: Any, depth: int = 0) -> Iterator[str]:
+def iter_strings(value: Any, depth: int = 0) -> Iterator[str]:
     """All text inside a value of JSON, which may not be deeper than any of ours."""
-    if depth > MOST_DEPTH:
+    if depth > MAX_JSON_DEPTH:
         raise ValueError("values lie too deep inside each other")
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         yield from value
         for inner in value.values():
-            yield from texts_in(inner, depth + 1)
+            yield from iter_strings(inner, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            yield from texts_in(inner, depth + 1)
+            yield from iter_strings(inner, depth + 1)
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-Text = Annotated[str, AfterValidator(printable)]
-Name = Annotated[Text, Field(min_length=1)]
-Section = Annotated[dict[str, Any], AfterValidator(printable)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PrintableStr = Annotated[str, AfterValidator(require_printable)]
+NonEmptyStr = Annotated[PrintableStr, Field(min_length=1)]
+PrintableDict = Annotated[dict[str, Any], AfterValidator(require_printable)]
 
 
-class Part(BaseModel):
+class SummaryRecord(BaseModel):
     """A part of a summary; what it holds beyond this is read by nobody here."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class Accuracy(Part):
+class AccuracySummary(SummaryRecord):
     """How right the clients are: the mean, and each of them where it was written down."""
 
-    client_mean: Share
-    per_client: Annotated[list[Share], Field(min_length=1)] | None = None
+    client_mean: Fraction
+    per_client: Annotated[list[Fraction], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def mean_of_clients(self) -> Accuracy:
+    def check_client_mean(self) -> AccuracySummary:
         """The two tell the same."""
-        if self.per_client and abs(sum(self.per_client) / len(self.per_client) - self.client_mean) > ROUNDING:
+        if self.per_client and abs(sum(self.per_client) / len(self.per_client) - self.client_mean) > MEAN_TOLERANCE:
             raise ValueError("client_mean is not the mean of per_client")
         return self
 
 
-class Shards(Part):
+class ShardsSummary(SummaryRecord):
     """What the clients held."""
 
     digest: str = ""
-    parameters: Section
+    parameters: PrintableDict
     clients: Annotated[int, Field(ge=1)] | None = None
 
 
-class Bits(Part):
+class TrafficSummary(SummaryRecord):
     """What all clients sent and received; null where raw data moved."""
 
-    up: Count | None = None
-    down: Count | None = None
+    up: NonNegativeInt | None = None
+    down: NonNegativeInt | None = None
 
 
-class Evaluation(Part):
+class EvaluationSummary(SummaryRecord):
     """What the numbers were taken on."""
 
-    clients: Name
+    clients: NonEmptyStr
 
 
-class Summary(Part):
+class RunSummary(SummaryRecord):
     """A finished run."""
 
-    preset: Name
-    dataset: Name
-    scheme: Name
-    method: Name
-    variant: Name
-    hyperparameters: Section
-    seed: Count
+    preset: NonEmptyStr
+    dataset: NonEmptyStr
+    scheme: NonEmptyStr
+    method: NonEmptyStr
+    variant: NonEmptyStr
+    hyperparameters: PrintableDict
+    seed: NonNegativeInt
     rounds: Annotated[int, Field(ge=1)]
-    model: Section
-    train: Section
-    clients: Section = Field(default_factory=dict)
-    privacy: PrivacyBlock | None = None
-    privacy_settings: Section = Field(default_factory=dict)
-    attack: Section = Field(default_factory=dict)
-    defence: Section = Field(default_factory=dict)
-    shards: Shards
-    accuracy: Accuracy
-    bits: Bits = Field(default_factory=Bits)
-    evaluation: Evaluation
-    device: Text = ""
-    diagnosis: Diagnosis | None = None
+    model: PrintableDict
+    train: PrintableDict
+    clients: PrintableDict = Field(default_factory=dict)
+    privacy: PrivacySection | None = None
+    privacy_settings: PrintableDict = Field(default_factory=dict)
+    attack: PrintableDict = Field(default_factory=dict)
+    defence: PrintableDict = Field(default_factory=dict)
+    shards: ShardsSummary
+    accuracy: AccuracySummary
+    bits: TrafficSummary = Field(default_factory=TrafficSummary)
+    evaluation: EvaluationSummary
+    device: PrintableStr = ""
+    diagnosis: TrustDiagnosis | None = None
 
     @model_validator(mode="after")
-    def noise_is_told_of(self) -> Summary:
+    def check_privacy_sections(self) -> RunSummary:
         """Whoever asked for noise says what it came to, and the other way round."""
         if (self.privacy is None) == bool(self.privacy_settings):
             raise ValueError("privacy and privacy_settings belong together")
         return self
 
 
-def check_schema(content: Any, path: Path) -> None:
+def check_summary_schema(content: Any, path: Path) -> None:
     """Refuse what is no summary of ours, or a newer one."""
     schema = content.get("schema") if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        raise ForeignSummaryError(f"not the summary of a run ({path}): it was made by others")
-    if schema > SCHEMA:
+        raise NotASummaryError(f"not the summary of a run ({path}): it was made by others")
+    if schema > SUMMARY_SCHEMA:
         raise NewerSummaryError(f"written by a newer fedmosaic, schema {schema} ({path}): update fedmosaic to read it")
 
 
-def check_sense(content: dict[str, Any], path: Path) -> None:
+def validate_summary(content: dict[str, Any], path: Path) -> None:
     """Refuse a summary in which something is missing or cannot be."""
     try:
-        Summary.model_validate(content)
+        RunSummary.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

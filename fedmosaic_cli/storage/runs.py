@@ -14,24 +14,24 @@ from safetensors.numpy import save as save_tensors
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
-    LARGEST_JSON,
-    append,
-    is_temporary,
-    new_directory,
-    put,
-    read_file,
+    MAX_JSON_BYTES,
+    append_bytes,
+    atomic_directory,
+    is_temporary_path,
+    read_checksummed_json,
     read_json,
-    read_sealed,
-    remove,
-    sealed,
+    read_regular_file,
+    remove_path,
+    remove_stale_temporaries,
     sha256,
-    sweep,
-    to_json,
-    write,
-    write_together,
+    to_checksummed_json,
+    to_json_bytes,
+    write_atomic,
+    write_files_atomic,
+    write_new_file,
 )
-from fedmosaic_cli.storage.lock import LOCK
-from fedmosaic_cli.storage.run_summary import check_schema, check_sense
+from fedmosaic_cli.storage.lock import LOCK_FILE
+from fedmosaic_cli.storage.run_summary import check_summary_schema, validate_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,81 +40,81 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Arrays = dict[str, NDArray[np.generic]]
+    ArrayDict = dict[str, NDArray[np.generic]]
 
-CONFIG, ENVIRONMENT, SUMMARY = "config.yaml", "env.json", "summary.json"
+CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE = "config.yaml", "env.json", "summary.json"
 # The manifest of the shards: who holds what, for those who look at the run when the shards are gone.
-SHARDS = "shards.json"
-CRASH = "crash.txt"
+SHARDS_FILE = "shards.json"
+CRASH_FILE = "crash.txt"
 # Of all files of a finished run, in the form that `sha256sum --check` reads.
-DIGESTS = "SHA256SUMS"
-ROUNDS, TIMINGS = "rounds.jsonl", "timings.jsonl"
-MODELS = "models"
-FILES = (CONFIG, ENVIRONMENT, SHARDS, ROUNDS, TIMINGS, SUMMARY, DIGESTS)
-DIGEST_LINE = re.compile(
+DIGESTS_FILE = "SHA256SUMS"
+ROUNDS_FILE, TIMINGS_FILE = "rounds.jsonl", "timings.jsonl"
+MODELS_DIR = "models"
+RUN_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, SHARDS_FILE, ROUNDS_FILE, TIMINGS_FILE, SUMMARY_FILE, DIGESTS_FILE)
+DIGEST_LINE_PATTERN = re.compile(
     r"([0-9a-f]{64})  ((?:config\.yaml|env\.json|shards\.json|\w+\.jsonl|summary\.json|models/client-\d+\.safetensors))"
 )
 
-SPLITS = ("test", "train", "val")
-PRIVACY = "privacy.json"
+EVALUATION_SPLITS = ("test", "train", "val")
+PRIVACY_FILE = "privacy.json"
 
 
-def model_name(client: int) -> str:
+def model_file_name(client: int) -> str:
     return f"client-{client:03d}.safetensors"
 
 
-def evaluation_name(split: str) -> str:
+def evaluation_file_name(split: str) -> str:
     return "evaluation.json" if split == "test" else f"evaluation-{split}.json"
 
 
 # What was found out about a finished run afterwards: true of its models as they are, and not part of it.
-FINDINGS = (*map(evaluation_name, SPLITS), PRIVACY)
+POST_RUN_FILES = (*map(evaluation_file_name, EVALUATION_SPLITS), PRIVACY_FILE)
 
 
 @dataclass(frozen=True)
-class RunFiles:
+class RunDirectory:
     """The files of one run directory."""
 
     path: Path
 
     @property
-    def config(self) -> Path:
-        return self.path / CONFIG
+    def config_path(self) -> Path:
+        return self.path / CONFIG_FILE
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints_dir(self) -> Path:
         return self.path / "checkpoints"
 
     @property
-    def tensorboard(self) -> Path:
+    def tensorboard_dir(self) -> Path:
         return self.path / "tensorboard"
 
     @property
-    def crash(self) -> Path:
-        return self.path / CRASH
+    def crash_path(self) -> Path:
+        return self.path / CRASH_FILE
 
-    def exists(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is anything here; what a run that ended before it began left behind is nothing."""
         if not self.path.is_dir():
             return self.path.exists()
-        nothing = (LOCK, CRASH)
-        return any(entry.name not in nothing and not is_temporary(entry) for entry in self.path.iterdir())
+        nothing = (LOCK_FILE, CRASH_FILE)
+        return any(entry.name not in nothing and not is_temporary_path(entry) for entry in self.path.iterdir())
 
-    def finished(self) -> bool:
-        return (self.path / SUMMARY).is_file()
+    def is_finished(self) -> bool:
+        return (self.path / SUMMARY_FILE).is_file()
 
-    def check_kinds(self) -> None:
+    def check_file_types(self) -> None:
         """Refuse a directory in which something else lies under a name of ours."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
-        for name in (*FILES, *FINDINGS, LOCK, CRASH):
+        for name in (*RUN_FILES, *POST_RUN_FILES, LOCK_FILE, CRASH_FILE):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise RequestError(f"this is not a file ({self.path / name}): move it away")
-        for folder in (self.checkpoints, self.path / MODELS):
+        for folder in (self.checkpoints_dir, self.path / MODELS_DIR):
             if folder.exists() and not folder.is_dir():
                 raise RequestError(f"this is not a directory ({folder}): move it away")
 
-    def open(
+    def initialize(
         self,
         config: dict[str, Any],
         environment: dict[str, Any],
@@ -123,40 +123,40 @@ class RunFiles:
     ) -> None:
         """Begin, or go back to where the logs were these: what came after is played again."""
         # A run that goes on is not finished any more, and what was said of its end no longer holds.
-        for outdated in (SUMMARY, DIGESTS, *FINDINGS, CRASH):
-            remove(self.path / outdated)
-        sweep(self.path)
-        write_together(
+        for outdated in (SUMMARY_FILE, DIGESTS_FILE, *POST_RUN_FILES, CRASH_FILE):
+            remove_path(self.path / outdated)
+        remove_stale_temporaries(self.path)
+        write_files_atomic(
             {
-                self.config: yaml.safe_dump(config, sort_keys=False).encode(),
-                self.path / ENVIRONMENT: to_json(environment),
-                self.path / SHARDS: sealed(shards),
-                **{self.path / name: logs.get(name, b"") for name in (ROUNDS, TIMINGS)},
+                self.config_path: yaml.safe_dump(config, sort_keys=False).encode(),
+                self.path / ENVIRONMENT_FILE: to_json_bytes(environment),
+                self.path / SHARDS_FILE: to_checksummed_json(shards),
+                **{self.path / name: logs.get(name, b"") for name in (ROUNDS_FILE, TIMINGS_FILE)},
             }
         )
 
-    def append(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
+    def append_round(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
         """Add a round to the logs."""
-        for name, lines in ((ROUNDS, rows), (TIMINGS, [timing])):
-            append(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
+        for name, lines in ((ROUNDS_FILE, rows), (TIMINGS_FILE, [timing])):
+            append_bytes(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
 
-    def logs(self) -> dict[str, bytes]:
-        return {name: (self.path / name).read_bytes() for name in (ROUNDS, TIMINGS)}
+    def read_logs(self) -> dict[str, bytes]:
+        return {name: (self.path / name).read_bytes() for name in (ROUNDS_FILE, TIMINGS_FILE)}
 
-    def rounds_logged(self) -> int:
+    def num_logged_rounds(self) -> int:
         """How far the log goes, as far as it can be read."""
         try:
-            return max((row["round"] for row in self.rounds()), default=0)
+            return max((row["round"] for row in self.read_rounds()), default=0)
         except (RequestError, KeyError, TypeError):
             return 0
 
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """The bytes of all files."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
-    def rounds(self) -> list[dict[str, Any]]:
+    def read_rounds(self) -> list[dict[str, Any]]:
         """All lines of rounds.jsonl."""
-        path = self.path / ROUNDS
+        path = self.path / ROUNDS_FILE
         try:
             # All lines at once: a log of many rounds is read several times as fast.
             lines = path.read_bytes().splitlines()
@@ -167,32 +167,32 @@ class RunFiles:
         except (OSError, RecursionError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
-    def save_models(self, models: Iterable[tuple[int, Arrays]]) -> dict[str, str]:
+    def save_models(self, models: Iterable[tuple[int, ArrayDict]]) -> dict[str, str]:
         """Write the personal models, one after the other. The digests of their files, by name.
 
         A client that has the model of the one before it, the same object, shares its file.
         """
         digests: dict[str, str] = {}
-        remove(self.path / MODELS)
-        with new_directory(self.path / MODELS) as folder:
-            last: tuple[Arrays, Path] | None = None
+        remove_path(self.path / MODELS_DIR)
+        with atomic_directory(self.path / MODELS_DIR) as folder:
+            last: tuple[ArrayDict, Path] | None = None
             for client, arrays in models:
-                path = folder / model_name(client)
+                path = folder / model_file_name(client)
                 if last and arrays is last[0]:
                     link_or_copy(last[1], path)
                     digests[path.name] = digests[last[1].name]
                 else:
                     data = save_tensors(arrays)
-                    put(path, data)
+                    write_new_file(path, data)
                     digests[path.name] = sha256(data)
                     last = arrays, path
         return digests
 
-    def load_model(self, client: int, digests: dict[str, str]) -> Arrays:
+    def load_model(self, client: int, digests: dict[str, str]) -> ArrayDict:
         """The personal model of one client, if it is the one that the run wrote."""
-        path = self.path / MODELS / model_name(client)
+        path = self.path / MODELS_DIR / model_file_name(client)
         try:
-            data = read_file(path)
+            data = read_regular_file(path)
             if digests.get(path.name) != sha256(data):
                 raise ValueError("another file")
             return load_tensors(data)
@@ -200,94 +200,98 @@ class RunFiles:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
             raise RequestError(f"cannot read a model, {reason} ({path}): mend the run with --resume") from None
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finalize(self, summary: dict[str, Any]) -> None:
         """Write the digests of everything, and then the summary."""
-        data = to_json(summary)
+        data = to_json_bytes(summary)
         digests = {
-            name: sha256((self.path / name).read_bytes()) for name in (CONFIG, ENVIRONMENT, SHARDS, ROUNDS, TIMINGS)
+            name: sha256((self.path / name).read_bytes())
+            for name in (CONFIG_FILE, ENVIRONMENT_FILE, SHARDS_FILE, ROUNDS_FILE, TIMINGS_FILE)
         }
         if "federation" not in summary:  # else they are with the sites
-            digests |= {f"{MODELS}/{name}": digest for name, digest in summary["models"].items()}
-        lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY: sha256(data)}.items()]
-        write(self.path / DIGESTS, "".join(lines).encode())
-        write(self.path / SUMMARY, data)
+            digests |= {f"{MODELS_DIR}/{name}": digest for name, digest in summary["models"].items()}
+        lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY_FILE: sha256(data)}.items()]
+        write_atomic(self.path / DIGESTS_FILE, "".join(lines).encode())
+        write_atomic(self.path / SUMMARY_FILE, data)
 
-    def damage(self) -> list[Path]:
+    def damaged_files(self) -> list[Path]:
         """The files of a finished run that are not as they were written."""
         try:
-            digests = self.digests()
+            digests = self.read_digests()
         except RequestError:
             digests = None
         if digests is None:
-            return [self.path / DIGESTS]
-        return [self.path / name for name in digests if not self.is_whole(name, digests)]
+            return [self.path / DIGESTS_FILE]
+        return [self.path / name for name in digests if not self.is_intact(name, digests)]
 
-    def is_whole(self, name: str, digests: dict[str, str]) -> bool:
+    def is_intact(self, name: str, digests: dict[str, str]) -> bool:
         try:
-            return sha256(read_file(self.path / name)) == digests.get(name)
+            return sha256(read_regular_file(self.path / name)) == digests.get(name)
         except (RequestError, OSError):
             return False
 
-    def digests(self) -> dict[str, str] | None:
+    def read_digests(self) -> dict[str, str] | None:
         """What each file's digest should be, by name; None where nobody wrote it down."""
-        path = self.path / DIGESTS
+        path = self.path / DIGESTS_FILE
         if not path.exists():
             return None
-        lines = read_file(path, LARGEST_JSON).decode(errors="replace").splitlines()
-        found = [DIGEST_LINE.fullmatch(line) for line in lines]
+        lines = read_regular_file(path, MAX_JSON_BYTES).decode(errors="replace").splitlines()
+        found = [DIGEST_LINE_PATTERN.fullmatch(line) for line in lines]
         digests = {match[2]: match[1] for match in found if match}
-        if not all(found) or not {CONFIG, ENVIRONMENT, ROUNDS, TIMINGS, SUMMARY} <= digests.keys():
+        if (
+            not all(found)
+            or not {CONFIG_FILE, ENVIRONMENT_FILE, ROUNDS_FILE, TIMINGS_FILE, SUMMARY_FILE} <= digests.keys()
+        ):
             raise RequestError(f"the file was changed or is damaged ({path}): mend the run with --resume")
         return digests
 
-    def check(self, *names: str) -> None:
+    def verify_files(self, *names: str) -> None:
         """Refuse files that are not as the run wrote them; where no digests are left, nothing can be said."""
-        digests = self.digests()
+        digests = self.read_digests()
         for name in names if digests is not None else ():
-            if not self.is_whole(name, digests or {}):
+            if not self.is_intact(name, digests or {}):
                 raise RequestError(
                     f"the file was changed or is damaged ({self.path / name}): mend the run with --resume"
                 )
 
-    def environment(self) -> dict[str, Any]:
+    def read_environment(self) -> dict[str, Any]:
         """What env.json tells, if it is there to tell it."""
-        path = self.path / ENVIRONMENT
+        path = self.path / ENVIRONMENT_FILE
         content = read_json(path) if path.is_file() else {}
         return content if isinstance(content, dict) else {}
 
-    def shards(self) -> dict[str, Any]:
+    def read_shard_manifest(self) -> dict[str, Any]:
         """The manifest of the shards that the run was made with."""
-        self.check(SHARDS)
-        return read_sealed(self.path / SHARDS)
+        self.verify_files(SHARDS_FILE)
+        return read_checksummed_json(self.path / SHARDS_FILE)
 
-    def summary(self) -> dict[str, Any]:
+    def read_summary(self) -> dict[str, Any]:
         """What came of the run. Refused where somebody else wrote it, or a newer version, or it makes no sense."""
-        path = self.path / SUMMARY
+        path = self.path / SUMMARY_FILE
         content: dict[str, Any] = read_json(path)
-        check_schema(content, path)  # first: a newer version may keep digests in another way
-        self.check(SUMMARY)
-        check_sense(content, path)
+        check_summary_schema(content, path)  # first: a newer version may keep digests in another way
+        self.verify_files(SUMMARY_FILE)
+        validate_summary(content, path)
         return content
 
-    def evaluation(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:
+    def evaluation_file(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:
         """Where an evaluation is written, and as what."""
-        return self.path / evaluation_name(split), sealed(content)
+        return self.path / evaluation_file_name(split), to_checksummed_json(content)
 
-    def privacy(self, content: dict[str, Any]) -> tuple[Path, bytes]:
+    def privacy_file(self, content: dict[str, Any]) -> tuple[Path, bytes]:
         """The same of an audit."""
-        return self.path / PRIVACY, sealed(content)
+        return self.path / PRIVACY_FILE, to_checksummed_json(content)
 
-    def load_evaluation(self, split: str) -> dict[str, Any]:
+    def read_evaluation(self, split: str) -> dict[str, Any]:
         """The evaluation on a part of the data, if there is one and it is of the models as they are."""
-        content = read_sealed(self.path / evaluation_name(split))
-        if content.get("split") != split or content.get("rounds") != self.summary()["rounds"]:
-            raise RequestError(f"not of this run ({self.path / evaluation_name(split)}): evaluate it again")
+        content = read_checksummed_json(self.path / evaluation_file_name(split))
+        if content.get("split") != split or content.get("rounds") != self.read_summary()["rounds"]:
+            raise RequestError(f"not of this run ({self.path / evaluation_file_name(split)}): evaluate it again")
         return content
 
 
 def link_or_copy(source: Path, target: Path) -> None:
     """The same file under a second name; not every file system can."""
     try:
-        syscalls.link(source, target)
+        syscalls.hard_link(source, target)
     except OSError:
-        put(target, source.read_bytes())
+        write_new_file(target, source.read_bytes())

@@ -11,32 +11,32 @@ import tempfile
 from pathlib import Path
 
 
-def create(path: Path) -> int:
+def create_file(path: Path) -> int:
     """A new file to write into; there must be none of this name."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def create_private(path: Path) -> int:
+def create_private_file(path: Path) -> int:
     """The same, for nobody's eyes but ours."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def extend(path: Path) -> int:
+def open_append(path: Path) -> int:
     """A file to write to the end of; it is made if there is none. Nobody is waited for at the other end of a pipe."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def write(handle: int, data: memoryview) -> int:
+def write(fd: int, data: memoryview) -> int:
     """Write at least a part of `data`; how much of it."""
-    return os.write(handle, data)
+    return os.write(fd, data)
 
 
-def empty(handle: int) -> None:
+def truncate(fd: int) -> None:
     """Drop what a file holds."""
-    os.ftruncate(handle, 0)
+    os.ftruncate(fd, 0)
 
 
-def keep(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Have the disk keep a file's content, or the names in a directory."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -50,7 +50,7 @@ def rename(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def link(source: Path, target: Path) -> None:
+def hard_link(source: Path, target: Path) -> None:
     """A second name for the same file."""
     os.link(source, target)
 

@@ -23,11 +23,11 @@ class Scenario:
 
     name: str
     preset: str
-    assignments: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A method and the hyper-parameters that a study fixes for it; all others are the preset's."""
 
     method: str
@@ -40,7 +40,7 @@ class Row:
         return " ".join([self.method, *words])
 
     @property
-    def assignments(self) -> tuple[str, ...]:
+    def overrides(self) -> tuple[str, ...]:
         return tuple(f"methods.{self.method}.{name}={value}" for name, value in self.hyperparameters)
 
 
@@ -49,98 +49,108 @@ class Study:
     """One table or figure. `table` is the paper's that its runs fill, "" where it has none; `figures` are the kinds
     that belong to it; hyper-parameters that are to be `spelled` stand beside a method's name in all settings."""
 
-    line: str
+    description: str
     scenarios: dict[Scale, tuple[Scenario, ...]]
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     table: str = ""
     figures: tuple[str, ...] = ("accuracy", "clients", "lambda", "consensus", "critical-difference")
-    spelled: tuple[str, ...] = field(default=())
+    shown_hyperparameters: tuple[str, ...] = field(default=())
 
-    def rows_of(self, methods: Sequence[str]) -> tuple[Row, ...]:
+    def select_rows(self, methods: Sequence[str]) -> tuple[StudyRow, ...]:
         """The rows of these methods, Local first: all others are compared with it. Without methods, all rows."""
         chosen = [row for row in self.rows if not methods or row.method in (*methods, "local")]
         return tuple(sorted(chosen, key=lambda row: row.method != "local"))
 
 
-def plain(*presets: str) -> tuple[Scenario, ...]:
+def preset_scenarios(*presets: str) -> tuple[Scenario, ...]:
     """Presets as they are."""
     return tuple(Scenario(preset, preset) for preset in presets)
 
 
-def fedmosaic(**hyperparameters: str) -> Row:
-    return Row("fedmosaic", tuple(hyperparameters.items()))
+def fedmosaic_row(**hyperparameters: str) -> StudyRow:
+    return StudyRow("fedmosaic", tuple(hyperparameters.items()))
 
 
-def rows(*methods: str) -> tuple[Row, ...]:
-    return tuple(map(Row, methods))
+def method_rows(*methods: str) -> tuple[StudyRow, ...]:
+    return tuple(map(StudyRow, methods))
 
 
-def public_sizes(preset: str, aside: int, sizes: Sequence[int]) -> tuple[Scenario, ...]:
+def public_size_scenarios(preset: str, pool_size: int, sizes: Sequence[int]) -> tuple[Scenario, ...]:
     """Public sets of these sizes, drawn from examples that are set aside: clients hold the same at every size."""
     return tuple(
-        Scenario(f"{preset}-public-{size}", preset, (f"data.public_from={aside}", f"data.public_size={size}"))
+        Scenario(f"{preset}-public-{size}", preset, (f"data.public_from={pool_size}", f"data.public_size={size}"))
         for size in sizes
     )
 
 
-def public_skews(preset: str, aside: int, size: int) -> tuple[Scenario, ...]:
+def public_skew_scenarios(preset: str, pool_size: int, size: int) -> tuple[Scenario, ...]:
     """Public sets of one size, balanced and more and more skewed: so small a part of what is set aside that one class
     can make up nearly all of them."""
-    base = (f"data.public_from={aside}", f"data.public_size={size}")
+    base = (f"data.public_from={pool_size}", f"data.public_size={size}")
     return (
         Scenario(f"{preset}-skew-balanced", preset, (*base, "data.public_alpha=null")),
-        *(Scenario(f"{preset}-skew-{alpha}", preset, (*base, f"data.public_alpha={alpha}")) for alpha in SKEWS),
+        *(Scenario(f"{preset}-skew-{alpha}", preset, (*base, f"data.public_alpha={alpha}")) for alpha in PUBLIC_ALPHAS),
     )
 
 
-SKEWS = ("1", "0.7", "0.5", "0.3", "0.1")
-FREQUENCY, ENTROPY = fedmosaic(expertise="frequency"), fedmosaic(expertise="entropy")
-ENTROPY_PAPER = fedmosaic(expertise="entropy", trust="paper")
-ENTROPY_STABILISED = fedmosaic(expertise="entropy", trust="stabilised")
-EVERYBODY = (*rows(*(name for name in METHODS if name not in ("fedmosaic", "gated"))), FREQUENCY, ENTROPY, Row("gated"))
-# The rows of the paper's compact table; the report's form of it says the same.
-FEW = (
-    *rows("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local"),
-    FREQUENCY,
-    Row("gated"),
+PUBLIC_ALPHAS = ("1", "0.7", "0.5", "0.3", "0.1")
+FREQUENCY_ROW, ENTROPY_ROW = fedmosaic_row(expertise="frequency"), fedmosaic_row(expertise="entropy")
+ENTROPY_PAPER_ROW = fedmosaic_row(expertise="entropy", trust="paper")
+ENTROPY_STABILISED_ROW = fedmosaic_row(expertise="entropy", trust="stabilised")
+ALL_METHOD_ROWS = (
+    *method_rows(*(name for name in METHODS if name not in ("fedmosaic", "gated"))),
+    FREQUENCY_ROW,
+    ENTROPY_ROW,
+    StudyRow("gated"),
 )
-ON_THE_PUBLIC_SET = (Row("local"), ENTROPY_STABILISED, ENTROPY_PAPER, Row("gated"))
-LABEL_SKEW = ("pathological-fashion-mnist", "pathological-cifar10", "practical-fashion-mnist", "practical-cifar10")
-HYBRID_QUICK = plain("hybrid-office10-quick", "quickstart-hybrid")
-MISLED = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
+# The rows of the paper's compact table; the report's form of it says the same.
+COMPACT_ROWS = (
+    *method_rows("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local"),
+    FREQUENCY_ROW,
+    StudyRow("gated"),
+)
+PUBLIC_SET_ROWS = (StudyRow("local"), ENTROPY_STABILISED_ROW, ENTROPY_PAPER_ROW, StudyRow("gated"))
+LABEL_SKEW_PRESETS = (
+    "pathological-fashion-mnist",
+    "pathological-cifar10",
+    "practical-fashion-mnist",
+    "practical-cifar10",
+)
+HYBRID_QUICK_SCENARIOS = preset_scenarios("hybrid-office10-quick", "quickstart-hybrid")
+MISLEADING_OVERRIDES = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 
 STUDIES = {
     "label-skew": Study(
         "the table on label skew: every method, clients with few classes",
         {
-            Scale.quick: plain(*(f"{preset}-quick" for preset in LABEL_SKEW), "quickstart"),
-            Scale.paper: plain(*LABEL_SKEW),
+            Scale.quick: preset_scenarios(*(f"{preset}-quick" for preset in LABEL_SKEW_PRESETS), "quickstart"),
+            Scale.paper: preset_scenarios(*LABEL_SKEW_PRESETS),
         },
-        EVERYBODY,
+        ALL_METHOD_ROWS,
         table="label-skew",
     ),
     "feature-shift": Study(
         "the table on feature shift, a column a domain: every method",
         {
-            Scale.quick: plain("feature-shift-office10-quick", "quickstart-feature-shift"),
-            Scale.paper: plain("feature-shift-office10", "feature-shift-domainnet"),
+            Scale.quick: preset_scenarios("feature-shift-office10-quick", "quickstart-feature-shift"),
+            Scale.paper: preset_scenarios("feature-shift-office10", "feature-shift-domainnet"),
         },
-        EVERYBODY,
+        ALL_METHOD_ROWS,
         table="feature-shift",
     ),
     "hybrid": Study(
         "the table on both at once: every method",
         {
-            Scale.quick: HYBRID_QUICK,
-            Scale.paper: plain("hybrid-office10", "hybrid-domainnet", "hybrid-domainnet-vit"),
+            Scale.quick: HYBRID_QUICK_SCENARIOS,
+            Scale.paper: preset_scenarios("hybrid-office10", "hybrid-domainnet", "hybrid-domainnet-vit"),
         },
-        EVERYBODY,
+        ALL_METHOD_ROWS,
         table="hybrid",
     ),
     "compact": Study(
         "the same table in brief",
-        {Scale.quick: HYBRID_QUICK, Scale.paper: plain("hybrid-office10", "hybrid-domainnet")},
-        FEW,
+        {Scale.quick: HYBRID_QUICK_SCENARIOS, Scale.paper: preset_scenarios("hybrid-office10", "hybrid-domainnet")},
+        COMPACT_ROWS,
         table="compact",
         figures=("accuracy", "critical-difference"),
     ),
@@ -148,67 +158,72 @@ STUDIES = {
         "the figure on the size of the public set; clients hold the same at every size",
         {
             Scale.quick: (
-                *public_sizes("practical-cifar10-quick", 1000, (1000, 500, 250, 100, 50)),
-                *public_sizes("quickstart", 600, (600, 300, 100, 50, 25)),
+                *public_size_scenarios("practical-cifar10-quick", 1000, (1000, 500, 250, 100, 50)),
+                *public_size_scenarios("quickstart", 600, (600, 300, 100, 50, 25)),
             ),
-            Scale.paper: public_sizes("public-size-cifar10", 3000, (3000, 2000, 1000, 500, 250)),
+            Scale.paper: public_size_scenarios("public-size-cifar10", 3000, (3000, 2000, 1000, 500, 250)),
         },
-        ON_THE_PUBLIC_SET,
+        PUBLIC_SET_ROWS,
         figures=("public-size",),
-        spelled=("trust",),
+        shown_hyperparameters=("trust",),
     ),
     "public-skew": Study(
         "the figure on the skew of the public set; clients hold the same at every skew",
         {
             Scale.quick: (
-                *public_skews("practical-cifar10-quick", 1000, 100),
-                *public_skews("quickstart", 1000, 100),
+                *public_skew_scenarios("practical-cifar10-quick", 1000, 100),
+                *public_skew_scenarios("quickstart", 1000, 100),
             ),
-            Scale.paper: public_skews("public-skew-cifar10", 9000, 1000),
+            Scale.paper: public_skew_scenarios("public-skew-cifar10", 9000, 1000),
         },
-        ON_THE_PUBLIC_SET,
+        PUBLIC_SET_ROWS,
         figures=("public-skew",),
-        spelled=("trust",),
+        shown_hyperparameters=("trust",),
     ),
     "misleading": Study(
         "the figures on misleading knowledge: one client's labels are turned around",
         {
             Scale.quick: (
-                *plain("misleading-cifar10-quick"),
-                Scenario("quickstart-misleading", "quickstart", MISLED),
+                *preset_scenarios("misleading-cifar10-quick"),
+                Scenario("quickstart-misleading", "quickstart", MISLEADING_OVERRIDES),
             ),
-            Scale.paper: plain("misleading-cifar10"),
+            Scale.paper: preset_scenarios("misleading-cifar10"),
         },
-        (*rows("local", "fedct"), ENTROPY_PAPER, Row("gated")),
+        (*method_rows("local", "fedct"), ENTROPY_PAPER_ROW, StudyRow("gated")),
         figures=("losses", "lambda"),
-        spelled=("trust",),
+        shown_hyperparameters=("trust",),
     ),
     "communication": Study(
         "the figure on communication: accuracy against what travelled",
-        {Scale.quick: plain("practical-fashion-mnist-quick"), Scale.paper: plain("practical-fashion-mnist")},
-        (*rows("local", "fedavg", "ditto", "fedct", "perfedckt"), FREQUENCY, Row("gated")),
+        {
+            Scale.quick: preset_scenarios("practical-fashion-mnist-quick"),
+            Scale.paper: preset_scenarios("practical-fashion-mnist"),
+        },
+        (*method_rows("local", "fedavg", "ditto", "fedct", "perfedckt"), FREQUENCY_ROW, StudyRow("gated")),
         figures=("communication",),
     ),
     "trust-rules": Study(
         "an ablation of ours: what follows from what the paper leaves open about trust and expertise",
         {
-            Scale.quick: plain("quickstart", "practical-fashion-mnist-quick", "feature-shift-office10-quick"),
-            Scale.paper: plain("practical-fashion-mnist", "feature-shift-office10"),
+            Scale.quick: preset_scenarios(
+                "quickstart", "practical-fashion-mnist-quick", "feature-shift-office10-quick"
+            ),
+            Scale.paper: preset_scenarios("practical-fashion-mnist", "feature-shift-office10"),
         },
         (
-            Row("local"),
+            StudyRow("local"),
             *(
-                fedmosaic(expertise="entropy", trust=trust)
+                fedmosaic_row(expertise="entropy", trust=trust)
                 for trust in ("paper", "stabilised", "agreement", "0.1", "0.3", "1.0")
             ),
-            fedmosaic(expertise="entropy", trust="paper", warmup_rounds="1"),
+            fedmosaic_row(expertise="entropy", trust="paper", warmup_rounds="1"),
             *(
-                fedmosaic(expertise=expertise, trust="0.3")
+                fedmosaic_row(expertise=expertise, trust="0.3")
                 for expertise in ("frequency", "count", "count-confidence", "uniform")
             ),
-            Row("gated"),
+            StudyRow("gated"),
         ),
         figures=("accuracy", "lambda", "consensus"),
-        spelled=("trust",),
+        shown_hyperparameters=("trust",),
     ),
 }

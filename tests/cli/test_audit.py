@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.storage.files import read_sealed
+from fedmosaic_cli.storage.files import read_checksummed_json
 
 RUN, LOCAL = Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quickstart/local/seed-0")
 
@@ -42,7 +42,7 @@ def test_the_document(audit):
     assert result.exit_code == 0, result.stderr
     [document] = json.loads(result.stdout)
     assert document.pop("run") == str(RUN)
-    assert document == read_sealed(RUN / "privacy.json")
+    assert document == read_checksummed_json(RUN / "privacy.json")
     assert not (RUN / "evaluation.json").exists(), "the models were not examined"
     assert (document["method"], document["seed"], document["rounds"]) == ("fedmosaic", 0, 4)
     expected = {"auc", "auc_interval", "finding", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "member_accuracy"}
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_a_run_and_view(audit):
     assert result.exit_code == 0
     heading, *lines = result.stdout.splitlines()
     assert heading.split()[:4] == ["run", "view", "clients", "examples"]
-    views = read_sealed(RUN / "privacy.json")["views"]
+    views = read_checksummed_json(RUN / "privacy.json")["views"]
     for line, (name, view) in zip(lines, views.items(), strict=False):
         assert line.split()[:5] == [str(RUN), name, "2", str(view["members"]), f"{view['auc']:.3f}"]
         assert line.rstrip().endswith(view["finding"])
@@ -79,13 +79,13 @@ def test_in_full_there_is_a_line_a_client(audit):
 def test_reference_models(audit, words, models):
     result = audit(LOCAL, *words)
     assert result.exit_code == 0, result.stderr
-    found = read_sealed(LOCAL / "privacy.json")
+    found = read_checksummed_json(LOCAL / "privacy.json")
     assert found["references"] == models
     assert list(found["views"]) == ["model-loss", "model-lira-offline", "model-lira-online"]
 
 
 def test_how_far_it_is_is_told(audit, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0)
     lines = audit(RUN, "--lira", "--references", "4").stderr.splitlines()
     assert [line for line in lines if line.startswith("playing")] == [
         f"playing the run again  {share}%" for share in (0, 25, 50, 75, 100)

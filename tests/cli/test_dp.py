@@ -176,7 +176,7 @@ def test_a_run_tells_before_and_after(invoke, tmp_path):
 
 
 def test_what_was_given_away_must_be_written_down(invoke, monkeypatch):
-    monkeypatch.setattr(experiment, "ledgers_of", lambda federation: {})
+    monkeypatch.setattr(experiment, "privacy_ledgers", lambda federation: {})
     result = invoke("baseline", "fedct", *SHORT, "--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--quiet")
     assert result.exit_code == 3
     assert "no client wrote down what it let go (privacy)" in result.stderr

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.storage.files import read_sealed
+from fedmosaic_cli.storage.files import read_checksummed_json
 
 FEDCT, LOCAL = Path("runs/quickstart/fedct/seed-0"), Path("runs/quickstart/local/seed-0")
 METRICS = ("accuracy", "loss", "macro_f1", "balanced_accuracy", "calibration_error")
@@ -52,7 +52,7 @@ def refused(result) -> str:
 def test_the_document(examine):
     [document] = documents(examine(FEDCT, "--json"))
     assert document.pop("run") == str(FEDCT)
-    assert document == read_sealed(FEDCT / "evaluation.json")
+    assert document == read_checksummed_json(FEDCT / "evaluation.json")
     summary = json.loads((FEDCT / "summary.json").read_text())
     assert accuracies(document) == summary["accuracy"].pop("per_client")
     assert document["accuracy"] == summary["accuracy"]
@@ -141,7 +141,7 @@ def test_without_a_local_run_the_command_that_makes_it_is_named(examine):
         f"note: there is no Local run to compare with ({LOCAL}): "
         "make it: fedmosaic baseline local --preset quickstart --rounds 7 --seed 0"
     )
-    stored = read_sealed(FEDCT / "evaluation.json")
+    stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
     assert stored["no_collaboration"] == "there is no Local run to compare with"
     assert {mark["gain"] for mark in stored["per_client"]} == {None}
@@ -193,7 +193,7 @@ def test_a_local_run_on_other_shards_is_not_compared_with(examine):
     assert "other shards" in line
     assert "--local DIR" in line
     assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0 --run-dir DIR")
-    stored = read_sealed(FEDCT / "evaluation.json")
+    stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
     assert "other shards" in stored["no_collaboration"]
 
@@ -202,7 +202,7 @@ def test_another_method_in_the_place_of_local_is_not_compared_with(examine):
     put_in_place_of_local("ditto/seed-0")
     result = examine(FEDCT)
     assert "a run of 'ditto', not of Local" in result.stderr
-    assert read_sealed(FEDCT / "evaluation.json")["collaboration"] is None
+    assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
 
 
 @pytest.mark.parametrize("damage", ["summary is changed", "summary is gone"])
@@ -217,7 +217,7 @@ def test_a_damaged_local_run_is_not_compared_with(examine, damage):
     [line] = result.stderr.splitlines()
     assert "the Local run is not finished, or damaged" in line
     assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0 --resume")
-    assert read_sealed(FEDCT / "evaluation.json")["collaboration"] is None
+    assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
 
 
 def make_up_accuracies(folder: Path) -> None:
@@ -260,7 +260,7 @@ def test_accuracies_that_cannot_be_are_not_compared_with(examine):
     result = examine(FEDCT)
     assert result.exit_code == 0
     assert "0.123 is no accuracy on" in result.stderr
-    assert read_sealed(FEDCT / "evaluation.json")["collaboration"] is None
+    assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
     (FEDCT / "evaluation.json").unlink()
     assert "0.123 is no accuracy on" in refused(examine(FEDCT, "--local", LOCAL))
 
@@ -273,7 +273,7 @@ def test_what_is_odd_about_the_local_run_is_told(examine):
     for runs in ([FEDCT], [FEDCT, LOCAL]):
         result = examine(*runs)
         assert f"mind that {told} ({FEDCT})" in result.stdout
-        assert read_sealed(FEDCT / "evaluation.json")["collaboration"]["caveats"] == [told]
+        assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"]["caveats"] == [told]
 
 
 def test_a_local_run_can_be_named(examine):
@@ -300,7 +300,7 @@ def test_on_the_training_part(examine):
     assert result.exit_code == 0
     [line] = result.stderr.splitlines()
     assert line.endswith(f"fedmosaic evaluate {LOCAL} --split train")
-    assert read_sealed(FEDCT / "evaluation-train.json")["collaboration"] is None
+    assert read_checksummed_json(FEDCT / "evaluation-train.json")["collaboration"] is None
 
     together = documents(examine(FEDCT, LOCAL, "--split", "train", "--json"))[0]
     found = together["collaboration"]
@@ -311,7 +311,7 @@ def test_on_the_training_part(examine):
     kept = LOCAL / "evaluation-train.json"
     kept.write_bytes(kept.read_bytes().replace(b'"rounds": 7', b'"rounds": 8'))
     assert examine(FEDCT, "--split", "train").exit_code == 0
-    assert read_sealed(FEDCT / "evaluation-train.json")["collaboration"] is None
+    assert read_checksummed_json(FEDCT / "evaluation-train.json")["collaboration"] is None
 
 
 def test_a_named_local_run_has_to_be_examined_on_the_part(examine):
@@ -337,7 +337,7 @@ def test_the_table_has_a_line_a_run(examine):
     assert result.exit_code == 0
     heading, ours, alone, *legend = result.stdout.splitlines()
     assert heading.split()[:4] == ["run", "mean", "%", "weighted"]
-    stored = read_sealed(FEDCT / "evaluation.json")
+    stored = read_checksummed_json(FEDCT / "evaluation.json")
     found = stored["collaboration"]
     expected = [f"{100 * stored['accuracy'][name]:.2f}" for name in ("client_mean", "sample_weighted", "client_std")]
     expected += [f"{100 * stored['accuracy'][name]:.2f}" for name in ("worst", "worst_decile")]
@@ -350,7 +350,7 @@ def test_the_table_has_a_line_a_run(examine):
 
 def test_in_full(examine):
     lines = examine(FEDCT, "--verbose").stdout.splitlines()
-    stored = read_sealed(FEDCT / "evaluation.json")
+    stored = read_checksummed_json(FEDCT / "evaluation.json")
     heading = next(number for number, line in enumerate(lines) if line.startswith("client "))
     shown = [line.split() for line in lines[heading + 1 : heading + 11]]
     assert [row[0] for row in shown] == [str(number) for number in range(10)]
@@ -366,7 +366,7 @@ def test_in_full(examine):
 
 def test_in_a_pipe_there_is_a_line_now_and_then(examine, monkeypatch):
     assert examine(FEDCT).stderr == "", "it takes no time"
-    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0)
     lines = examine(FEDCT, LOCAL).stderr.splitlines()
     assert lines == [f"examining clients  {5 * done}%" for done in range(21)]
     assert examine(FEDCT, LOCAL, "--quiet").stderr == ""

@@ -40,16 +40,16 @@ def result_of(classes: int, size: int) -> dict:
     ],
 )
 def test_what_all_paths_begin_with_is_said_once(paths, above, labels):
-    assert evaluation_view.short_names([Path(path) for path in paths]) == (above, labels)
+    assert evaluation_view.split_common_parent([Path(path) for path in paths]) == (above, labels)
 
 
 def test_on_eighty_columns_no_number_is_cut_off(capsys, monkeypatch):
-    monkeypatch.setattr(evaluation_view, "out", lambda: Console(width=80, markup=False, highlight=False))
+    monkeypatch.setattr(evaluation_view, "stdout_console", lambda: Console(width=80, markup=False, highlight=False))
     full = {**AVERAGES, **dict.fromkeys(AVERAGES, 1.0)}
     result = {**result_of(2, 10), **dict.fromkeys(METRICS, full)}
     result["collaboration"] = {"helped": 10, "unharmed": 20, "hurt": 30}
     paths = [Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quickstart/centralized/seed-0")]
-    evaluation_view.show(dict.fromkeys(paths, result), "test", verbose=False)
+    evaluation_view.show_evaluations(dict.fromkeys(paths, result), "test", verbose=False)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert shown.count("100.00") == 2 * 8
@@ -59,7 +59,7 @@ def test_on_eighty_columns_no_number_is_cut_off(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("classes", "drawn"), [(20, True), (21, False)])
 def test_a_matrix_is_drawn_where_it_can_be_read(capsys, classes, drawn):
-    evaluation_view.show({Path("run"): result_of(classes, 10)}, "test", verbose=True)
+    evaluation_view.show_evaluations({Path("run"): result_of(classes, 10)}, "test", verbose=True)
     shown = capsys.readouterr().out
     assert ("class19" in shown) is drawn
     assert ("the confusion matrices of 21 classes are in the file" in shown) is not drawn
@@ -70,5 +70,5 @@ def test_a_matrix_is_drawn_where_it_can_be_read(capsys, classes, drawn):
 def test_a_matrix_that_was_not_kept_is_not_drawn(capsys):
     result = result_of(3, 10)
     result["per_client"][0]["confusion"] = None
-    evaluation_view.show({Path("run"): result}, "test", verbose=True)
+    evaluation_view.show_evaluations({Path("run"): result}, "test", verbose=True)
     assert "too large to be kept" in capsys.readouterr().out

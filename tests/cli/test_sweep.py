@@ -12,12 +12,12 @@ from collections import deque
 import pytest
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.common_options import Device
-from fedmosaic_cli.cli.reproduce_engines import Engine, Way
+from fedmosaic_cli.cli.common_options import DeviceChoice
+from fedmosaic_cli.cli.reproduce_engines import SweepEngine, SweepExecutionOptions
 from fedmosaic_cli.cli.views import reproduce_view
-from fedmosaic_cli.storage.lock import locked
-from fedmosaic_cli.sweeps.jobs import Crew, Failure
-from fedmosaic_cli.sweeps.ray_cluster import Errand, Hand, Share, marked
+from fedmosaic_cli.storage.lock import directory_lock
+from fedmosaic_cli.sweeps.jobs import JobFailure, JobRunner
+from fedmosaic_cli.sweeps.ray_cluster import JobResources, RemoteCommand, WorkerActor, sweep_marker
 from tests.conftest import fedmosaic
 from tests.sweeps import STUDY, results_in
 
@@ -106,7 +106,7 @@ def test_printed_commands_name_the_runs_directory_of_the_variable(here, monkeypa
 def test_a_run_that_is_being_made_is_in_no_command(here, capsys):
     assert asked(*STUDY, "--dry-run", "--json") == 0
     first = json.loads(capsys.readouterr().out)["runs"][0]["path"]
-    with locked(here / first):
+    with directory_lock(here / first):
         assert asked(*STUDY, "--print-commands") == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 5
@@ -118,7 +118,7 @@ def test_a_run_ends_well_while_another_process_makes_its_local_run(here):
     assert fedmosaic("baseline", "local", *short, "--quiet", cwd=here).returncode == 0
     local = here / "runs" / "quickstart" / "local" / "seed-0"
     (local / "summary.json").unlink()
-    with locked(local):
+    with directory_lock(local):
         done = fedmosaic("baseline", "fedct", *short, cwd=here)
     assert done.returncode == 0, done.stderr
     assert "note: another process is making the Local run (runs/quickstart/local/seed-0): " in done.stderr
@@ -159,24 +159,29 @@ def test_without_the_package_nothing_is_begun(here, monkeypatch, capsys):
     assert list(here.iterdir()) == []
 
 
-def way(*, jobs=None, address=None, cpus=None, gpus=None, device=Device.auto, retries=None):
-    return Way(Engine.ray, address, jobs, cpus, gpus, retries, device)
+def way(*, jobs=None, address=None, cpus=None, gpus=None, device=DeviceChoice.auto, retries=None):
+    return SweepExecutionOptions(SweepEngine.ray, address, jobs, cpus, gpus, retries, device)
 
 
 def test_a_run_gets_the_cores_that_others_leave_and_a_gpu_if_it_asks(monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.cli.reproduce_engines.available_cores", lambda: 8)
+    monkeypatch.setattr("fedmosaic_cli.cli.reproduce_engines.num_available_cores", lambda: 8)
     assert way().cpus == 1
     assert way().at_once() == 8
     assert way(jobs=3).cpus == 2
     assert way(jobs=3, address="auto").cpus == 1, "nobody knows how many cores are there"
     assert way(cpus=4).at_once() == 2
     assert way(cpus=4).workers(2) == 4
-    assert (way().gpus, way().device) == (0, Device.cpu)
-    assert (way(device=Device.cuda).gpus, way(device=Device.cuda).device) == (1, Device.cuda)
-    assert way(gpus=0.25).device is Device.cuda
-    assert (way().retries, way(retries=0).retries) == (2, 0)
-    alone = Way(Engine.local, None, None, None, None, None, Device.auto)
-    assert (alone.retries, alone.device, alone.at_once(), alone.workers(4)) == (0, Device.auto, 8, 2)
+    assert (way().gpus, way().device) == (0, DeviceChoice.cpu)
+    assert (way(device=DeviceChoice.cuda).gpus, way(device=DeviceChoice.cuda).device) == (1, DeviceChoice.cuda)
+    assert way(gpus=0.25).device is DeviceChoice.cuda
+    assert (way().max_retries, way(retries=0).max_retries) == (2, 0)
+    alone = SweepExecutionOptions(SweepEngine.local, None, None, None, None, None, DeviceChoice.auto)
+    assert (alone.max_retries, alone.device, alone.max_parallel_jobs(), alone.workers_per_job(4)) == (
+        0,
+        DeviceChoice.auto,
+        8,
+        2,
+    )
 
 
 # On a worker
@@ -188,38 +193,44 @@ def node(alive=True, **resources):
 
 def test_there_is_room_where_cores_and_gpus_are_on_one_machine():
     nodes = [node(CPU=8.0, GPU=2.0), node(CPU=7.0), node(memory=1.0), node(alive=False, CPU=64.0)]
-    assert Share(2, 0).room(nodes) == 4 + 3
-    assert Share(1, 1).room(nodes) == 2
-    assert Share(1, 0.3).room(nodes) == 6
-    assert Share(3, 0.5).room(nodes) == 2
-    assert Share(1, 4).room(nodes) == 0
+    assert JobResources(2, 0).capacity(nodes) == 4 + 3
+    assert JobResources(1, 1).capacity(nodes) == 2
+    assert JobResources(1, 0.3).capacity(nodes) == 6
+    assert JobResources(3, 0.5).capacity(nodes) == 2
+    assert JobResources(1, 4).capacity(nodes) == 0
 
 
 def test_a_worker_makes_nothing_where_the_runs_directory_is_another(tmp_path):
     words = ("presets", "list")
-    with marked(tmp_path / "runs") as marker:
-        assert Errand(words, tmp_path, marker, {}).unfit("there") == ""
-        assert Errand(words, tmp_path / "none", marker, {}).unfit("there").startswith("the working directory is not ")
-        assert Errand(words, tmp_path, marker, {}, "0").unfit("there").startswith("fedmosaic is ")
+    with sweep_marker(tmp_path / "runs") as marker:
+        assert RemoteCommand(words, tmp_path, marker, {}).incompatibility("there") == ""
+        assert (
+            RemoteCommand(words, tmp_path / "none", marker, {})
+            .incompatibility("there")
+            .startswith("the working directory is not ")
+        )
+        assert RemoteCommand(words, tmp_path, marker, {}, "0").incompatibility("there").startswith("fedmosaic is ")
     assert not marker.exists()
-    word = Hand(Errand(words, tmp_path, marker, {})).look()
+    word = WorkerActor(RemoteCommand(words, tmp_path, marker, {})).poll()
     assert word.pid is None
-    assert word.unfit == (
+    assert word.incompatibility == (
         f"the runs directory is not this sweep's on {word.host} ({tmp_path / 'runs'}): every machine needs it under "
         "the same path, on a file system that all of them share"
     )
 
 
 def test_a_worker_s_command_has_directory_and_variables_of_whoever_sent_it(tmp_path):
-    with marked(tmp_path / "elsewhere") as marker:
+    with sweep_marker(tmp_path / "elsewhere") as marker:
         variables = {"FEDMOSAIC_RUNS": "elsewhere"}
-        hand = Hand(Errand(("train", "--preset", "quickstart", "--rounds", "1"), tmp_path, marker, variables))
-        word = hand.look()
-        assert word.code is None
+        hand = WorkerActor(
+            RemoteCommand(("train", "--preset", "quickstart", "--rounds", "1"), tmp_path, marker, variables)
+        )
+        word = hand.poll()
+        assert word.exit_code is None
         assert word.pid
-        while word.code is None:
-            word = hand.look()
-    assert word.code == 0
+        while word.exit_code is None:
+            word = hand.poll()
+    assert word.exit_code == 0
     assert list(tmp_path.glob("elsewhere/quickstart/*/seed-0/summary.json"))
     assert not (tmp_path / "runs").exists()
 
@@ -234,11 +245,11 @@ class Distant:
 
 
 def test_it_is_told_where_runs_are_made(capsys, monkeypatch):
-    assert reproduce_view.place(Distant()) == "  on node7, process 4711"
+    assert reproduce_view.process_location(Distant()) == "  on node7, process 4711"
     monkeypatch.setattr(Distant, "host", None)
-    assert reproduce_view.place(Distant()) == "  waits for room"
+    assert reproduce_view.process_location(Distant()) == "  waits for room"
     monkeypatch.setattr(Distant, "host", "")
-    assert reproduce_view.place(Distant()) == ""
+    assert reproduce_view.process_location(Distant()) == ""
 
 
 def test_a_line_tells_what_was_dealt_again(capsys):
@@ -248,8 +259,8 @@ def test_a_line_tells_what_was_dealt_again(capsys):
     class Plan:
         remaining = 1
 
-    crew = Crew(deque(), None, 1, 1, 1.0, crashes=[Failure(Job(), "its worker on node7 was lost (Ray)")])
-    lines = reproduce_view.Lines(Plan())
+    crew = JobRunner(deque(), None, 1, 1, 1.0, crashes=[JobFailure(Job(), "its worker on node7 was lost (Ray)")])
+    lines = reproduce_view.SweepProgressLines(Plan())
     lines.update(crew, [])
     lines.update(crew, [])
     assert capsys.readouterr().err == (

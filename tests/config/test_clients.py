@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.config.client_overrides import members, spread
-from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.client_overrides import expand_client_ranges, parse_client_range
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.resume_changes import differences
-from fedmosaic_cli.config.run_config import resolve_run, stored_run
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.resume_changes import config_differences
+from fedmosaic_cli.config.run_config import load_run_config, resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
 
 
 def run(method, *assignments, clients=6):
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add("preset", {"data": {"clients": clients}})
     for assignment in assignments:
-        layers.set(assignment)
-    return resolve_run("x", layers, method, 0, Place())
+        layers.add_assignment(assignment)
+    return resolve_run_config("x", layers, method, 0, DataDirs())
 
 
 def test_a_range_and_a_name_are_enough():
     config = run("fedmosaic", "clients.0-1.model=cnn", "clients.3={model: {name: mlp, hidden: [7]}, lr: 0.5}")
-    assert [config.model_of(client).name for client in range(6)] == ["cnn", "cnn", "mlp", "mlp", "mlp", "mlp"]
-    assert [config.model_of(client).hidden for client in (2, 3)] == [(64,), (7,)]
-    assert [config.train_of(client).lr for client in (2, 3)] == [0.001, 0.5]
-    assert config.train_of(3).rounds == config.train.rounds
+    assert [config.model_settings_for(client).name for client in range(6)] == ["cnn", "cnn", "mlp", "mlp", "mlp", "mlp"]
+    assert [config.model_settings_for(client).hidden for client in (2, 3)] == [(64,), (7,)]
+    assert [config.train_settings_for(client).lr for client in (2, 3)] == [0.001, 0.5]
+    assert config.train_settings_for(3).rounds == config.train.rounds
 
 
 def test_every_value_knows_its_origin():
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add_all(load_preset("quickstart-mixed").layers)
-    layers.set("clients.2-3.lr=0.5")
+    layers.add_assignment("clients.2-3.lr=0.5")
     assert layers.origin("clients.4-5.model.trees") == "preset quickstart-mixed"
     assert layers.origin("clients.2-3.lr") == "--set"
     assert layers.origin("train.momentum") == "default"
 
 
 def test_numbers_as_keys_are_clients_too():
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add("file", {"data": {"clients": 3}, "clients": {2: {"optimizer": "sgd", "momentum": 0.5}}})
-    config = resolve_run("x", layers, "fedavg", 0, Place())
-    assert (config.train_of(2).optimizer, config.train_of(1).optimizer) == ("sgd", "adam")
-    assert not config.misfit()
+    config = resolve_run_config("x", layers, "fedavg", 0, DataDirs())
+    assert (config.train_settings_for(2).optimizer, config.train_settings_for(1).optimizer) == ("sgd", "adam")
+    assert not config.incompatibility()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_nonsense_is_refused_in_one_line(assignment, words):
 
 def test_keys_of_a_model_are_laid_over_those_that_are_there():
     config = run("fedmosaic", "clients.1.model=random-forest", "clients.1.model.trees=7")
-    assert (config.model_of(1).name, config.model_of(1).trees) == ("random-forest", 7)
+    assert (config.model_settings_for(1).name, config.model_settings_for(1).trees) == ("random-forest", 7)
     config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model.depth=2")
-    assert (config.model_of(1).trees, config.model_of(1).depth) == (9, 2)
+    assert (config.model_settings_for(1).trees, config.model_settings_for(1).depth) == (9, 2)
     # A name alone is all there is to say: what belonged to the other model goes with it.
     config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model=decision-tree")
-    assert (config.model_of(1).name, config.model_of(1).trees) == ("decision-tree", 100)
+    assert (config.model_settings_for(1).name, config.model_settings_for(1).trees) == ("decision-tree", 100)
 
 
 def test_a_batch_of_one_has_no_statistics():
@@ -103,34 +103,36 @@ def test_a_batch_of_one_has_no_statistics():
 def test_nobody_is_named_twice():
     with pytest.raises(RequestError, match="client 2 is named twice"):
         run("fedmosaic", "clients.0-2.model=cnn", "clients.2-3.model=mlp")
-    assert list(members("4", 5)) == [4]
-    assert spread({}, 3) == {}
+    assert list(parse_client_range("4", 5)) == [4]
+    assert expand_client_ranges({}, 3) == {}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_average_need_one_network(method):
     networks, forests = run(method, "clients.0-2.model=cnn"), run(method, "clients.0-2.model=random-forest")
     anything = {"centralized", "local", "fedct", "fedmosaic"}
-    assert bool(networks.misfit()) == (method not in anything | {"perfedckt", "gated"})
-    assert bool(forests.misfit()) == (method not in anything)
-    assert bool(run(method, "model.name=decision-tree").misfit()) == (method not in anything)
-    assert not run(method).misfit()
+    assert bool(networks.incompatibility()) == (method not in anything | {"perfedckt", "gated"})
+    assert bool(forests.incompatibility()) == (method not in anything)
+    assert bool(run(method, "model.name=decision-tree").incompatibility()) == (method not in anything)
+    assert not run(method).incompatibility()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_speak_of_a_public_set_need_one(method):
-    assert bool(run(method, "data.public_size=0").misfit()) == (method in {"fedct", "perfedckt", "fedmosaic", "gated"})
+    assert bool(run(method, "data.public_size=0").incompatibility()) == (
+        method in {"fedct", "perfedckt", "fedmosaic", "gated"}
+    )
 
 
 def test_a_mixed_run_is_stored_and_compared(tmp_path):
     import yaml
 
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add_all(load_preset("quickstart-mixed").layers)
-    config = resolve_run("quickstart-mixed", layers, "fedmosaic", 0, Place())
+    config = resolve_run_config("quickstart-mixed", layers, "fedmosaic", 0, DataDirs())
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
-    assert stored_run(path, Place()) == config
-    layers.set("clients.2-3.lr=0.5")
-    other = resolve_run("quickstart-mixed", layers, "fedmosaic", 0, Place())
-    assert "clients.2-3.lr" in differences(config, other)[0].text
+    assert load_run_config(path, DataDirs()) == config
+    layers.add_assignment("clients.2-3.lr=0.5")
+    other = resolve_run_config("quickstart-mixed", layers, "fedmosaic", 0, DataDirs())
+    assert "clients.2-3.lr" in config_differences(config, other)[0].text

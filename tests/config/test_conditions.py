@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.rerun_args import conditions_of, values_told
-from fedmosaic_cli.config.run_config import resolve_run
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.rerun_args import cli_args_for, parse_option_values
+from fedmosaic_cli.config.run_config import resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 
 
 def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditto", seed=3, partition_seed=None):
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add_all(load_preset(preset).layers)
     for assignment in assignments:
-        layers.set(assignment)
-    return resolve_run(setting, layers, method, seed, Place(), partition_seed)
+        layers.add_assignment(assignment)
+    return resolve_run_config(setting, layers, method, seed, DataDirs(), partition_seed)
 
 
 @pytest.mark.parametrize(
@@ -33,18 +33,18 @@ def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditt
     ],
 )
 def test_the_values_of_options_are_found(arguments, told):
-    assert values_told(arguments) == told
+    assert parse_option_values(arguments) == told
 
 
 def test_a_preset_is_named_with_what_was_changed():
     run = run_of("quickstart", "train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
     words = ["--preset", "quickstart", "--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
-    assert conditions_of(run, {}, Place()) == words
+    assert cli_args_for(run, {}, DataDirs()) == words
 
 
 def test_what_changes_no_result_is_not_told():
     run = run_of("quickstart", "train.workers=1", "train.execution=threads", "train.checkpoint_every=3")
-    assert conditions_of(run, {"arguments": ["train", "--workers", "1", "--device", "cpu"]}, Place()) == [
+    assert cli_args_for(run, {"arguments": ["train", "--workers", "1", "--device", "cpu"]}, DataDirs()) == [
         *("--preset", "quickstart", "--device", "cpu")
     ]
 
@@ -52,7 +52,7 @@ def test_what_changes_no_result_is_not_told():
 def test_where_clients_are_is_said_again_unless_that_was_a_rehearsal():
     arguments = ["train", "--engine", "flower", "--federation", "ours"]
     for more, words in (([], arguments[1:]), (["--local-sites", "10"], [])):
-        found = conditions_of(run_of(), {"arguments": [*arguments, *more]}, Place())
+        found = cli_args_for(run_of(), {"arguments": [*arguments, *more]}, DataDirs())
         assert found == ["--preset", "quickstart", *words]
 
 
@@ -62,7 +62,7 @@ def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
     arguments = ["train", "--preset", "quickstart", "--shards", "../elsewhere/mine"]
     for place, shown in ((tmp_path / "mine", "mine"), (Path("/far/mine"), "/far/mine")):
         environment = {"arguments": arguments, "shards": str(place)}
-        assert conditions_of(run, environment, Place()) == ["--preset", "quickstart", "--shards", shown]
+        assert cli_args_for(run, environment, DataDirs()) == ["--preset", "quickstart", "--shards", shown]
 
 
 def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
     (tmp_path / "data" / "mine").mkdir(parents=True)
     for digest, shown in (("a", "data/mine"), ("b", "/far/data/mine")):
         (tmp_path / "data" / "mine" / "manifest.json").write_text(json.dumps({"digest": digest}))
-        assert conditions_of(run, environment, Place())[:2] == ["--shards", shown]
+        assert cli_args_for(run, environment, DataDirs())[:2] == ["--shards", shown]
 
 
 def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
@@ -80,22 +80,22 @@ def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
     arguments = ["train", "--preset", "mine.yaml", "--config", "own.yaml"]
     environment = {"arguments": arguments, "directory": str(tmp_path)}
     # Without its preset nothing can be made again: it is named, as it has to be put back.
-    assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml"]
+    assert cli_args_for(run, environment, DataDirs()) == ["--preset", "mine.yaml"]
     (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     preset = ["--preset", str(tmp_path / "mine.yaml")]
-    assert conditions_of(run, environment, Place()) == [*preset, "--set", "train.lr=0.5"]
+    assert cli_args_for(run, environment, DataDirs()) == [*preset, "--set", "train.lr=0.5"]
     (tmp_path / "own.yaml").write_text("train:\n  lr: 0.5\n")
-    assert conditions_of(run, environment, Place()) == [*preset, "--config", str(tmp_path / "own.yaml")]
+    assert cli_args_for(run, environment, DataDirs()) == [*preset, "--config", str(tmp_path / "own.yaml")]
     monkeypatch.chdir(tmp_path)
-    assert conditions_of(run, environment, Place()) == ["--preset", "mine.yaml", "--config", "own.yaml"]
+    assert cli_args_for(run, environment, DataDirs()) == ["--preset", "mine.yaml", "--config", "own.yaml"]
 
 
 def test_a_setting_with_a_name_of_its_own_is_called_so_again():
     run = run_of("quickstart", "data.public_size=50", setting="small-u")
     environment = {"arguments": ["train", "--preset", "quickstart", "--name", "small-u"]}
     words = ["--preset", "quickstart", "--name", "small-u", "--set", "data.public_size=50"]
-    assert conditions_of(run, environment, Place()) == words
+    assert cli_args_for(run, environment, DataDirs()) == words
     environment = {"arguments": ["train", "--shards", "/far/mine", "--name", "small-u"], "shards": "/far/mine"}
-    assert conditions_of(run, environment, Place())[:4] == ["--shards", "/far/mine", "--name", "small-u"]
+    assert cli_args_for(run, environment, DataDirs())[:4] == ["--shards", "/far/mine", "--name", "small-u"]

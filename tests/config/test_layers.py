@@ -8,28 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.config.layers import Layers
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.resume_changes import Difference, differences
-from fedmosaic_cli.config.run_config import flat, resolve_run, stored_run
-from fedmosaic_cli.config.yaml_files import parse, read
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.resume_changes import ConfigDifference, config_differences
+from fedmosaic_cli.config.run_config import flatten_keys, load_run_config, resolve_run_config
+from fedmosaic_cli.config.yaml_files import parse_yaml, read_yaml
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunDirectory
 
 
-def layered(*assignments: str, preset: str = "quickstart") -> Layers:
-    layers = Layers()
+def layered(*assignments: str, preset: str = "quickstart") -> ConfigLayers:
+    layers = ConfigLayers()
     layers.add_all(load_preset(preset).layers)
     for assignment in assignments:
-        layers.set(assignment)
+        layers.add_assignment(assignment)
     return layers
 
 
 def test_later_layers_win_and_every_value_knows_its_origin():
     layers = layered("train.lr=0.5", preset="quickstart-hybrid")
-    run = resolve_run("x", layers, "fedmosaic", seed=0, place=Place())
+    run = resolve_run_config("x", layers, "fedmosaic", seed=0, data_dirs=DataDirs())
     assert (run.train.lr, run.train.rounds, run.data.scheme, run.train.momentum) == (0.5, 30, "hybrid", 0.0)
     assert layers.origins["train.lr"] == "--set"
     assert layers.origins["train.rounds"] == "preset quickstart"
@@ -39,8 +39,8 @@ def test_later_layers_win_and_every_value_knows_its_origin():
 
 def test_a_method_reads_its_own_section_only():
     layers = layered("methods.fedct.warmup_rounds=9")
-    assert resolve_run("x", layers, "fedct", 0, Place()).method.warmup_rounds == 9
-    assert resolve_run("x", layers, "fedmosaic", 0, Place()).method.warmup_rounds == 5
+    assert resolve_run_config("x", layers, "fedct", 0, DataDirs()).method.warmup_rounds == 9
+    assert resolve_run_config("x", layers, "fedmosaic", 0, DataDirs()).method.warmup_rounds == 5
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_method_reads_its_own_section_only():
 )
 def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
     with pytest.raises(RequestError) as refused:
-        resolve_run("x", layered(assignment), "fedmosaic", seed=0, place=Place())
+        resolve_run_config("x", layered(assignment), "fedmosaic", seed=0, data_dirs=DataDirs())
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -88,7 +88,7 @@ def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
 @given(st.text(max_size=30))
 def test_no_assignment_can_do_worse_than_be_refused(text):
     with suppress(RequestError):
-        resolve_run("x", layered(f"train.lr={text}"), "fedmosaic", seed=0, place=Place())
+        resolve_run_config("x", layered(f"train.lr={text}"), "fedmosaic", seed=0, data_dirs=DataDirs())
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_no_assignment_can_do_worse_than_be_refused(text):
     ],
 )
 def test_numbers_are_read_as_people_write_them(text, value):
-    assert parse(text, "here") == value
-    assert type(parse(text, "here")) is type(value)
+    assert parse_yaml(text, "here") == value
+    assert type(parse_yaml(text, "here")) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def test_files_that_are_no_configuration_are_refused(tmp_path, text, words):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(RequestError, match=words):
-        read(path)
+        read_yaml(path)
 
 
 def test_binary_and_missing_files_are_refused(tmp_path):
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RequestError, match="not a text file"):
-        read(tmp_path / "b.yaml")
+        read_yaml(tmp_path / "b.yaml")
     with pytest.raises(RequestError, match="cannot read"):
-        read(tmp_path / "missing.yaml")
+        read_yaml(tmp_path / "missing.yaml")
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -143,63 +143,67 @@ def test_every_preset_is_valid_for_every_method(preset, method):
     loaded = load_preset(preset)
     assert loaded.description
     assert loaded.path.read_text().startswith("# "), "a preset opens with a comment"
-    assert resolve_run(preset, layered(preset=preset), method, seed=0, place=Place()).method.name == method
+    assert (
+        resolve_run_config(preset, layered(preset=preset), method, seed=0, data_dirs=DataDirs()).method.name == method
+    )
 
 
 def test_a_stored_run_comes_back_as_it_was(tmp_path):
-    run = resolve_run("mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, place=Place())
-    files = RunFiles(tmp_path / "run")
+    run = resolve_run_config(
+        "mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, data_dirs=DataDirs()
+    )
+    files = RunDirectory(tmp_path / "run")
     files.path.mkdir()
-    files.open(run.to_dict(), {}, {}, {})
-    assert stored_run(files.config, Place()) == run
+    files.initialize(run.to_dict(), {}, {}, {})
+    assert load_run_config(files.config_path, DataDirs()) == run
 
 
 def test_a_continuation_may_only_change_what_changes_no_number():
     def changed(*assignments, method="local", seed=0):
-        old = resolve_run("x", layered(), method, seed=0, place=Place())
-        return differences(old, resolve_run("x", layered(*assignments), method, seed, Place()))
+        old = resolve_run_config("x", layered(), method, seed=0, data_dirs=DataDirs())
+        return config_differences(old, resolve_run_config("x", layered(*assignments), method, seed, DataDirs()))
 
     assert changed("train.rounds=40", "train.workers=7", "train.execution=threads") == []
     [rate] = changed("train.lr=0.5")
-    assert rate == Difference("train.lr was 0.003 and is now 0.5", acceptable=True)
+    assert rate == ConfigDifference("train.lr was 0.003 and is now 0.5", is_overridable=True)
     [fewer] = changed("train.rounds=10")
     assert "fewer" in fewer.text
-    assert not fewer.acceptable
+    assert not fewer.is_overridable
     worst = changed("train.lr=0.5", "model.hidden=[3]", seed=1)[0]
-    assert not worst.acceptable, "what cannot be had at all is named first"
-    assert changed("methods.fedmosaic.trust=0.5", method="fedmosaic")[0].acceptable
-    assert not changed("methods.fedmosaic.expertise=frequency", method="fedmosaic")[0].acceptable, "another row"
-    assert changed("train.rounds=40", method="fedphp")[0].acceptable, "but its schedule is another one then"
+    assert not worst.is_overridable, "what cannot be had at all is named first"
+    assert changed("methods.fedmosaic.trust=0.5", method="fedmosaic")[0].is_overridable
+    assert not changed("methods.fedmosaic.expertise=frequency", method="fedmosaic")[0].is_overridable, "another row"
+    assert changed("train.rounds=40", method="fedphp")[0].is_overridable, "but its schedule is another one then"
 
 
 def test_flat_spells_nested_keys_with_dots():
-    assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
+    assert flatten_keys({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
 
 
 def test_a_preset_file_extends_its_neighbour_and_may_merge(tmp_path, monkeypatch):
     (tmp_path / "base.yaml").write_text("train: {rounds: 7, lr: 1e-2}\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntrain: &t {batch_size: 8}\nmodel: {<<: {name: mlp}}\n")
     monkeypatch.chdir("/")
-    run = resolve_run("x", layered(preset=str(tmp_path / "mine.yaml")), "local", seed=0, place=Place())
+    run = resolve_run_config("x", layered(preset=str(tmp_path / "mine.yaml")), "local", seed=0, data_dirs=DataDirs())
     assert (run.train.rounds, run.train.lr, run.train.batch_size) == (7, 0.01, 8)
 
 
 def test_the_later_spelling_of_a_round_s_length_wins():
-    assert resolve_run("x", layered("train.local_epochs=2"), "local", 0, Place()).train.local_steps is None
-    both = resolve_run("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0, Place()).train
+    assert resolve_run_config("x", layered("train.local_epochs=2"), "local", 0, DataDirs()).train.local_steps is None
+    both = resolve_run_config("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0, DataDirs()).train
     assert (both.local_epochs, both.local_steps) == (1, 4)
 
 
 def test_domains_choose_the_data_set_that_has_some():
-    layers = Layers()
-    layers.set("data.scheme=domain")
-    assert resolve_run("x", layers, "local", 0, Place()).data.dataset == "digits-domains"
+    layers = ConfigLayers()
+    layers.add_assignment("data.scheme=domain")
+    assert resolve_run_config("x", layers, "local", 0, DataDirs()).data.dataset == "digits-domains"
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n"])
 def test_runs_are_not_named_after_just_anything(name):
     with pytest.raises(RequestError, match="cannot be named after"):
-        resolve_run(name, layered(), "local", seed=0, place=Place())
+        resolve_run_config(name, layered(), "local", seed=0, data_dirs=DataDirs())
 
 
 def test_a_preset_extends_what_lies_beside_it(tmp_path):

@@ -10,33 +10,33 @@ from numpy.typing import NDArray
 
 from fedmosaic_cli.labels import codecs, wire
 from fedmosaic_cli.labels.voting import Ballot
-from fedmosaic_cli.labels.wire import Envelope, Expected, ExpertiseCode, Form, LabelCode
+from fedmosaic_cli.labels.wire import ExpectedMessage, ExpertiseEncoding, LabelEncoding, MessageHeader, MessageSpec
 
 RUN, PUBLIC, ROUND = bytes(range(16)), bytes(range(16, 32)), 5
 
 
-def envelope(client: int = 0, number: int = ROUND) -> Envelope:
+def envelope(client: int = 0, number: int = ROUND) -> MessageHeader:
     """What stands on a client's message of the round that is open."""
-    return Envelope(RUN, PUBLIC, number, client)
+    return MessageHeader(RUN, PUBLIC, number, client)
 
 
-def expected(form: Form, roster: Container[int] = frozenset({0}), number: int = ROUND) -> Expected:
-    return Expected(form, RUN, PUBLIC, number, roster)
+def expected(form: MessageSpec, roster: Container[int] = frozenset({0}), number: int = ROUND) -> ExpectedMessage:
+    return ExpectedMessage(form, RUN, PUBLIC, number, roster)
 
 
-def opinion(form: Form, labels: Any, expertise: Any = None, client: int = 0, number: int = ROUND) -> bytes:
+def opinion(form: MessageSpec, labels: Any, expertise: Any = None, client: int = 0, number: int = ROUND) -> bytes:
     """A client's message."""
     said = None if expertise is None else np.asarray(expertise, dtype=np.float64)
-    return wire.write_opinion(envelope(client, number), form, np.asarray(labels), said)
+    return wire.encode_label_upload(envelope(client, number), form, np.asarray(labels), said)
 
 
 def form_of(
-    labels: Any, expertise: Any, num_classes: int, code: ExpertiseCode = ExpertiseCode.LEVELS, **form: Any
-) -> Form:
+    labels: Any, expertise: Any, num_classes: int, code: ExpertiseEncoding = ExpertiseEncoding.LEVELS, **form: Any
+) -> MessageSpec:
     """The form of opinions with these labels, [examples] or [examples, classes], and expertise, if there is any."""
-    written = LabelCode.INDEX if np.ndim(labels) == 1 else LabelCode.BITS
-    told = ExpertiseCode.NONE if expertise is None else code
-    return Form(len(labels), num_classes, labels=written, expertise=told, **form)
+    written = LabelEncoding.INDEX if np.ndim(labels) == 1 else LabelEncoding.BITS
+    told = ExpertiseEncoding.NONE if expertise is None else code
+    return MessageSpec(len(labels), num_classes, label_encoding=written, expertise_encoding=told, **form)
 
 
 def ballots(

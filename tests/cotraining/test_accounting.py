@@ -13,15 +13,15 @@ from scipy.optimize import brentq
 
 from fedmosaic_cli.labels.privacy.accounting import (
     Release,
-    concentrated_epsilon,
+    classic_gaussian_epsilon,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_rho,
-    label_rho,
-    paper_formula,
-    simple_epsilon,
+    guarantee_rating,
+    pure_dp_rho,
     total_epsilon,
-    verdict,
+    zcdp_epsilon,
+    zcdp_epsilon_bound,
 )
 
 DELTA = 1e-5
@@ -78,7 +78,7 @@ def test_rounds_of_gaussian_noise_are_one_with_the_root_of_their_number():
 def test_labels_and_gaussian_noise_together(multiplier, label_epsilon, tight, simple):
     releases = both(100, multiplier, label_epsilon)
     assert total_epsilon(releases, DELTA) == pytest.approx(tight, abs=5e-4)
-    assert simple_epsilon(sum(release.rho for release in releases), DELTA) == pytest.approx(simple, abs=5e-4)
+    assert zcdp_epsilon_bound(sum(release.rho for release in releases), DELTA) == pytest.approx(simple, abs=5e-4)
 
 
 def test_planning_sheet():
@@ -92,38 +92,38 @@ def test_planning_sheet():
     mu = brentq(lambda mu: gaussian_epsilon(mu, DELTA) - 1, 0.01, 10)
     assert math.sqrt(2) / 3000 / mu == pytest.approx(0.00176, abs=5e-6)
     # The simple bound allows 0.0032 for a label, the tight one a little more.
-    assert simple_epsilon(300_000 * label_rho(0.0032), DELTA) == pytest.approx(10, rel=1e-2)
+    assert zcdp_epsilon_bound(300_000 * pure_dp_rho(0.0032), DELTA) == pytest.approx(10, rel=1e-2)
     assert total_epsilon([Release(1, "krr", 300_000, epsilon=0.003447)], DELTA) == pytest.approx(10, rel=5e-4)
 
 
 def test_the_paper_s_formula_is_none_to_report():
     """It says too much below about 8.4, too little above."""
-    assert paper_formula(math.sqrt(3000), DELTA) == pytest.approx(265.4, abs=0.05)
-    same = brentq(lambda mu: paper_formula(mu, DELTA) - gaussian_epsilon(mu, DELTA), 1, 3)
-    assert paper_formula(same, DELTA) == pytest.approx(8.4, abs=0.05)
-    assert paper_formula(same / 2, DELTA) > gaussian_epsilon(same / 2, DELTA)
-    assert paper_formula(same * 2, DELTA) < gaussian_epsilon(same * 2, DELTA)
+    assert classic_gaussian_epsilon(math.sqrt(3000), DELTA) == pytest.approx(265.4, abs=0.05)
+    same = brentq(lambda mu: classic_gaussian_epsilon(mu, DELTA) - gaussian_epsilon(mu, DELTA), 1, 3)
+    assert classic_gaussian_epsilon(same, DELTA) == pytest.approx(8.4, abs=0.05)
+    assert classic_gaussian_epsilon(same / 2, DELTA) > gaussian_epsilon(same / 2, DELTA)
+    assert classic_gaussian_epsilon(same * 2, DELTA) < gaussian_epsilon(same * 2, DELTA)
 
 
 def test_the_paper_s_noise_for_an_epsilon_of_its_own():
     """2250 public examples, epsilon 0.9 a round: a standard deviation of 255 on values up to 1."""
-    sigma = brentq(lambda sigma: paper_formula(math.sqrt(2250) / sigma, DELTA) - 0.9, 1, 1000)
+    sigma = brentq(lambda sigma: classic_gaussian_epsilon(math.sqrt(2250) / sigma, DELTA) - 0.9, 1, 1000)
     assert sigma == pytest.approx(255.3, abs=0.05)
 
 
 @given(positive, deltas)
 def test_the_simple_bound_is_one(rho, delta):
-    assert concentrated_epsilon(rho, delta) <= simple_epsilon(rho, delta) * (1 + 1e-12)
+    assert zcdp_epsilon(rho, delta) <= zcdp_epsilon_bound(rho, delta) * (1 + 1e-12)
 
 
 @given(positive, deltas)
 def test_the_exact_curve_is_below_every_bound(mu, delta):
-    assert gaussian_epsilon(mu, delta) <= concentrated_epsilon(gaussian_rho(mu), delta) * (1 + 1e-9)
+    assert gaussian_epsilon(mu, delta) <= zcdp_epsilon(gaussian_rho(mu), delta) * (1 + 1e-9)
 
 
 @given(positive)
 def test_a_label_costs_at_most_what_gaussian_noise_of_its_epsilon_does(epsilon):
-    assert label_rho(epsilon) <= epsilon**2 / 2 * (1 + 1e-12)
+    assert pure_dp_rho(epsilon) <= epsilon**2 / 2 * (1 + 1e-12)
 
 
 @given(st.lists(labels | gaussians, max_size=6), labels | gaussians, deltas)
@@ -175,4 +175,4 @@ def test_releases_are_written_and_read(release):
     ],
 )
 def test_what_a_total_is_worth(total, word):
-    assert verdict(total) == word
+    assert guarantee_rating(total) == word

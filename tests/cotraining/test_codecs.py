@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.expertise import highest_expertise
+from fedmosaic_cli.cotraining.expertise import expertise_upper_bound
 from fedmosaic_cli.engine import channel
-from fedmosaic_cli.engine.messages import Consensus, Opinion, Way, Weights
-from fedmosaic_cli.engine.method import World
+from fedmosaic_cli.engine.messages import ConsensusLabels, LabelUpload, Route, Weights
+from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import codecs, wire
-from fedmosaic_cli.labels.wire import SERVER, ExpertiseCode, Form
+from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, MessageSpec
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from tests.cotraining.ballots import envelope
 from tests.toys import CPU
@@ -27,42 +27,44 @@ def test_a_label_takes_the_logarithm_of_the_number_of_classes(classes, bits):
 @given(st.integers(1, 32).flatmap(lambda bits: st.tuples(st.just(bits), st.lists(st.integers(0, 2**bits - 1)))))
 def test_what_is_packed_comes_out_again_and_takes_no_more_room_than_it_must(case):
     bits, values = case
-    data = codecs.pack(np.array(values, dtype=np.int64), bits)
-    assert codecs.unpack(data, bits, len(values)).tolist() == values
+    data = codecs.pack_bits(np.array(values, dtype=np.int64), bits)
+    assert codecs.unpack_bits(data, bits, len(values)).tolist() == values
     assert 8 * len(data) == codecs.packed_bits(len(values), bits)
 
 
-def way(client: int = 0) -> Way:
-    return Way(CPU, envelope(client))
+def way(client: int = 0) -> Route:
+    return Route(CPU, envelope(client))
 
 
 @pytest.mark.parametrize(("public", "up", "down"), [(10_000, 15_000, 5_000), (2_250, 3_375, 1_125)])
 def test_the_paper_s_communication_example(public, up, down):
     labels, expertise = np.random.default_rng(0).integers(0, 10, public), np.zeros(public)
-    form = Form(public, 10, expertise=ExpertiseCode.LEVELS)
-    received, bits = channel.send({"opinion": Opinion(labels, expertise, form)}, way())
+    form = MessageSpec(public, 10, expertise_encoding=ExpertiseEncoding.LEVELS)
+    received, bits = channel.send_message({"opinion": LabelUpload(labels, expertise, form)}, way())
     assert bits == 8 * up
-    assert np.array_equal(wire.read_labels(received["opinion"], form), labels)
-    world = World(num_classes=10, init={}, sizes={}, rounds=1)
+    assert np.array_equal(wire.decode_labels(received["opinion"], form), labels)
+    world = FederationInfo(num_classes=10, initial_model={}, client_sizes={}, num_rounds=1)
     traffic = FedMosaic().traffic(world, public_size=public)
-    assert (traffic.up, traffic.down) == (8 * up, 8 * down)
-    consensus, bits = channel.send({"labels": Consensus(torch.as_tensor(labels), 10)}, way(SERVER))
+    assert (traffic.uplink_bits, traffic.downlink_bits) == (8 * up, 8 * down)
+    consensus, bits = channel.send_message({"labels": ConsensusLabels(torch.as_tensor(labels), 10)}, way(SERVER_ID))
     assert bits == 8 * down
     assert consensus["labels"].tolist() == labels.tolist()
 
 
 def arrived(values: list[float], high: float, bits: int) -> np.ndarray:
     """Expertise as the server reads it."""
-    form = Form(len(values), 2, expertise=ExpertiseCode.LEVELS, expertise_bits=bits, high=high)
-    said = Opinion(np.zeros(len(values), dtype=int), np.array(values), form)
-    received, sent_bits = channel.send({"opinion": said}, way())
+    form = MessageSpec(
+        len(values), 2, expertise_encoding=ExpertiseEncoding.LEVELS, expertise_bits=bits, max_expertise=high
+    )
+    said = LabelUpload(np.zeros(len(values), dtype=int), np.array(values), form)
+    received, sent_bits = channel.send_message({"opinion": said}, way())
     assert sent_bits == codecs.packed_bits(len(values), 1) + codecs.packed_bits(len(values), bits)
-    return wire.read_expertise(received["opinion"], form)
+    return wire.decode_expertise(received["opinion"], form)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1), st.integers(1, 32), st.sampled_from(["frequency", "entropy"]))
 def test_expertise_arrives_within_half_a_level(shares, bits, kind):
-    high = highest_expertise(kind, 10)
+    high = expertise_upper_bound(kind, 10)
     values = [share * high for share in shares]
     half = high / (2**bits - 1) / 2
     assert np.abs(arrived(values, high, bits) - values).max() <= half * (1 + 1e-6)
@@ -74,19 +76,19 @@ def test_the_receiver_sees_levels_not_what_was_meant():
 
 def test_no_expertise_arrives_as_none_at_all_and_all_as_all():
     """The server adds what keeps a vote alive: on the wire 0 is 0."""
-    high = highest_expertise("entropy", 10)
+    high = expertise_upper_bound("entropy", 10)
     assert arrived([0.0, high], high, bits=8).tolist() == [0.0, pytest.approx(high)]
 
 
 def test_with_a_single_class_nobody_is_an_expert():
-    high = highest_expertise("entropy", 1)
+    high = expertise_upper_bound("entropy", 1)
     assert high == 0.0
     assert arrived([0.0, 0.0], high, bits=8).tolist() == [0.0, 0.0]
 
 
 def test_labels_that_the_crowd_does_not_have_arrive_as_such():
     said = torch.tensor([3, -1, 0, 9, -1])
-    received, bits = channel.send({"labels": Consensus(said, 10)}, way(SERVER))
+    received, bits = channel.send_message({"labels": ConsensusLabels(said, 10)}, way(SERVER_ID))
     assert received["labels"].tolist() == said.tolist()
     assert bits == codecs.packed_bits(5, 4) + codecs.packed_bits(5, 1)
 
@@ -94,6 +96,6 @@ def test_labels_that_the_crowd_does_not_have_arrive_as_such():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_weights_arrive_as_they_were_sent(dtype):
     sent = {"a": torch.arange(6).reshape(2, 3).to(dtype), "scalar": torch.tensor(3).to(dtype), "none": torch.empty(0)}
-    received, bits = channel.send({"model": Weights(sent)}, way())
+    received, bits = channel.send_message({"model": Weights(sent)}, way())
     assert bits == 7 * 8 * dtype.itemsize
     assert all(torch.equal(received["model"][name], sent[name]) for name in sent)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.labels.defences import Rules
+from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.privacy import mechanisms
-from fedmosaic_cli.labels.voting import PAPER, Ballot, Rates, Tally, hold_vote, weighed
-from fedmosaic_cli.labels.wire import ExpertiseCode
+from fedmosaic_cli.labels.voting import PAPER, Ballot, ReportingRates, VoteTally, aggregate_votes, weighted_ballots
+from fedmosaic_cli.labels.wire import ExpertiseEncoding
 from tests.cotraining.ballots import ballots, levels
 
 FLOOR = Fraction(1, 1_000_000)
@@ -63,64 +63,64 @@ def by_hand(case: Votes, trim: float = 0.0, weigh=weight) -> list[int]:
 @settings(max_examples=1000)
 @given(votes())
 def test_the_consensus_is_what_counting_by_hand_gives(case):
-    outcome = hold_vote(case.ballots())
-    assert outcome.labels.tolist() == outcome.weighted.tolist() == by_hand(case)
-    assert outcome.majority.tolist() == by_hand(case, weigh=lambda level: Fraction(1))
+    outcome = aggregate_votes(case.ballots())
+    assert outcome.labels.tolist() == outcome.weighted_labels.tolist() == by_hand(case)
+    assert outcome.majority_labels.tolist() == by_hand(case, weigh=lambda level: Fraction(1))
     shares = [sum(map(weight, row)) for row in case.levels.tolist()]
     assert list(outcome.weight_share.values()) == pytest.approx([float(share / sum(shares)) for share in shares])
     agreement = [float(np.mean(row == outcome.labels)) for row in case.labels]
-    assert list(outcome.agreement.values()) == pytest.approx(agreement)
+    assert list(outcome.consensus_agreement.values()) == pytest.approx(agreement)
 
 
 @settings(max_examples=1000)
 @given(votes(), st.randoms(use_true_random=False), st.sampled_from(["weighted", "majority", "trimmed"]), st.booleans())
 def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
-    rules = Rules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
+    rules = VotingRules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
     sent = case.ballots()
-    outcome, other = (hold_vote(each, rules, {}) for each in (sent, random.sample(sent, len(sent))))
+    outcome, other = (aggregate_votes(each, rules, {}) for each in (sent, random.subsample(sent, len(sent))))
     assert outcome.labels.tobytes() == other.labels.tobytes()
     assert outcome.weight_share == other.weight_share
-    assert outcome.agreement_with_others == other.agreement_with_others
+    assert outcome.leave_one_out_agreement == other.leave_one_out_agreement
 
 
 @settings(max_examples=1000)
 @given(votes(), st.randoms(use_true_random=False))
 def test_which_numbers_clients_have_does_not_matter(case, random):
     """Even the order of summing up does not decide about ties."""
-    order = random.sample(range(len(case.labels)), len(case.labels))
+    order = random.subsample(range(len(case.labels)), len(case.labels))
     renumbered = Votes(case.labels[order], case.levels[order], case.classes, case.top)
-    assert hold_vote(renumbered.ballots()).labels.tolist() == hold_vote(case.ballots()).labels.tolist()
+    assert aggregate_votes(renumbered.ballots()).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
 
 @settings(max_examples=1000)
 @given(votes(), st.data())
 def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
     factor = data.draw(st.integers(1, 255 // max(case.top, 1)))
-    assert hold_vote(case.ballots(factor)).labels.tolist() == hold_vote(case.ballots()).labels.tolist()
+    assert aggregate_votes(case.ballots(factor)).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
 
 @settings(max_examples=1000)
-@given(votes(), st.sampled_from([PAPER, Rules(normalise=True), Rules(vote="majority")]))
+@given(votes(), st.sampled_from([PAPER, VotingRules(normalise=True), VotingRules(vote="majority")]))
 def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
     sent = case.ballots()
-    silenced = hold_vote([*sent, replace(sent[0], client=len(sent))], rules, {len(sent): 0.0})
-    assert silenced.labels.tolist() == hold_vote(sent, rules).labels.tolist()
+    silenced = aggregate_votes([*sent, replace(sent[0], client=len(sent))], rules, {len(sent): 0.0})
+    assert silenced.labels.tolist() == aggregate_votes(sent, rules).labels.tolist()
 
 
 @settings(max_examples=1000)
-@given(votes(most=1), st.sampled_from([PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed")]))
+@given(votes(most=1), st.sampled_from([PAPER, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed")]))
 def test_who_is_alone_is_told_what_it_said(case, rules):
-    outcome = hold_vote(case.ballots(), rules)
+    outcome = aggregate_votes(case.ballots(), rules)
     assert outcome.labels.tolist() == case.labels[0].tolist()
-    assert (outcome.weight_share, outcome.agreement) == ({0: 1.0}, {0: 1.0})
+    assert (outcome.weight_share, outcome.consensus_agreement) == ({0: 1.0}, {0: 1.0})
 
 
 @settings(max_examples=1000)
 @given(votes(most=12), st.sampled_from([0.0, 0.1, 0.2, 0.29, 0.34, 0.49]))
 def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
-    outcome = hold_vote(case.ballots(), Rules(vote="trimmed", trim=trim))
+    outcome = aggregate_votes(case.ballots(), VotingRules(vote="trimmed", trim=trim))
     assert outcome.labels.tolist() == by_hand(case, trim)
-    assert outcome.weighted.tolist() == by_hand(case)
+    assert outcome.weighted_labels.tolist() == by_hand(case)
 
 
 @settings(max_examples=1000)
@@ -128,7 +128,7 @@ def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
 def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standings, in_bits):
     """0.1 and 0.2 tie with 0.3, though not in float64."""
     said = np.eye(case.classes, dtype=np.uint8)[case.labels] if in_bits else case.labels
-    outcome = hold_vote(ballots(said, None, case.classes), reputation=dict(enumerate(standings)))
+    outcome = aggregate_votes(ballots(said, None, case.classes), reputation=dict(enumerate(standings)))
     for client, own in enumerate(case.labels.tolist()):
         agreed = 0
         for example, label in enumerate(own):
@@ -136,7 +136,7 @@ def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standing
             for other, row in enumerate(case.labels):
                 scores[row[example]] += Fraction(str(standings[other])) if other != client else 0
             agreed += any(scores) and scores.index(max(scores)) == label
-        assert outcome.agreement_with_others[client] == pytest.approx(agreed / len(own))
+        assert outcome.leave_one_out_agreement[client] == pytest.approx(agreed / len(own))
 
 
 @pytest.mark.parametrize(("share", "clients", "dropped"), [(0.1, 30, 3), (0.1, 29, 2), (0.29, 100, 29), (0.07, 100, 7)])
@@ -145,59 +145,59 @@ def test_as_many_are_trimmed_as_the_share_says(share, clients, dropped):
     labels = np.zeros((clients, 1), dtype=int)
     labels[: dropped + 1] = 1
     heavy = np.where(labels == 1, 1.0, 1 / 255)
-    kept = hold_vote(ballots(labels, heavy, 2), Rules(vote="trimmed", trim=share))
+    kept = aggregate_votes(ballots(labels, heavy, 2), VotingRules(vote="trimmed", trim=share))
     others = clients - 2 * dropped - 1
     assert kept.labels.tolist() == [1 if others / 255 < 1.0 else 0]
     labels[dropped] = 0
-    assert hold_vote(ballots(labels, heavy, 2), Rules(vote="trimmed", trim=share)).labels.tolist() == [0]
+    assert aggregate_votes(ballots(labels, heavy, 2), VotingRules(vote="trimmed", trim=share)).labels.tolist() == [0]
 
 
 def test_where_every_vote_is_trimmed_nothing_is_said():
     """Ten clients, ten classes: the heaviest vote for each is its only one. To say class 0 would be a bias."""
     everyone = ballots(np.arange(10)[:, None], np.ones((10, 1)), 10)
-    rules = Rules(vote="trimmed", trim=0.1)
-    assert hold_vote(everyone, rules).labels.tolist() == [-1]
-    assert hold_vote(everyone, rules, previous=np.array([7])).labels.tolist() == [7]
+    rules = VotingRules(vote="trimmed", trim=0.1)
+    assert aggregate_votes(everyone, rules).labels.tolist() == [-1]
+    assert aggregate_votes(everyone, rules, previous_labels=np.array([7])).labels.tolist() == [7]
 
 
 def test_ties_go_to_the_lowest_class():
     said = [[2, 1, 3], [1, 2, 3], [0, 0, 0], [3, 3, 0]]
-    assert hold_vote(ballots(said, np.full((4, 3), 0.5), 4)).labels.tolist() == [0, 0, 0]
-    assert hold_vote(ballots(said, None, 4)).labels.tolist() == [0, 0, 0]
+    assert aggregate_votes(ballots(said, np.full((4, 3), 0.5), 4)).labels.tolist() == [0, 0, 0]
+    assert aggregate_votes(ballots(said, None, 4)).labels.tolist() == [0, 0, 0]
 
 
 def test_rows_without_weight_keep_their_label_or_have_none():
     said = ballots([[1, 1], [2, 2]], None, 3)
     nobody = {0: 0.0, 1: 0.0}
-    assert hold_vote(said, reputation=nobody).labels.tolist() == [-1, -1]
-    assert hold_vote(said, reputation=nobody, previous=np.array([2, 0])).labels.tolist() == [2, 0]
-    assert hold_vote(said, reputation={0: 0.0}, previous=np.array([2, 0])).labels.tolist() == [2, 2]
-    assert hold_vote(said, reputation=nobody).weight_share == {0: 0.0, 1: 0.0}
-    assert hold_vote(said, reputation=nobody).agreement == {0: 0.0, 1: 0.0}
+    assert aggregate_votes(said, reputation=nobody).labels.tolist() == [-1, -1]
+    assert aggregate_votes(said, reputation=nobody, previous_labels=np.array([2, 0])).labels.tolist() == [2, 0]
+    assert aggregate_votes(said, reputation={0: 0.0}, previous_labels=np.array([2, 0])).labels.tolist() == [2, 2]
+    assert aggregate_votes(said, reputation=nobody).weight_share == {0: 0.0, 1: 0.0}
+    assert aggregate_votes(said, reputation=nobody).consensus_agreement == {0: 0.0, 1: 0.0}
 
 
 def test_votes_without_expertise_are_kept_alive_but_outweighed_by_a_single_level():
     said = [[0]] * 50 + [[1]]
-    assert hold_vote(ballots(said, levels([[0]] * 50 + [[1]]), 2)).labels.tolist() == [1]
-    assert hold_vote(ballots(said, levels([[0]] * 51), 2)).labels.tolist() == [0]
+    assert aggregate_votes(ballots(said, levels([[0]] * 50 + [[1]]), 2)).labels.tolist() == [1]
+    assert aggregate_votes(ballots(said, levels([[0]] * 51), 2)).labels.tolist() == [0]
 
 
 def test_no_score_that_is_no_number_is_counted():
-    tally = Tally(1, 2)
-    tally.add(np.array([0]), np.array([np.nan]))
+    tally = VoteTally(1, 2)
+    tally.add_votes(np.array([0]), np.array([np.nan]))
     with pytest.raises(ArithmeticError, match="finite"):
-        tally.winners(Rates())
+        tally.winning_labels(ReportingRates())
 
 
 # Labels behind noise.
 
 DRAWS, CLASSES, BUDGET = 10_000, 4, 1.0
 TRUE, WEIGHTS = (0, 2, 2, 3), (1.0, 0.4, 0.8, 0.2)
-KEEP, OTHER = mechanisms.keep_probability(BUDGET, CLASSES), mechanisms.other_probability(BUDGET, CLASSES)
-FLIP = mechanisms.flip_probability(BUDGET, mechanisms.BITS_OF_A_LABEL)
+KEEP, OTHER = mechanisms.keep_probability(BUDGET, CLASSES), mechanisms.other_label_probability(BUDGET, CLASSES)
+FLIP = mechanisms.flip_probability(BUDGET, mechanisms.CHANGED_BITS_PER_LABEL)
 NOISES = {
-    "krr": (mechanisms.randomised_labels, Rates(KEEP, OTHER)),
-    "xor": (mechanisms.flipped_bits, Rates(1 - FLIP, FLIP)),
+    "krr": (mechanisms.randomized_response, ReportingRates(KEEP, OTHER)),
+    "xor": (mechanisms.flip_one_hot_bits, ReportingRates(1 - FLIP, FLIP)),
 }
 
 
@@ -207,10 +207,10 @@ def drawn(noise: str, true=TRUE, budget: float = BUDGET, classes: int = CLASSES,
     return [NOISES[noise][0](np.full(size, label), budget, classes, rng) for label in true]
 
 
-def scores_of(sent: list[Ballot], rates: Rates) -> np.ndarray:
-    tally = Tally(sent[0].form.public_size, sent[0].form.num_classes)
-    for _, labels, weights in weighed(sent, PAPER, {}):
-        tally.add(labels, weights)
+def scores_of(sent: list[Ballot], rates: ReportingRates) -> np.ndarray:
+    tally = VoteTally(sent[0].spec.public_size, sent[0].spec.num_classes)
+    for _, labels, weights in weighted_ballots(sent, PAPER, {}):
+        tally.add_votes(labels, weights)
     return tally.scores(rates)
 
 
@@ -226,14 +226,14 @@ def test_scores_of_noisy_labels_are_right_on_average(noise):
     clean = np.array([1.0, 0.0, 1.2, 0.2])
     assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
     with pytest.raises(AssertionError):  # taken as they are, they are not
-        assert_mean_is(scores_of(sent, Rates()), clean)
+        assert_mean_is(scores_of(sent, ReportingRates()), clean)
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
     """What noise adds to a class on average is in proportion to what the class weighs."""
     shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.8, 0.0, 0.0, 0.2]])
-    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseCode.HISTOGRAM, share=True)
+    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM, share=True)
     clean = np.array([0.4, 0.0, 0.8 + 0.2, 0.2])
     assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
     told = [np.take(own, row) for own, row in zip(shares, drawn("krr"), strict=True)]
@@ -241,12 +241,14 @@ def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
         assert_mean_is(scores_of(ballots(drawn("krr"), told, CLASSES), NOISES["krr"][1]), clean)
 
 
-@pytest.mark.parametrize("rules", [PAPER, Rules(normalise=True, cap_share=0.2), Rules(vote="trimmed", trim=0.3)])
+@pytest.mark.parametrize(
+    "rules", [PAPER, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed", trim=0.3)]
+)
 def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_does(rules):
     rng = np.random.default_rng(4)
     labels, shares = rng.integers(0, CLASSES, (6, 50)), levels(rng.integers(0, 60, (6, CLASSES)))
-    by_class = hold_vote(ballots(labels, shares, CLASSES, code=ExpertiseCode.HISTOGRAM), rules, {})
-    by_example = hold_vote(ballots(labels, np.take_along_axis(shares, labels, axis=1), CLASSES), rules, {})
+    by_class = aggregate_votes(ballots(labels, shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM), rules, {})
+    by_example = aggregate_votes(ballots(labels, np.take_along_axis(shares, labels, axis=1), CLASSES), rules, {})
     assert by_class.labels.tolist() == by_example.labels.tolist()
     assert by_class.weight_share == pytest.approx(by_example.weight_share)
 
@@ -255,19 +257,19 @@ def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_do
 def test_with_noise_the_same_for_all_the_winner_is_that_of_the_plain_sum(noise):
     weights = levels(np.random.default_rng(1).integers(0, 256, (4, DRAWS)))
     sent = ballots(drawn(noise), weights, CLASSES)
-    assert np.array_equal(hold_vote(sent, rates=NOISES[noise][1]).labels, hold_vote(sent).labels)
+    assert np.array_equal(aggregate_votes(sent, rates=NOISES[noise][1]).labels, aggregate_votes(sent).labels)
 
 
 def test_bits_are_summed_up():
     """Every bit is a vote, wherever it stands: [2, 2, 3] votes of equal weight for the first example's classes."""
     said = np.array([[[1, 0, 1], [0, 0, 0]], [[1, 1, 1], [0, 1, 0]], [[0, 1, 1], [1, 1, 0]]], dtype=np.uint8)
-    outcome = hold_vote(ballots(said, None, 3))
-    assert outcome.labels.tolist() == outcome.majority.tolist() == [2, 1]
-    tally = Tally(2, 3)
+    outcome = aggregate_votes(ballots(said, None, 3))
+    assert outcome.labels.tolist() == outcome.majority_labels.tolist() == [2, 1]
+    tally = VoteTally(2, 3)
     for row in said:
-        tally.add(row, np.ones(2))
-    assert tally.sums.tolist() == [[2, 2, 3], [1, 2, 0]]
-    assert outcome.agreement == {0: 0.5, 1: 1.0, 2: 1.0}
+        tally.add_votes(row, np.ones(2))
+    assert tally.weight_sums.tolist() == [[2, 2, 3], [1, 2, 0]]
+    assert outcome.consensus_agreement == {0: 0.5, 1: 1.0, 2: 1.0}
 
 
 def first_one_wins(bits: list[np.ndarray], classes: int) -> np.ndarray:
@@ -286,9 +288,9 @@ def test_pure_noise_favours_no_class():
     """Whoever takes the first 1 of a row turns noise into votes for low classes. Weights leave no ties to break."""
     bits = drawn("xor", true=[0] * 15, budget=1e-9, classes=10, size=4000)
     weights = np.random.default_rng(2).random((15, 4000))
-    sent = ballots(bits, weights, 10, code=ExpertiseCode.FLOATS)
+    sent = ballots(bits, weights, 10, code=ExpertiseEncoding.FLOATS)
     flip = mechanisms.flip_probability(1e-9, 2)
-    assert is_even(hold_vote(sent, rates=Rates(1 - flip, flip)).labels, 10)
+    assert is_even(aggregate_votes(sent, rates=ReportingRates(1 - flip, flip)).labels, 10)
     assert not is_even(first_one_wins(bits, 10), 10)
 
 
@@ -297,9 +299,9 @@ def test_summed_bits_keep_what_the_first_one_of_a_row_loses():
     rng = np.random.default_rng(3)
     true = rng.integers(0, 10, 3000)
     said = np.where(rng.random((15, 3000)) < 0.8, true, rng.integers(0, 10, (15, 3000)))
-    bits = [mechanisms.flipped_bits(row, 4.0, 10, rng) for row in said]
+    bits = [mechanisms.flip_one_hot_bits(row, 4.0, 10, rng) for row in said]
     flip = mechanisms.flip_probability(4.0, 2)
-    right = np.mean(hold_vote(ballots(bits, None, 10), rates=Rates(1 - flip, flip)).labels == true)
+    right = np.mean(aggregate_votes(ballots(bits, None, 10), rates=ReportingRates(1 - flip, flip)).labels == true)
     wrong = np.mean(first_one_wins(bits, 10) == true)
     assert right > 0.995
     assert wrong < 0.85

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.crossfit import brier_scores, stratified_folds, verdict
+from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 from fedmosaic_cli.cotraining.expertise import (
     count_confidence_expertise,
     count_expertise,
     entropy_expertise,
-    expertise_of,
-    highest_expertise,
+    expertise_scores,
+    expertise_upper_bound,
 )
-from fedmosaic_cli.cotraining.logit_adjustment import prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
 from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
-from fedmosaic_cli.engine.losses import AdjustedPseudoLabels, PseudoLabels
+from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, PseudoLabelLoss
 from fedmosaic_cli.labels.voting import NO_LABEL
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -51,23 +51,23 @@ def test_a_brier_score_is_zero_for_the_sure_and_right_and_two_for_the_sure_and_w
 
 def test_a_verdict_by_hand():
     """Gains .1, .2, .3: the squares around .2 are .02, and .25 more of them."""
-    found = verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.25)
+    found = gate_decision(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.25)
     assert found.gain == pytest.approx(0.2)
-    assert found.error == pytest.approx(math.sqrt(0.27 / 6))
-    assert not found.keep
-    assert verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.0).keep
-    assert not verdict(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 4.0, 0.0).keep
+    assert found.standard_error == pytest.approx(math.sqrt(0.27 / 6))
+    assert not found.is_accepted
+    assert gate_decision(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.0).is_accepted
+    assert not gate_decision(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 4.0, 0.0).is_accepted
 
 
 @pytest.mark.parametrize(("count", "needed"), [(10, 0.0527), (100, 0.00503)])
 def test_few_examples_need_a_larger_gain(count, needed):
     """What the prior variance asks of gains that all agree."""
-    assert not verdict(torch.full((count,), 0.98 * needed, dtype=torch.float64), 1.0, 0.25).keep
-    assert verdict(torch.full((count,), 1.02 * needed, dtype=torch.float64), 1.0, 0.25).keep
+    assert not gate_decision(torch.full((count,), 0.98 * needed, dtype=torch.float64), 1.0, 0.25).is_accepted
+    assert gate_decision(torch.full((count,), 1.02 * needed, dtype=torch.float64), 1.0, 0.25).is_accepted
 
 
 def test_one_example_is_no_evidence():
-    assert not verdict(torch.tensor([2.0]), 1.0, 0.25).keep
+    assert not gate_decision(torch.tensor([2.0]), 1.0, 0.25).is_accepted
 
 
 def test_agreement_counts_where_the_client_knows_best():
@@ -97,7 +97,7 @@ def test_counts_tell_experience_from_exclusiveness():
     few, many = torch.tensor([0, 3]), torch.tensor([50, 40])
     assert count_expertise(labels, few).tolist() == [0.0, 3.0, 3.0]
     assert count_expertise(labels, many).tolist() == [50.0, 40.0, 40.0]
-    assert (expertise_of("frequency", torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
+    assert (expertise_scores("frequency", torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
 
 
 def test_count_and_confidence_are_multiplied():
@@ -114,31 +114,35 @@ def test_no_expertise_exceeds_what_both_ends_know_as_its_highest(kind, counts, d
     classes = len(counts)
     logits = data.draw(st.lists(st.floats(-50, 50), min_size=classes, max_size=classes))
     log_probs = torch.tensor([logits], dtype=torch.float64).log_softmax(dim=1)
-    found = expertise_of(kind, log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
-    assert 0 <= found.item() <= highest_expertise(kind, classes, sum(counts)) + 1e-9
+    found = expertise_scores(kind, log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
+    assert 0 <= found.item() <= expertise_upper_bound(kind, classes, sum(counts)) + 1e-9
 
 
 def test_a_shift_by_hand():
     counts, consensus = torch.tensor([3, 0]), torch.tensor([0, 1, 1, 1, NO_LABEL])
     own, common = np.array([4 / 5, 1 / 5]), np.array([2 / 6, 4 / 6])
     expected = np.log(common) - np.log(own)
-    assert prior_shift(counts, consensus, 1.0, 1.0).numpy() == pytest.approx(expected)
-    assert prior_shift(counts, consensus, 0.5, 1.0).numpy() == pytest.approx(expected / 2)
+    assert prior_logit_shift(counts, consensus, 1.0, 1.0).numpy() == pytest.approx(expected)
+    assert prior_logit_shift(counts, consensus, 0.5, 1.0).numpy() == pytest.approx(expected / 2)
 
 
 def test_equal_mixes_need_no_shift():
-    assert prior_shift(torch.tensor([4, 8]), torch.tensor([0, 1, 1] * 4), 1.0, 1.0).abs().max() == 0
+    assert prior_logit_shift(torch.tensor([4, 8]), torch.tensor([0, 1, 1] * 4), 1.0, 1.0).abs().max() == 0
 
 
 def test_an_adjusted_loss_is_the_plain_one_of_shifted_logits_and_leaves_out_what_has_no_label():
     torch.manual_seed(0)
     logits, consensus = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, NO_LABEL, 1, 0])
     shift = torch.tensor([0.5, -1.0, 0.25])
-    adjusted = AdjustedPseudoLabels.of(consensus, shift, 1.0)
-    plain = PseudoLabels(consensus, 1.0)
+    adjusted = AdjustedPseudoLabelLoss.from_labels(consensus, shift, 1.0)
+    plain = PseudoLabelLoss(consensus, 1.0)
     assert torch.allclose(
-        adjusted.values(logits, adjusted.targets), plain.values(logits + shift.double(), plain.targets), atol=1e-6
+        adjusted.example_losses(logits, adjusted.targets),
+        plain.example_losses(logits + shift.double(), plain.targets),
+        atol=1e-6,
     )
-    assert adjusted.values(logits, adjusted.targets)[3] == 0
-    unshifted = AdjustedPseudoLabels.of(consensus, torch.zeros(3), 1.0)
-    assert torch.allclose(unshifted.values(logits, unshifted.targets), plain.values(logits, plain.targets), atol=1e-12)
+    assert adjusted.example_losses(logits, adjusted.targets)[3] == 0
+    unshifted = AdjustedPseudoLabelLoss.from_labels(consensus, torch.zeros(3), 1.0)
+    assert torch.allclose(
+        unshifted.example_losses(logits, unshifted.targets), plain.example_losses(logits, plain.targets), atol=1e-12
+    )

@@ -14,12 +14,21 @@ import numpy as np
 import pytest
 
 from fedmosaic_cli.labels import wire
-from fedmosaic_cli.labels.defences import HEAVIEST, MEMORY, Rules, capped, normalised, remembered, reputations, trimmed
-from fedmosaic_cli.labels.voting import PAPER, Outcome, Tally, hold_vote
+from fedmosaic_cli.labels.defences import (
+    AGREEMENT_DECAY,
+    MAX_RELATIVE_WEIGHT,
+    VotingRules,
+    capped_weights,
+    client_reputations,
+    normalised_weights,
+    trimmed_vote_sums,
+    update_agreement_ema,
+)
+from fedmosaic_cli.labels.voting import PAPER, VoteResult, VoteTally, aggregate_votes
 from tests.cotraining.ballots import ballots
 
 CLIENTS, CLASSES, SIZE, SEEDS, ROUNDS = 15, 10, 3000, 5, 10
-ROBUST = Rules(normalise=True, cap_share=0.2)
+ROBUST = VotingRules(normalise=True, cap_share=0.2)
 KINDS = ("random", "constant", "flip", "collude_flip", "least_likely", "class_prior", "free_rider")
 
 
@@ -29,46 +38,46 @@ ONE_CLASS = np.zeros(4, dtype=int)
 
 
 def test_normalised_weights_have_a_mean_of_one():
-    assert normalised(ONE_CLASS, np.array([0.1, 0.3, 0.2, 0.2])).tolist() == pytest.approx([0.5, 1.5, 1.0, 1.0])
+    assert normalised_weights(ONE_CLASS, np.array([0.1, 0.3, 0.2, 0.2])).tolist() == pytest.approx([0.5, 1.5, 1.0, 1.0])
 
 
 def test_a_normalised_weight_is_at_most_five():
-    weights = normalised(np.zeros(10, dtype=int), np.array([1.0] + [0.0] * 9))
-    assert weights.tolist() == [HEAVIEST] + [0.0] * 9 == [5.0] + [0.0] * 9
+    weights = normalised_weights(np.zeros(10, dtype=int), np.array([1.0] + [0.0] * 9))
+    assert weights.tolist() == [MAX_RELATIVE_WEIGHT] + [0.0] * 9 == [5.0] + [0.0] * 9
 
 
 def test_what_weighs_nothing_is_not_normalised():
-    assert normalised(ONE_CLASS, np.zeros(4)).tolist() == [0, 0, 0, 0]
-    assert normalised(np.zeros(0, dtype=int), np.zeros(0)).tolist() == []
+    assert normalised_weights(ONE_CLASS, np.zeros(4)).tolist() == [0, 0, 0, 0]
+    assert normalised_weights(np.zeros(0, dtype=int), np.zeros(0)).tolist() == []
 
 
 def test_normalised_bits_weigh_one_a_row_on_average():
     bits = np.array([[1, 1], [1, 0]], dtype=np.uint8)
-    assert normalised(bits, np.array([1.0, 1.0])).tolist() == pytest.approx([2 / 3, 2 / 3])
-    assert normalised(bits, np.array([[0.5, 0.25]])).tolist() == [pytest.approx([0.8, 0.4])]
+    assert normalised_weights(bits, np.array([1.0, 1.0])).tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert normalised_weights(bits, np.array([[0.5, 0.25]])).tolist() == [pytest.approx([0.8, 0.4])]
 
 
 def test_scaling_all_that_a_client_claims_changes_nothing_once_normalised():
     weights = np.random.default_rng(0).random(50)
     labels = np.zeros(50, dtype=int)
-    assert normalised(labels, weights / 40) == pytest.approx(normalised(labels, weights))
+    assert normalised_weights(labels, weights / 40) == pytest.approx(normalised_weights(labels, weights))
 
 
 def test_nobody_holds_more_than_a_share_of_a_row():
     own, totals = np.array([6.0, 1.0, 0.0, 2.0]), np.array([10.0, 10.0, 10.0, 10.0])
-    assert capped(ONE_CLASS, own, totals, 0.2).tolist() == pytest.approx([2.0, 1.0, 0.0, 2.0])
+    assert capped_weights(ONE_CLASS, own, totals, 0.2).tolist() == pytest.approx([2.0, 1.0, 0.0, 2.0])
     bits, flat = np.array([[1, 1], [1, 0]], dtype=np.uint8), np.array([3.0, 3.0])
-    assert capped(bits, flat, np.array([10.0, 10.0]), 0.3).tolist() == pytest.approx([1.5, 3.0])
-    by_class = capped(bits, np.array([[4.0, 2.0]]), np.array([10.0, 10.0]), 0.3)
+    assert capped_weights(bits, flat, np.array([10.0, 10.0]), 0.3).tolist() == pytest.approx([1.5, 3.0])
+    by_class = capped_weights(bits, np.array([[4.0, 2.0]]), np.array([10.0, 10.0]), 0.3)
     assert by_class.tolist() == [pytest.approx([2.0, 1.0]), pytest.approx([3.0, 1.5])]
 
 
 def test_what_is_cut_goes_to_nobody():
     """One of weight 1 against nine of 0.1 who disagree: its share of 1.9 is cut to a fifth, 0.38, and theirs stay."""
     said, claimed = [[0]] + [[1]] * 4 + [[2]] * 5, [[1.0]] + [[0.1]] * 9
-    plain = hold_vote(ballots(said, claimed, 3))
+    plain = aggregate_votes(ballots(said, claimed, 3))
     assert plain.labels.tolist() == [0]
-    outcome = hold_vote(ballots(said, claimed, 3), Rules(cap_share=0.2))
+    outcome = aggregate_votes(ballots(said, claimed, 3), VotingRules(cap_share=0.2))
     assert outcome.labels.tolist() == [2]
     kept = 0.2 * (1 + 9 * 26 / 255)
     assert outcome.weight_share[0] == pytest.approx(kept / (kept + 9 * 26 / 255), abs=1e-4)
@@ -78,57 +87,61 @@ def test_trimming_drops_the_heaviest_votes_of_each_class():
     labels = [np.array([0]), np.array([0]), np.array([0]), np.array([1]), np.array([2])]
     votes = list(zip(labels, map(np.array, ([0.9], [0.3], [0.5], [0.6], [0.1])), strict=True))
     sums = np.array([[1.7, 0.6, 0.1]])
-    assert trimmed(votes, sums, 0.1).tolist() == [pytest.approx([1.7, 0.6, 0.1])], "a tenth of five is nobody"
-    assert trimmed(votes, sums, 0.2).tolist() == [pytest.approx([0.8, 0.0, 0.0])]
-    assert trimmed(votes, sums, 0.4).tolist() == [pytest.approx([0.3, 0.0, 0.0])]
+    assert trimmed_vote_sums(votes, sums, 0.1).tolist() == [pytest.approx([1.7, 0.6, 0.1])], "a tenth of five is nobody"
+    assert trimmed_vote_sums(votes, sums, 0.2).tolist() == [pytest.approx([0.8, 0.0, 0.0])]
+    assert trimmed_vote_sums(votes, sums, 0.4).tolist() == [pytest.approx([0.3, 0.0, 0.0])]
 
 
 def test_trimming_bits():
     bits = [np.array([row], dtype=np.uint8) for row in ([1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 1], [0, 0, 1])]
     votes = [(row, np.array([weight])) for row, weight in zip(bits, (0.5, 0.2, 0.1, 0.4, 0.3), strict=True)]
     sums = np.array([[0.8, 0.5, 0.7]])
-    assert trimmed(votes, sums, 0.2).tolist() == [pytest.approx([0.3, 0.0, 0.3])]
+    assert trimmed_vote_sums(votes, sums, 0.2).tolist() == [pytest.approx([0.3, 0.0, 0.3])]
 
 
 def test_what_is_remembered_fades():
-    after = remembered({0: 0.5, 1: 0.8}, {0: 1.0, 2: 0.3})
+    after = update_agreement_ema({0: 0.5, 1: 0.8}, {0: 1.0, 2: 0.3})
     assert after == {0: pytest.approx(0.55), 1: 0.8, 2: 0.3}
-    assert MEMORY == 0.9
+    assert AGREEMENT_DECAY == 0.9
 
 
 def test_reputation_is_agreement_beyond_chance_in_units_of_what_is_usual():
     agreement = {0: 0.6, 1: 0.6, 2: 0.35, 3: 0.1, 4: 0.9}
-    assert reputations(agreement, 10) == pytest.approx({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.0, 4: 1.0})
-    assert reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10)[2] == 0.0
+    assert client_reputations(agreement, 10) == pytest.approx({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.0, 4: 1.0})
+    assert client_reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10)[2] == 0.0
 
 
 def test_reputation_has_a_floor_if_one_is_asked_for():
-    assert reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10, floor=0.25)[2] == 0.25
+    assert client_reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10, min_reputation=0.25)[2] == 0.25
 
 
 @pytest.mark.parametrize("usual", [0.1, 0.02])
 def test_where_most_only_guess_nobody_is_told_apart(usual):
-    assert reputations({0: usual, 1: usual, 2: 0.9}, 10) == {0: 1.0, 1: 1.0, 2: 1.0}
-    assert reputations({}, 10) == {}
+    assert client_reputations({0: usual, 1: usual, 2: 0.9}, 10) == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert client_reputations({}, 10) == {}
 
 
 def test_agreement_with_others_leaves_out_oneself_and_all_claims_of_expertise():
     said, claimed = [[0, 0], [1, 0], [1, 1]], [[1.0, 1.0], [0.01, 0.01], [0.01, 0.01]]
-    outcome = hold_vote(ballots(said, claimed, 2), reputation={})
+    outcome = aggregate_votes(ballots(said, claimed, 2), reputation={})
     assert outcome.labels.tolist() == [0, 0], "expertise decides the vote"
     # 0 hears 1 and 1, and of 0 and 1 the lower; 1 hears a tie, and a tie; 2 hears a tie, and 0 and 0.
-    assert outcome.agreement_with_others == {0: 0.5, 1: 0.5, 2: 0.0}
-    without_reputation = hold_vote(ballots(said, claimed, 2))
-    assert without_reputation.agreement_with_others == {}
+    assert outcome.leave_one_out_agreement == {0: 0.5, 1: 0.5, 2: 0.0}
+    without_reputation = aggregate_votes(ballots(said, claimed, 2))
+    assert without_reputation.leave_one_out_agreement == {}
 
 
 def test_who_has_no_reputation_has_no_part_in_what_others_are_measured_by():
     said = [[0], [1], [1]]
-    assert hold_vote(ballots(said, None, 2), reputation={1: 0.0, 2: 0.0}).agreement_with_others == {
+    assert aggregate_votes(ballots(said, None, 2), reputation={1: 0.0, 2: 0.0}).leave_one_out_agreement == {
         **{0: 0.0, 1: 0.0},
         2: 0.0,
     }
-    assert hold_vote(ballots(said, None, 2), reputation={0: 0.0}).agreement_with_others == {0: 0.0, 1: 1.0, 2: 1.0}
+    assert aggregate_votes(ballots(said, None, 2), reputation={0: 0.0}).leave_one_out_agreement == {
+        0: 0.0,
+        1: 1.0,
+        2: 1.0,
+    }
 
 
 # The study.
@@ -162,13 +175,13 @@ def lies(kind: str, attackers: int, crowd: Crowd, number: int, last: np.ndarray 
         return (said[:attackers] + 1) % CLASSES
     if kind == "random":
         return np.random.default_rng((number, 7)).integers(0, CLASSES, (attackers, SIZE))
-    scores = Tally(SIZE, CLASSES)
+    scores = VoteTally(SIZE, CLASSES)
     for client in honest:
-        scores.add(said[client], crowd.mixes[client][said[client]])
+        scores.add_votes(said[client], crowd.mixes[client][said[client]])
     agreed = {
         "constant": np.full(SIZE, 3),
         "collude_flip": (crowd.true + 1) % CLASSES,
-        "least_likely": scores.sums.argmin(axis=1),
+        "least_likely": scores.weight_sums.argmin(axis=1),
         "class_prior": (crowd.true + 5) % CLASSES,
         "free_rider": said[0] if last is None else last,
     }[kind]
@@ -181,8 +194,8 @@ def evenly(labels: np.ndarray) -> np.ndarray:
 
 
 def one_round(
-    seed: int, kind: str, attackers: int, rules: Rules = PAPER, naive: bool = False
-) -> tuple[np.ndarray, Outcome]:
+    seed: int, kind: str, attackers: int, rules: VotingRules = PAPER, naive: bool = False
+) -> tuple[np.ndarray, VoteResult]:
     """The true classes, and what comes of a vote. Naive attackers claim everything, and nobody looks."""
     found = crowd(seed, 1)
     said = found.said[0].copy()
@@ -190,10 +203,10 @@ def one_round(
     claims = np.take_along_axis(found.mixes, said, axis=1)
     for client in range(attackers):
         claims[client] = 1.0 if naive else evenly(said[client])
-    return found.true, hold_vote(ballots(said, claims, CLASSES, share=not naive), rules)
+    return found.true, aggregate_votes(ballots(said, claims, CLASSES, share=not naive), rules)
 
 
-def right(kind: str, attackers: int, rules: Rules = PAPER, naive: bool = False) -> float:
+def right(kind: str, attackers: int, rules: VotingRules = PAPER, naive: bool = False) -> float:
     """The share of correct consensus labels in a single round, over all seeds."""
     rounds = [one_round(seed, kind, attackers, rules, naive) for seed in range(SEEDS)]
     return float(np.mean([np.mean(outcome.labels == true) for true, outcome in rounds]))
@@ -211,15 +224,15 @@ def right_in_the_end(seed: int, kind: str, attackers: int) -> float:
             claims[client] = evenly(said[client])
         sent = ballots(said, claims, CLASSES, share=True)
         for ballot in sent[:attackers]:
-            wire.check_content(ballot.data, ballot.form)
-        outcome = hold_vote(sent, ROBUST, reputations(memory, CLASSES), previous=last)
-        memory, last = remembered(memory, outcome.agreement_with_others), outcome.labels
+            wire.validate_payload(ballot.data, ballot.spec)
+        outcome = aggregate_votes(sent, ROBUST, client_reputations(memory, CLASSES), previous_labels=last)
+        memory, last = update_agreement_ema(memory, outcome.leave_one_out_agreement), outcome.labels
     return float(np.mean(last == found.true))
 
 
 def test_without_attackers_the_study_is_as_it_was_published():
     assert right("collude_flip", 0) == pytest.approx(0.735, abs=0.01)
-    majority = [one_round(seed, "collude_flip", 0)[1].majority for seed in range(SEEDS)]
+    majority = [one_round(seed, "collude_flip", 0)[1].majority_labels for seed in range(SEEDS)]
     shares = [np.mean(labels == crowd(seed, 1).true) for seed, labels in enumerate(majority)]
     assert np.mean(shares) == pytest.approx(0.98, abs=0.01)
 
@@ -235,14 +248,14 @@ def test_whoever_claims_everything_is_found_out(kind):
     found = crowd(0, 1)
     for labels in lies(kind, 3, found, 0, None):
         (ballot,) = ballots([labels], [np.ones(SIZE)], CLASSES, share=True)
-        with pytest.raises(wire.RefusedError) as refused:
-            wire.check_content(ballot.data, ballot.form)
-        assert refused.value.reason is wire.Reason.EXPERTISE_INCONSISTENT
+        with pytest.raises(wire.InvalidMessageError) as refused:
+            wire.validate_payload(ballot.data, ballot.spec)
+        assert refused.value.reason is wire.RejectionReason.EXPERTISE_INCONSISTENT
 
 
 def test_everything_about_a_single_class_is_consistent():
     (ballot,) = ballots([np.full(SIZE, 3)], [np.ones(SIZE)], CLASSES, share=True)
-    assert not wire.check_content(ballot.data, ballot.form)
+    assert not wire.validate_payload(ballot.data, ballot.spec)
 
 
 @pytest.mark.parametrize(("attackers", "share"), [(1, 0.708), (2, 0.681), (3, 0.648)])
@@ -252,7 +265,7 @@ def test_those_who_adapt_to_the_checks_do_some_harm(attackers, share):
 
 @pytest.mark.parametrize(("attackers", "share"), [(1, 0.743), (2, 0.688), (3, 0.577)])
 def test_normalised_votes_against_those_who_adapt(attackers, share):
-    assert right("collude_flip", attackers, Rules(normalise=True)) == pytest.approx(share, abs=0.01)
+    assert right("collude_flip", attackers, VotingRules(normalise=True)) == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fedmosaic_cli.cotraining.expertise import (
     entropy_expertise,
+    expertise_upper_bound,
     frequency_expertise,
-    highest_expertise,
     uniform_expertise,
 )
-from fedmosaic_cli.cotraining.trust import LEAST_TRUST, TRUST_RULES, loss_ratio_trust
-from fedmosaic_cli.labels.voting import FLOOR, Outcome, Tally, hold_vote
-from fedmosaic_cli.labels.wire import ExpertiseCode
+from fedmosaic_cli.cotraining.trust import MIN_TRUST, TRUST_RULES, loss_ratio_trust
+from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, VoteResult, VoteTally, aggregate_votes
+from fedmosaic_cli.labels.wire import ExpertiseEncoding
 from tests.cotraining.ballots import ballots, levels
 
 losses = st.one_of(st.floats(min_value=0, max_value=100), st.floats(min_value=0, max_value=1e300))
@@ -38,7 +38,7 @@ def test_no_public_loss_means_trust_of_e():
 
 
 def test_a_memorised_private_set_ends_trust_under_the_paper_but_not_when_stabilised():
-    assert TRUST_RULES["paper"](0.0, 0.4) == LEAST_TRUST < 1e-20
+    assert TRUST_RULES["paper"](0.0, 0.4) == MIN_TRUST < 1e-20
     assert TRUST_RULES["stabilised"](0.0, 0.4) == pytest.approx(math.exp(-0.4 / 0.3))
 
 
@@ -46,7 +46,7 @@ def test_a_memorised_private_set_ends_trust_under_the_paper_but_not_when_stabili
 @given(losses, losses, st.floats(min_value=0, max_value=10))
 def test_trust_is_positive_and_at_most_e(private, public, epsilon):
     trust = loss_ratio_trust(private, public, epsilon)
-    assert 0 < LEAST_TRUST <= trust <= math.e
+    assert 0 < MIN_TRUST <= trust <= math.e
     assert loss_ratio_trust(private, public, epsilon, cap=1.0) == min(trust, 1.0)
 
 
@@ -80,30 +80,30 @@ def test_frequency_expertise_over_all_classes_sums_to_one():
 def test_entropy_expertise_spans_its_range_and_rewards_certainty():
     uniform, certain = torch.full((1, 4), 0.25).log(), torch.tensor([[0.0, -math.inf, -math.inf, -math.inf]])
     assert entropy_expertise(uniform).item() == pytest.approx(0.0, abs=1e-7)
-    assert entropy_expertise(certain).item() == pytest.approx(highest_expertise("entropy", 4))
+    assert entropy_expertise(certain).item() == pytest.approx(expertise_upper_bound("entropy", 4))
     surer = torch.tensor([[0.4, 0.3, 0.3], [0.6, 0.2, 0.2], [0.9, 0.05, 0.05]]).log()
     weights = entropy_expertise(surer).tolist()
     # The wrong sign, E = H, would reward doubt.
     assert weights == sorted(weights)
 
 
-def vote(labels, expertise, num_classes: int, **form) -> Outcome:
+def vote(labels, expertise, num_classes: int, **form) -> VoteResult:
     """What comes of opinions, a row each, sent in single precision unless told otherwise."""
-    return hold_vote(ballots(labels, expertise, num_classes, **{"code": ExpertiseCode.FLOATS, **form}))
+    return aggregate_votes(ballots(labels, expertise, num_classes, **{"code": ExpertiseEncoding.FLOATS, **form}))
 
 
 def test_an_expert_outvotes_two_who_do_not_know():
     outcome = vote([[0], [0], [1]], [[0.1], [0.1], [0.5]], 2)
-    assert outcome.labels.tolist() == outcome.weighted.tolist() == [1]
-    assert outcome.majority.tolist() == [0]
-    assert outcome.votes_differ == 1.0
+    assert outcome.labels.tolist() == outcome.weighted_labels.tolist() == [1]
+    assert outcome.majority_labels.tolist() == [0]
+    assert outcome.disagreement_rate == 1.0
 
 
 def test_scores_are_the_sum_of_expertise_by_class():
-    tally = Tally(public_size=2, num_classes=3)
-    tally.add(np.array([0, 2]), np.array([0.5, 1.0]))
-    tally.add(np.array([0, 1]), np.array([0.25, 2.0]))
-    assert tally.sums.tolist() == [[0.75, 0, 0], [0, 2.0, 1.0]]
+    tally = VoteTally(public_size=2, num_classes=3)
+    tally.add_votes(np.array([0, 2]), np.array([0.5, 1.0]))
+    tally.add_votes(np.array([0, 1]), np.array([0.25, 2.0]))
+    assert tally.weight_sums.tolist() == [[0.75, 0, 0], [0, 2.0, 1.0]]
 
 
 def test_a_tie_goes_to_the_lowest_class():
@@ -119,11 +119,11 @@ def test_where_nobody_is_an_expert_the_majority_decides():
 
 def test_a_tie_is_a_tie_however_its_sums_are_rounded():
     """Levels 245 and 254 for class 0, 249 and 250 for class 1: the same sum on paper, not in float64."""
-    high = highest_expertise("entropy", 10)
+    high = expertise_upper_bound("entropy", 10)
     labels, weights = np.array([[0], [0], [1], [1]]), levels([245, 254, 249, 250], high)
-    kept_alive = weights + FLOOR
+    kept_alive = weights + MIN_VOTE_WEIGHT
     assert kept_alive[0] + kept_alive[1] < kept_alive[2] + kept_alive[3]
-    asked = {"code": ExpertiseCode.LEVELS, "high": high}
+    asked = {"code": ExpertiseEncoding.LEVELS, "high": high}
     assert vote(labels, weights[:, None], 2, **asked).labels.tolist() == [0]
     assert vote(1 - labels, weights[:, None], 2, **asked).labels.tolist() == [0]
 
@@ -133,7 +133,7 @@ def test_rounding_expertise_changes_a_label_only_where_the_vote_was_close(seed, 
     rng = np.random.default_rng(seed)
     labels, expertise = rng.integers(0, 3, (voters, 40)), rng.random((voters, 40))
     exact = vote(labels, expertise, 3).labels
-    rounded = vote(labels, expertise, 3, code=ExpertiseCode.LEVELS, expertise_bits=bits).labels
+    rounded = vote(labels, expertise, 3, code=ExpertiseEncoding.LEVELS, expertise_bits=bits).labels
     scores = ((labels[:, :, None] == np.arange(3)) * expertise[:, :, None]).sum(axis=0)
     second, best = np.sort(scores, axis=1)[:, -2:].T
     assert ((best - second)[exact != rounded] <= voters / (2**bits - 1)).all()

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.labels.privacy.mechanisms import (
+    add_clipped_gaussian_noise,
+    flip_one_hot_bits,
     flip_probability,
-    flipped_bits,
     keep_probability,
     noisy_histogram,
-    noisy_scores,
-    other_probability,
-    randomised_labels,
+    other_label_probability,
+    randomized_response,
 )
 
 DRAWS = 1_000_000
@@ -61,7 +61,7 @@ def test_flips_spend_the_whole_budget_and_no_more(epsilon, classes):
 
 @given(budgets, st.integers(2, 65536))
 def test_kept_and_other_labels_make_up_all(epsilon, classes):
-    keep, other = keep_probability(epsilon, classes), other_probability(epsilon, classes)
+    keep, other = keep_probability(epsilon, classes), other_label_probability(epsilon, classes)
     assert keep + (classes - 1) * other == pytest.approx(1)
     assert keep >= other
 
@@ -70,30 +70,30 @@ def test_without_noise_nothing_is_drawn_and_nothing_changes():
     labels, scores = np.array([2, 0, 1, 1]), np.array([0.1, 1.0 + 1e-6, 0.3])
     untouched = rng()
     assert keep_probability(math.inf, 10) == 1.0
-    assert other_probability(math.inf, 10) == 0.0
-    assert np.array_equal(randomised_labels(labels, math.inf, 3, untouched), labels)
-    assert np.array_equal(flipped_bits(labels, math.inf, 3, untouched), np.eye(3, dtype=np.uint8)[labels])
-    assert np.array_equal(noisy_scores(scores, 0.0, 1.0, untouched), scores)
+    assert other_label_probability(math.inf, 10) == 0.0
+    assert np.array_equal(randomized_response(labels, math.inf, 3, untouched), labels)
+    assert np.array_equal(flip_one_hot_bits(labels, math.inf, 3, untouched), np.eye(3, dtype=np.uint8)[labels])
+    assert np.array_equal(add_clipped_gaussian_noise(scores, 0.0, 1.0, untouched), scores)
     assert np.array_equal(noisy_histogram(np.array([1, 2, 0]), 0.0, untouched), np.array([1, 2, 0]) / 3)
     assert untouched.bit_generator.state == rng().bit_generator.state
 
 
 def test_what_comes_back_is_new():
     labels, scores = np.array([2, 0]), np.array([0.1, 0.2])
-    assert randomised_labels(labels, math.inf, 3, rng()) is not labels
-    assert noisy_scores(scores, 0.0, 1.0, rng()) is not scores
+    assert randomized_response(labels, math.inf, 3, rng()) is not labels
+    assert add_clipped_gaussian_noise(scores, 0.0, 1.0, rng()) is not scores
 
 
 def test_labels_are_kept_as_often_as_they_should_and_others_are_alike():
-    told = randomised_labels(np.full(DRAWS, 3), 1.0, 5, rng())
+    told = randomized_response(np.full(DRAWS, 3), 1.0, 5, rng())
     shares = np.bincount(told, minlength=5) / DRAWS
     assert told.dtype == np.int64
     assert within_four_errors(shares[3], keep_probability(1.0, 5))
-    assert all(within_four_errors(shares[k], other_probability(1.0, 5)) for k in (0, 1, 2, 4))
+    assert all(within_four_errors(shares[k], other_label_probability(1.0, 5)) for k in (0, 1, 2, 4))
 
 
 def test_every_bit_is_flipped_as_often():
-    bits = flipped_bits(np.full(DRAWS, 1), 1.0, 3, rng())
+    bits = flip_one_hot_bits(np.full(DRAWS, 1), 1.0, 3, rng())
     chance = flip_probability(1.0, 2)
     assert bits.dtype == np.uint8
     assert bits.shape == (DRAWS, 3)
@@ -105,7 +105,7 @@ def test_every_bit_is_flipped_as_often():
 
 def test_noise_of_scores_is_as_wide_as_asked():
     far_from_the_ends = np.full(DRAWS, 500.0)
-    noise = noisy_scores(far_from_the_ends, 3.0, 1000.0, rng()) - far_from_the_ends
+    noise = add_clipped_gaussian_noise(far_from_the_ends, 3.0, 1000.0, rng()) - far_from_the_ends
     assert noise.var() == pytest.approx(9.0, rel=0.01)
     assert abs(noise.mean()) < 4 * 3 / math.sqrt(DRAWS)
 
@@ -120,7 +120,7 @@ def test_noise_of_shares_is_as_wide_as_asked():
 
 
 def test_scores_are_cut_before_and_after():
-    noisy = noisy_scores(np.array([-1e30, 1e30, 0.5] * 1000), 0.1, 1.0, rng())
+    noisy = add_clipped_gaussian_noise(np.array([-1e30, 1e30, 0.5] * 1000), 0.1, 1.0, rng())
     assert noisy.min() >= 0
     assert noisy.max() <= 1
     assert 0 < noisy[0::3].max() < 1  # not hidden behind the value that was out of range
@@ -141,7 +141,7 @@ def test_an_empty_histogram():
 
 def test_rows_of_noisy_bits_must_be_added_up_not_read_one_by_one():
     """Whoever takes the first one of a row favours low classes."""
-    bits = flipped_bits(np.full(DRAWS, 2), 0.5, 4, rng())
+    bits = flip_one_hot_bits(np.full(DRAWS, 2), 0.5, 4, rng())
     chance = flip_probability(0.5, 2)
     scores = (bits.mean(axis=0) - chance) / (1 - 2 * chance)
     assert np.allclose(scores, [0, 0, 1, 0], atol=0.03)

@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.data.datasets import SOURCES, load_dataset
-from fedmosaic_cli.data.io.download import Download, fetch, unpack
+from fedmosaic_cli.data.datasets import DATASETS, load_dataset
+from fedmosaic_cli.data.io.download import Download, download_files, extract_archive
 from fedmosaic_cli.errors import RequestError, ResourceError, RunStateError
-from fedmosaic_cli.storage.lock import locked
+from fedmosaic_cli.storage.lock import directory_lock
 from tests.data.files import write_cifar
 
 
@@ -64,11 +64,11 @@ def offered(url: str, name: str, content: bytes, **more) -> Download:
 def test_a_file_arrives_whole(shelf, tmp_path):
     heard = []
     download = offered(shelf, "list.txt", b"a list")
-    place = Place(tmp_path, watch=lambda *words: heard.append(words))
-    fetch((download,), place)
+    place = DataDirs(tmp_path, on_progress=lambda *words: heard.append(words))
+    download_files((download,), place)
     assert (tmp_path / "set" / "list.txt").read_bytes() == b"a list"
     assert heard[-1] == ("downloading list.txt", 6, 6)
-    fetch((download,), place)
+    download_files((download,), place)
     assert len(Shelf.ranges) == 1, "what is there is not fetched again"
 
 
@@ -76,7 +76,7 @@ def test_a_broken_download_goes_on(shelf, tmp_path):
     download = offered(shelf, "big.bin", b"0123456789")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / ".big.bin.part").write_bytes(b"01234")
-    fetch((download,), Place(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     assert Shelf.ranges == ["bytes=5-"]
     assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
 
@@ -85,9 +85,9 @@ def test_a_connection_that_breaks_loses_nothing(shelf, tmp_path):
     download = offered(shelf, "big.bin", b"0123456789")
     Shelf.files["big.bin"] = b"01234"
     with pytest.raises(ResourceError, match="go on where it stopped"):
-        fetch((download,), Place(tmp_path))
+        download_files((download,), DataDirs(tmp_path))
     Shelf.files["big.bin"] = b"0123456789"
-    fetch((download,), Place(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     assert Shelf.ranges == [None, "bytes=5-"]
     assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
 
@@ -97,17 +97,17 @@ def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
     download = offered(shelf, "big.bin", b"0123456789")
     Shelf.files["big.bin"] = wrong
     with pytest.raises(ResourceError, match="not the published file"):
-        fetch((download,), Place(tmp_path))
+        download_files((download,), DataDirs(tmp_path))
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_no_network_is_one_line(tmp_path):
     download = Download("http://127.0.0.1:9/x.bin", "set", 10, "0" * 64)
     with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put it into"):
-        fetch((download,), Place(tmp_path))
+        download_files((download,), DataDirs(tmp_path))
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
     with pytest.raises(ResourceError, match="Not Found"):
-        fetch((offered_nothing(),), Place(tmp_path))
+        download_files((offered_nothing(),), DataDirs(tmp_path))
 
 
 def offered_nothing() -> Download:
@@ -118,7 +118,7 @@ def offered_nothing() -> Download:
 
 def test_no_room_is_said_at_once(tmp_path):
     with pytest.raises(ResourceError, match=r"room are needed .* make room for x.bin"):
-        fetch((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), Place(tmp_path))
+        download_files((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), DataDirs(tmp_path))
 
 
 def tarred(entries: dict[str, bytes], link: str = "") -> bytes:
@@ -147,13 +147,13 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 def test_only_what_is_wanted_is_unpacked(shelf, tmp_path, pack):
     content = pack({"clipart/bird/1.jpg": b"1", "clipart/boat/2.jpg": b"2", "elsewhere/3": b"3"})
     download = offered(shelf, "clipart.zip", content, members=("clipart/bird",))
-    fetch((download,), Place(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["set/.clipart.zip.done", "set/clipart/bird/1.jpg"]
-    fetch((download,), Place(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     assert len(Shelf.ranges) == 1
     shutil.rmtree(tmp_path / "set" / "clipart")
-    fetch((download,), Place(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     assert (tmp_path / "set" / "clipart" / "bird" / "1.jpg").exists(), "a mark alone is no data"
 
 
@@ -162,13 +162,13 @@ def test_an_archive_cannot_write_elsewhere(tmp_path, pack):
     (tmp_path / "a.bin").write_bytes(pack({"inside/../../evil": b"x"}))
     (tmp_path / "target").mkdir()
     with pytest.raises(RequestError, match="would leave the directory"):
-        unpack(tmp_path / "a.bin", tmp_path / "target", ("inside",))
+        extract_archive(tmp_path / "a.bin", tmp_path / "target", ("inside",))
     assert not (tmp_path / "evil").exists()
 
 
 def test_links_in_an_archive_are_passed_over(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(tarred({"inside/file": b"x"}, link="/etc/passwd"))
-    unpack(tmp_path / "a.tar.gz", tmp_path, ("inside",))
+    extract_archive(tmp_path / "a.tar.gz", tmp_path, ("inside",))
     assert [path.name for path in (tmp_path / "inside").iterdir()] == ["file"]
 
 
@@ -176,7 +176,7 @@ def test_a_damaged_archive_is_named(tmp_path):
     whole = tarred({"inside/file": bytes(100_000)})
     (tmp_path / "a.tar.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RequestError, match=r"cannot unpack: .*a\.tar\.gz"):
-        unpack(tmp_path / "a.tar.gz", tmp_path, ("inside",))
+        extract_archive(tmp_path / "a.tar.gz", tmp_path, ("inside",))
 
 
 def test_a_small_data_set_is_fetched_when_it_is_needed(shelf, tmp_path, monkeypatch):
@@ -192,23 +192,23 @@ def test_a_small_data_set_is_fetched_when_it_is_needed(shelf, tmp_path, monkeypa
         ("cifar-10-batches-py",),
     )
     monkeypatch.setitem(
-        SOURCES, "cifar10", SOURCES["cifar10"].__class__(**{**vars(SOURCES["cifar10"]), "downloads": (published,)})
+        DATASETS, "cifar10", DATASETS["cifar10"].__class__(**{**vars(DATASETS["cifar10"]), "downloads": (published,)})
     )
-    dataset = load_dataset(DataSettings(dataset="cifar10"), Place(tmp_path / "data"))
+    dataset = load_dataset(DataSettings(dataset="cifar10"), DataDirs(tmp_path / "data"))
     assert len(dataset) == 120
 
 
 def test_what_is_published_has_sizes_and_checksums():
-    for name, source in SOURCES.items():
+    for name, source in DATASETS.items():
         for download in source.downloads:
-            assert download.size > 0, name
+            assert download.size_bytes > 0, name
             assert len(download.sha256) == 64, name
             assert int(download.sha256, 16) >= 0
 
 
 def test_two_downloads_of_one_thing_do_not_meet(shelf, tmp_path):
     download = offered(shelf, "big.bin", b"0123456789")
-    with locked(tmp_path / "set"), pytest.raises(RunStateError, match="another process is writing here"):
-        fetch((download,), Place(tmp_path))
-    fetch((download,), Place(tmp_path))
+    with directory_lock(tmp_path / "set"), pytest.raises(RunStateError, match="another process is writing here"):
+        download_files((download,), DataDirs(tmp_path))
+    download_files((download,), DataDirs(tmp_path))
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["big.bin"]

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data.data_dirs import Place, default_cache
+from fedmosaic_cli.data.data_dirs import DataDirs, default_cache_dir
 from fedmosaic_cli.data.io import image_cache
 from fedmosaic_cli.data.io.image_cache import load_images
-from fedmosaic_cli.data.io.image_decoding import Decoded, decode
-from fedmosaic_cli.data.io.image_folders import walk
+from fedmosaic_cli.data.io.image_decoding import DecodeResult, decode_image
+from fedmosaic_cli.data.io.image_folders import list_images
 from fedmosaic_cli.errors import RequestError, ResourceError
 from tests.data.files import picture, save_pictures
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(cache_dir=tmp_path / "cache")
+    return DataDirs(cache_dir=tmp_path / "cache")
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def root(tmp_path):
 
 
 def load(root, place, side=None):
-    return load_images(root, walk(root), side, place)
+    return load_images(root, list_images(root), side, place)
 
 
 def decoded(image: Image.Image, tmp_path, name: str, side=None, **options):
     path = tmp_path / name
     image.save(path, **options)
-    result = Decoded()
-    return decode(path.read_bytes(), side, result), dict(result.oddities)
+    result = DecodeResult()
+    return decode_image(path.read_bytes(), side, result), dict(result.conversion_counts)
 
 
 def test_images_come_back_as_they_are(root, place):
@@ -46,7 +46,7 @@ def test_images_come_back_as_they_are(root, place):
     expected = [np.asarray(Image.open(path)) for path in sorted(root.rglob("*.png"))]
     assert np.array_equal(found.images, np.stack(expected))
     assert found.images.dtype == np.uint8
-    assert found.remarks == ()
+    assert found.warnings == ()
 
 
 def test_odd_images_get_a_defined_treatment(tmp_path):
@@ -121,20 +121,20 @@ def test_what_cannot_be_read_is_left_out_and_named(root, place):
     assert len(found.images) == 7
     assert found.kept.tolist() == [0, 2, 3, 4, 5, 7, 8]
     assert np.array_equal(found.images[1], np.asarray(picture(2)))
-    assert found.remarks == (
+    assert found.warnings == (
         "left out, cannot be read: a/0001.png (truncated)",
         "left out, cannot be read: b/0006.png (not an image)",
     )
     again = load(root, place)
-    assert again.remarks == found.remarks
+    assert again.warnings == found.warnings
     assert np.array_equal(again.images, found.images)
 
 
 def test_remarks_are_the_same_each_time(root, tmp_path):
     (root / "a" / "0001.png").write_bytes(b"nonsense")
-    first, second = (load(root, Place(cache_dir=tmp_path / name)) for name in ("one", "two"))
-    assert first.remarks == second.remarks
-    assert "0x" not in first.remarks[0]
+    first, second = (load(root, DataDirs(cache_dir=tmp_path / name)) for name in ("one", "two"))
+    assert first.warnings == second.warnings
+    assert "0x" not in first.warnings[0]
 
 
 def test_a_file_that_the_machine_refuses_is_an_error_not_a_bad_image(root, place):
@@ -142,7 +142,7 @@ def test_a_file_that_the_machine_refuses_is_an_error_not_a_bad_image(root, place
     with pytest.raises(OSError, match=r"0009\.png"):
         load(root, place)
     (root / "a" / "0009.png").unlink()
-    files = walk(root)
+    files = list_images(root)
     (root / "a" / "0001.png").unlink()
     with pytest.raises(RequestError, match=r"cannot read an image: No such file .*0001\.png"):
         load_images(root, files, None, place)
@@ -168,8 +168,8 @@ def test_different_sizes_need_a_size(root, place):
 
 def test_a_second_look_reads_no_image(root, place, monkeypatch):
     first = load(root, place)
-    monkeypatch.setattr(image_cache, "decode_chunk", None)
-    monkeypatch.setattr(image_cache, "decode", None)
+    monkeypatch.setattr(image_cache, "run_decode_task", None)
+    monkeypatch.setattr(image_cache, "decode_image", None)
     second = load(root, place)
     assert isinstance(second.images, np.memmap)
     assert np.array_equal(first.images, second.images)
@@ -218,11 +218,11 @@ def test_writing_to_the_images_does_not_reach_the_cache(root, place):
 
 
 def test_many_processes_give_what_one_gives(root, tmp_path, monkeypatch):
-    alone = load(root, Place(cache_dir=tmp_path / "one"))
-    monkeypatch.setattr(image_cache, "WORTH_PROCESSES_FILES", 0)
-    monkeypatch.setattr(image_cache, "CHUNK", 2)
+    alone = load(root, DataDirs(cache_dir=tmp_path / "one"))
+    monkeypatch.setattr(image_cache, "MIN_FILES_FOR_PROCESSES", 0)
+    monkeypatch.setattr(image_cache, "MAX_FILES_PER_TASK", 2)
     heard = []
-    together = load(root, Place(cache_dir=tmp_path / "two", watch=lambda *words: heard.append(words)))
+    together = load(root, DataDirs(cache_dir=tmp_path / "two", on_progress=lambda *words: heard.append(words)))
     assert together.content == alone.content
     assert np.array_equal(together.images, alone.images)
     assert heard[-1] == ("decoding images", 9, 9)
@@ -238,12 +238,12 @@ def test_no_room_for_the_cache_is_said_before_anything_is_decoded(root, place, m
 def test_a_cache_that_cannot_be_written(root, tmp_path):
     (tmp_path / "cache").write_text("a file, not a directory")
     with pytest.raises(ResourceError, match=r"cannot write the image cache: .*FEDMOSAIC_CACHE"):
-        load(root, Place(cache_dir=tmp_path / "cache"))
+        load(root, DataDirs(cache_dir=tmp_path / "cache"))
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDMOSAIC_CACHE", str(tmp_path / "here"))
-    assert default_cache() == tmp_path / "here"
+    assert default_cache_dir() == tmp_path / "here"
     monkeypatch.delenv("FEDMOSAIC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_cache() == tmp_path / "xdg" / "fedmosaic"
+    assert default_cache_dir() == tmp_path / "xdg" / "fedmosaic"

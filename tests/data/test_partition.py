@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.label_noise import noisy
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.data.partitioning.public_set import fill_evenly, fill_skewed
-from fedmosaic_cli.data.partitioning.schemes import holders_in_order, least_size, uneven_shares
-from fedmosaic_cli.data.partitioning.splits import deal_tests, split
-from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.data.partitioning.label_noise import add_label_noise
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.partitioning.public_set import balanced_counts, skewed_group_counts
+from fedmosaic_cli.data.partitioning.schemes import min_client_size, pfllib_clients_per_class, uneven_split
+from fedmosaic_cli.data.partitioning.splits import assign_tests, stratified_split
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 
 SCHEMES = ("iid", "pathological", "dirichlet", "domain", "hybrid", "natural")
 
 
 def embedded(name: str) -> Dataset:
-    return load_dataset(DataSettings(dataset=name), Place())
+    return load_dataset(DataSettings(dataset=name), DataDirs())
 
 
 def dealt(examples: Dataset, seed: int = 0, **asked: object):
-    return partition(examples, resolve(DataSettings(**asked), Place()), seed)
+    return partition_dataset(examples, resolve_data_settings(DataSettings(**asked), DataDirs()), seed)
 
 
 def make_dataset(labels: list[int], classes: int, domains: int, test: bool = False) -> Dataset:
@@ -39,10 +39,10 @@ def make_dataset(labels: list[int], classes: int, domains: int, test: bool = Fal
         images=np.zeros((len(values), 1, 1, 1), dtype=np.uint8),
         labels=values,
         class_names=tuple(str(c) for c in range(classes)),
-        domains=np.arange(len(values)) % domains,
+        domain_ids=np.arange(len(values)) % domains,
         domain_names=tuple(str(d) for d in range(domains)),
-        test=np.arange(len(values)) % 5 == 4 if test else None,
-        holders=np.arange(len(values)) // 2 % 4,
+        test_mask=np.arange(len(values)) % 5 == 4 if test else None,
+        client_ids=np.arange(len(values)) // 2 % 4,
     )
 
 
@@ -78,19 +78,19 @@ def cases(draw, schemes=SCHEMES):
 
 
 def everything(shard) -> np.ndarray:
-    return np.concatenate(list(shard.parts().values()))
+    return np.concatenate(list(shard.splits().values()))
 
 
 def dealt_or_refused(dataset, asked, seed):
     """The partition; where none is possible, the refusal must be a clear one."""
     try:
-        return partition(dataset, asked, seed)
+        return partition_dataset(dataset, asked, seed)
     except RequestError:
         reject()
 
 
 def all_parts(dealt):
-    return [dealt.public, *(part for shard in dealt.shards for part in shard.parts().values())]
+    return [dealt.public, *(part for shard in dealt.shards for part in shard.splits().values())]
 
 
 @given(cases(), st.integers(0, 1000))
@@ -107,12 +107,12 @@ def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
     left = np.setdiff1d(np.arange(len(dataset)), together)
     if asked.scheme == "hybrid" and asked.classes_per_client * asked.clients_per_domain < dataset.num_classes:
         return
-    if dataset.test is None or asked.protocol == "pfllib":
+    if dataset.test_mask is None or asked.protocol == "pfllib":
         assert len(left) == 0
     else:
         # Only test examples can be left: those of a class (in a domain) that nobody trains on.
-        assert dataset.test[left].all()
-        groups = dataset.labels + dataset.num_classes * dataset.domains * (asked.scheme in ("domain", "hybrid"))
+        assert dataset.test_mask[left].all()
+        groups = dataset.labels + dataset.num_classes * dataset.domain_ids * (asked.scheme in ("domain", "hybrid"))
         if asked.scheme != "natural":
             trained = np.concatenate([np.concatenate([shard.train, shard.validation]) for shard in result.shards])
             assert not set(groups[left].tolist()) & set(groups[trained].tolist())
@@ -138,13 +138,13 @@ def test_every_client_can_train_and_be_tested(case, seed):
 def test_the_official_test_part_is_for_testing_alone(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
-    if dataset.test is None:
+    if dataset.test_mask is None:
         return
-    assert not dataset.test[result.public].any(), "U comes from the training part, whatever the protocol"
+    assert not dataset.test_mask[result.public].any(), "U comes from the training part, whatever the protocol"
     if asked.protocol == "official":
         for shard in result.shards:
-            assert dataset.test[shard.test].all()
-            assert not dataset.test[np.concatenate([shard.train, shard.validation])].any()
+            assert dataset.test_mask[shard.test].all()
+            assert not dataset.test_mask[np.concatenate([shard.train, shard.validation])].any()
 
 
 @given(cases(), st.integers(0, 1000))
@@ -152,10 +152,10 @@ def test_the_official_test_part_is_for_testing_alone(case, seed):
 def test_labels_are_wrong_as_often_as_asked_and_only_in_training(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
-        truth = {part: dataset.labels[index] for part, index in shard.parts().items()}
+        truth = {part: dataset.labels[index] for part, index in shard.splits().items()}
         if shard.client in asked.flip_labels:
             truth = {part: dataset.num_classes - 1 - labels for part, labels in truth.items()}
-        wrong = {part: int((shard.labels(part, dataset) != labels).sum()) for part, labels in truth.items()}
+        wrong = {part: int((shard.split_labels(part, dataset) != labels).sum()) for part, labels in truth.items()}
         assert wrong.pop("train") == round(asked.label_noise * len(shard.train))
         assert not any(wrong.values())
 
@@ -174,7 +174,7 @@ def test_nobody_holds_more_classes_than_asked_for(case, seed):
 def test_a_client_stays_inside_its_domain(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
-        held = dataset.domains[everything(shard)]
+        held = dataset.domain_ids[everything(shard)]
         assert {dataset.domain_names[number] for number in held} <= {shard.domain}
 
 
@@ -183,7 +183,7 @@ def test_a_client_stays_inside_its_domain(case, seed):
 def test_dirichlet_keeps_the_minimum_size(case, seed):
     dataset, asked = case
     result = dealt_or_refused(dataset, asked, seed)
-    kept_apart = dataset.test is not None and asked.protocol == "official"
+    kept_apart = dataset.test_mask is not None and asked.protocol == "official"
     sizes = [len(everything(shard)) - (len(shard.test) if kept_apart else 0) for shard in result.shards]
     assert min(sizes) >= asked.min_size
 
@@ -193,7 +193,7 @@ def test_dirichlet_keeps_the_minimum_size(case, seed):
 def test_data_that_comes_dealt_stays_with_its_holders(case, seed):
     dataset, asked = case
     for shard in dealt_or_refused(dataset, asked, seed).shards:
-        assert set(dataset.holders[everything(shard)].tolist()) == {shard.client}
+        assert set(dataset.client_ids[everything(shard)].tolist()) == {shard.client}
 
 
 @given(cases(), st.integers(0, 1000))
@@ -203,10 +203,10 @@ def test_the_public_set_has_its_size_and_is_balanced_where_it_can_be(case, seed)
     public = dealt_or_refused(dataset, asked, seed).public
     assert len(public) == asked.public_size
     if asked.public_alpha is None:
-        keys = dataset.domains * dataset.num_classes + dataset.labels
+        keys = dataset.domain_ids * dataset.num_classes + dataset.labels
         groups = len(dataset.domain_names) * dataset.num_classes
         taken = np.bincount(keys[public], minlength=groups)
-        there = np.bincount(keys[dataset.training_part], minlength=groups)
+        there = np.bincount(keys[dataset.train_indices], minlength=groups)
         with_room = taken[taken < there]
         assert len(with_room) == 0 or taken.max() - with_room.min() <= 1
 
@@ -220,8 +220,8 @@ def test_a_seed_gives_one_split_and_another_seed_another(scheme, test):
     )
 
     def flat(seed):
-        result = partition(dataset, asked, seed)
-        parts = [part.tolist() for shard in result.shards for part in shard.parts().values()]
+        result = partition_dataset(dataset, asked, seed)
+        parts = [part.tolist() for shard in result.shards for part in shard.splits().values()]
         return [*parts, result.public.tolist()]
 
     assert flat(3) == flat(3)
@@ -230,7 +230,7 @@ def test_a_seed_gives_one_split_and_another_seed_another(scheme, test):
 
 def test_the_test_part_has_the_client_s_own_mix():
     labels = np.array([0] * 80 + [1] * 40 + [2] * 4)
-    train, test = split(labels, np.arange(124), 0.25, np.random.default_rng(0))
+    train, test = stratified_split(labels, np.arange(124), 0.25, np.random.default_rng(0))
     assert np.bincount(labels[test]).tolist() == [20, 10, 1]
     assert np.bincount(labels[train]).tolist() == [60, 30, 3]
 
@@ -276,15 +276,15 @@ def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_small_groups_give_what_they_have_and_the_others_the_same(seed):
-    taken = fill_evenly(np.array([57, 2, 1, 40]), 25, np.random.default_rng(seed))
+    taken = balanced_counts(np.array([57, 2, 1, 40]), 25, np.random.default_rng(seed))
     assert taken.tolist() == [11, 2, 1, 11]
-    assert sorted(fill_evenly(np.array([57, 2, 1]), 5, np.random.default_rng(seed)).tolist()) == [1, 2, 2]
+    assert sorted(balanced_counts(np.array([57, 2, 1]), 5, np.random.default_rng(seed)).tolist()) == [1, 2, 2]
 
 
 def test_a_skewed_public_set_follows_its_shares():
     available = np.full(20, 50)
     rng, again = np.random.default_rng(0), np.random.default_rng(0)
-    taken = fill_skewed(10, available, 200, alpha=0.3, rng=rng).reshape(2, 10).sum(axis=0)
+    taken = skewed_group_counts(10, available, 200, alpha=0.3, rng=rng).reshape(2, 10).sum(axis=0)
     wanted = 200 * again.dirichlet(np.full(10, 0.3))
     assert taken.sum() == 200
     assert np.abs(taken - np.minimum(wanted, 100))[wanted < 100].max() <= 2 + max(0, wanted.max() - 100)
@@ -293,12 +293,14 @@ def test_a_skewed_public_set_follows_its_shares():
 def test_five_domains_share_the_digits_and_look_different():
     digits, domains = embedded("digits"), embedded("digits-domains")
     assert np.array_equal(digits.labels, domains.labels)
-    table = np.histogram2d(domains.domains, domains.labels, bins=(5, 10))[0]
+    table = np.histogram2d(domains.domain_ids, domains.labels, bins=(5, 10))[0]
     assert (table.max(axis=0) - table.min(axis=0)).max() <= 1
-    plain = domains.domains == 0
+    plain = domains.domain_ids == 0
     assert np.array_equal(domains.images[plain], digits.images[plain])
     for number in range(1, 5):
-        assert not np.array_equal(domains.images[domains.domains == number], digits.images[domains.domains == number])
+        assert not np.array_equal(
+            domains.images[domains.domain_ids == number], digits.images[domains.domain_ids == number]
+        )
     assert embedded("digits-domains").fingerprint == domains.fingerprint != digits.fingerprint
 
 
@@ -306,7 +308,7 @@ def test_tests_follow_the_training_mix_and_none_is_lost():
     groups = np.array([0] * 90 + [1] * 60 + [0] * 30 + [1] * 20)
     tests = np.arange(150, 200)
     shares = [np.arange(0, 60), np.arange(60, 120), np.arange(120, 150)]
-    parts = deal_tests(groups, shares, tests, np.random.default_rng(0))
+    parts = assign_tests(groups, shares, tests, np.random.default_rng(0))
     assert sorted(np.concatenate(parts).tolist()) == tests.tolist()
     # Client 0 holds 60 of 90, client 1 30 of 90 and 30 of 60, client 2 30 of 60.
     assert [np.bincount(groups[part], minlength=2).tolist() for part in parts] == [[20, 0], [10, 10], [0, 10]]
@@ -316,15 +318,15 @@ def test_tests_follow_the_training_mix_and_none_is_lost():
 def test_nobody_goes_untested_because_of_rounding(seed):
     groups = np.array([0] * 100 + [0] * 12)
     shares = [np.arange(0, 90), *np.split(np.arange(90, 100), 10)]
-    parts = deal_tests(groups, shares, np.arange(100, 112), np.random.default_rng(seed))
+    parts = assign_tests(groups, shares, np.arange(100, 112), np.random.default_rng(seed))
     assert min(map(len, parts)) == 1
     assert sum(map(len, parts)) == 12
     with pytest.raises(RequestError, match="no test example is left for client"):
-        deal_tests(groups[:110], shares, np.arange(100, 110), np.random.default_rng(seed))
+        assign_tests(groups[:110], shares, np.arange(100, 110), np.random.default_rng(seed))
 
 
 def test_pathological_clients_of_pfllib_come_in_groups():
-    assert holders_in_order(10, 15, 2) == [[3 * (c // 2) + i for i in range(3)] for c in range(10)]
+    assert pfllib_clients_per_class(10, 15, 2) == [[3 * (c // 2) + i for i in range(3)] for c in range(10)]
     dataset = make_dataset([c for c in range(10) for _ in range(60)], 10, 1, test=True)
     result = dealt(dataset, scheme="pathological", protocol="pfllib", clients=15, public_size=0, balanced=False)
     for shard in result.shards:
@@ -338,20 +340,20 @@ def test_uneven_shares_stay_in_their_bounds_and_lose_nothing():
     examples = np.arange(600)
     sizes = []
     for seed in range(50):
-        shares = uneven_shares(examples, 3, 4, np.random.default_rng(seed))
+        shares = uneven_split(examples, 3, 4, np.random.default_rng(seed))
         assert np.array_equal(np.concatenate(shares), examples)
         sizes.append([len(share) for share in shares])
     first = np.array(sizes)[:, :2]
     assert 20 <= first.min() < 60
     assert 150 < first.max() < 200
-    assert min(len(share) for share in uneven_shares(np.arange(3), 3, 4, np.random.default_rng(0))) == 1
-    assert min(len(share) for share in uneven_shares(examples, 3, 150, np.random.default_rng(0))) >= 150
+    assert min(len(share) for share in uneven_split(np.arange(3), 3, 4, np.random.default_rng(0))) == 1
+    assert min(len(share) for share in uneven_split(examples, 3, 150, np.random.default_rng(0))) >= 150
 
 
 def test_noise_goes_anywhere_or_to_the_next_class():
     labels = np.repeat(np.arange(5), 200)
-    symmetric = noisy(labels, 5, 0.4, "symmetric", np.random.default_rng(0))
-    asymmetric = noisy(labels, 5, 0.4, "asymmetric", np.random.default_rng(0))
+    symmetric = add_label_noise(labels, 5, 0.4, "symmetric", np.random.default_rng(0))
+    asymmetric = add_label_noise(labels, 5, 0.4, "asymmetric", np.random.default_rng(0))
     assert (symmetric != labels).sum() == (asymmetric != labels).sum() == 400
     assert set(((asymmetric - labels) % 5).tolist()) == {0, 1}
     steps = np.bincount((symmetric - labels) % 5)
@@ -373,9 +375,9 @@ def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
         images=np.zeros((len(domains), 1, 1, 3), dtype=np.uint8),
         labels=np.arange(len(domains)) % 10,
         class_names=tuple("abcdefghij"),
-        domains=domains,
+        domain_ids=domains,
         domain_names=("amazon", "caltech", "dslr", "webcam"),
-        test=test,
+        test_mask=test,
     )
     result = dealt(dataset, dataset="office10", scheme="domain", protocol="fedbn")
     assert [len(shard.train) for shard in result.shards] == [62] * 4
@@ -392,18 +394,18 @@ def test_data_with_other_clients_than_asked_for():
     dataset = make_dataset([0, 1] * 50, 2, 1)
     asked = DataSettings(scheme="natural", clients=3, public_size=0)
     with pytest.raises(RequestError, match="the data has 4 clients, not 3"):
-        partition(dataset, asked, 0)
+        partition_dataset(dataset, asked, 0)
 
 
 def test_the_least_of_pfllib_depends_on_how_much_there_is():
-    assert least_size(DataSettings(protocol="pfllib", clients=30), 1497) == 24
-    assert least_size(DataSettings(protocol="pfllib", clients=15), 60_000) == 40
-    assert least_size(DataSettings(protocol="pfllib", clients=15, min_size=7), 60_000) == 7
+    assert min_client_size(DataSettings(protocol="pfllib", clients=30), 1497) == 24
+    assert min_client_size(DataSettings(protocol="pfllib", clients=15), 60_000) == 40
+    assert min_client_size(DataSettings(protocol="pfllib", clients=15, min_size=7), 60_000) == 7
 
 
 def test_a_skewed_public_set_takes_from_the_domains_that_have_it():
     available = np.array([5, 5, 5, 1000, 1000, 1000])
-    taken = fill_skewed(3, available, 300, 0.05, np.random.default_rng(3)).reshape(2, 3)
+    taken = skewed_group_counts(3, available, 300, 0.05, np.random.default_rng(3)).reshape(2, 3)
     wanted = 300 * np.random.default_rng(3).dirichlet(np.full(3, 0.05))
     assert np.abs(taken.sum(axis=0) - wanted).max() < 1.01
     assert taken[0].max() <= 5
@@ -413,7 +415,7 @@ def test_fedbn_refuses_a_public_set_that_eats_a_domain_up():
     dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
     settings = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=300)
     with pytest.raises(RequestError, match=r"which needs 80 \(data\.public_size\)"):
-        partition(dataset, settings, 0)
+        partition_dataset(dataset, settings, 0)
 
 
 def test_an_official_test_part_makes_a_test_fraction_meaningless():
@@ -423,12 +425,12 @@ def test_an_official_test_part_makes_a_test_fraction_meaningless():
 
 
 def test_a_part_of_the_domains():
-    dataset = load_dataset(DataSettings(dataset="digits-domains", domains=("noisy", "plain")), Place())
+    dataset = load_dataset(DataSettings(dataset="digits-domains", domains=("noisy", "plain")), DataDirs())
     assert dataset.domain_names == ("noisy", "plain")
     full = embedded("digits-domains")
-    names = np.array(full.domain_names)[full.domains]
-    assert np.array_equal(dataset.images[dataset.domains == 0], full.images[names == "noisy"])
-    assert np.array_equal(dataset.labels[dataset.domains == 1], full.labels[names == "plain"])
+    names = np.array(full.domain_names)[full.domain_ids]
+    assert np.array_equal(dataset.images[dataset.domain_ids == 0], full.images[names == "noisy"])
+    assert np.array_equal(dataset.labels[dataset.domain_ids == 1], full.labels[names == "plain"])
 
 
 @given(cases(schemes=("iid", "pathological", "domain", "hybrid", "natural")), st.integers(0, 1000))
@@ -441,7 +443,7 @@ def test_another_public_set_changes_nothing_but_what_it_takes(case, seed):
     large = dealt_or_refused(dataset, asked.model_copy(update={"public_size": 20}), seed)
     for one, other in zip(small.shards, large.shards, strict=True):
         before, after = set(everything(one).tolist()), set(everything(other).tolist())
-        if dataset.test is None or asked.protocol == "pfllib":
+        if dataset.test_mask is None or asked.protocol == "pfllib":
             assert after == before - set(large.public.tolist())
         else:
             assert set(other.train.tolist()) == set(one.train.tolist()) - set(large.public.tolist())
@@ -457,6 +459,6 @@ def test_another_public_set_leaves_a_dirichlet_split_alone():
 
 def test_test_examples_of_classes_that_nobody_trains_on():
     labels = [0] * 20 + [1] * 20
-    dataset = replace(make_dataset(labels, 2, 1), test=np.arange(40) >= 20)
+    dataset = replace(make_dataset(labels, 2, 1), test_mask=np.arange(40) >= 20)
     with pytest.raises(RequestError, match="no test example is of a class that anybody trains on"):
         dealt(dataset, scheme="iid", clients=2, public_size=0)

@@ -22,7 +22,7 @@ def drawn(monkeypatch, clients, classes):
         real = getattr(partition_plots, kind)
         monkeypatch.setattr(partition_plots, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
     names = [f"class {number}" for number in range(classes)]
-    files = partition_plots.distribution_picture(counts(clients, classes), names, "title")
+    files = partition_plots.render_class_counts(counts(clients, classes), names, "title")
     return kinds, files
 
 
@@ -67,7 +67,7 @@ def test_stacked_bars_add_up():
 
 
 def test_layers_differ_in_grey_too():
-    shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in partition_plots.colours(10)]
+    shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in partition_plots.class_colors(10)]
     assert np.diff(shades).min() > 0.01
 
 
@@ -81,7 +81,7 @@ def test_dots_have_areas_in_proportion():
 def test_the_map_has_a_cell_for_every_client_and_class_and_a_scale():
     table = counts(100, 40)
     names = [f"class number {number} of forty" for number in range(40)]
-    figure = partition_plots.grey_map(table, names, "title", 7.0)
+    figure = partition_plots.heatmap(table, names, "title", 7.0)
     axes, scale = figure.axes
     (image,) = axes.get_images()
     assert image.get_array().T.tolist() == table.tolist()
@@ -102,7 +102,7 @@ def assert_apart(figure, labels):
 
 def test_examples_are_counted_in_whole_numbers():
     for figure in (
-        partition_plots.public_figure([1, 2], "ab", "t"),
+        partition_plots.public_class_counts_figure([1, 2], "ab", "t"),
         partition_plots.stacked_bars(np.array([[1, 1]]), "ab", "t"),
     ):
         figure.draw_without_rendering()
@@ -110,7 +110,7 @@ def test_examples_are_counted_in_whole_numbers():
 
 
 def test_a_long_title_stays_inside_a_narrow_picture():
-    figure = partition_plots.public_figure([1, 2], "ab", "long words and more " * 12)
+    figure = partition_plots.public_class_counts_figure([1, 2], "ab", "long words and more " * 12)
     figure.draw_without_rendering()
     (title,) = figure.texts
     box = title.get_window_extent()
@@ -123,32 +123,34 @@ def test_fonts_are_those_that_are_there(monkeypatch):
     from matplotlib.font_manager import FontManager
 
     monkeypatch.setattr(FontManager, "get_font_names", lambda self: ["SimHei", "Any", "Noto Sans CJK SC"])
-    assert canvas.fonts.__wrapped__() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
+    assert canvas.available_fonts.__wrapped__() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
 
 
 def test_the_same_partition_is_the_same_file():
     table = counts(5, 3)
-    assert partition_plots.distribution_picture(table, "abc", "t") == partition_plots.distribution_picture(
+    assert partition_plots.render_class_counts(table, "abc", "t") == partition_plots.render_class_counts(
         table, "abc", "t"
     )
-    assert partition_plots.public_picture(table[0], "abc", "t") == partition_plots.public_picture(table[0], "abc", "t")
+    assert partition_plots.render_public_class_counts(
+        table[0], "abc", "t"
+    ) == partition_plots.render_public_class_counts(table[0], "abc", "t")
 
 
 def test_domains_are_named_once_and_divided():
     axes = partition_plots.stacked_bars(counts(5, 2), "ab", "title").axes[0]
-    partition_plots.mark_domains(axes, ["east", "east", "west", "west", "west"])
+    partition_plots.draw_domain_labels(axes, ["east", "east", "west", "west", "west"])
     assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("east", 0.5), ("west", 3.0)]
     assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
     assert {text.get_rotation() for text in axes.texts} == {0}
-    partition_plots.mark_domains(axes, [])
-    partition_plots.mark_domains(axes, ["", ""])
+    partition_plots.draw_domain_labels(axes, [])
+    partition_plots.draw_domain_labels(axes, ["", ""])
     assert len(axes.texts) == 2
 
 
 @pytest.mark.parametrize(("clients", "each"), [(12, 1), (30, 2), (20, 4)])
 def test_names_of_domains_do_not_lie_on_each_other(clients, each):
     domains = [f"a domain with a long name {client // each}" for client in range(clients)]
-    figure = partition_plots.distribution_figure(counts(clients, 2), "ab", "title", domains, 7.0)
+    figure = partition_plots.class_counts_figure(counts(clients, 2), "ab", "title", domains, 7.0)
     names = figure.axes[0].texts
     assert len(names) == clients // each
     assert_apart(figure, names)
@@ -156,4 +158,4 @@ def test_names_of_domains_do_not_lie_on_each_other(clients, each):
 
 def test_names_of_domains_that_have_no_room_are_left_out():
     domains = [f"domain {client}" for client in range(200)]
-    assert not partition_plots.distribution_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts
+    assert not partition_plots.class_counts_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts

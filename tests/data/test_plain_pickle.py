@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.io.safe_pickle import read_pickle, read_pickled_member
+from fedmosaic_cli.data.io.safe_pickle import read_pickled_npz_member, read_safe_pickle
 from fedmosaic_cli.errors import RequestError
 
 CONTENT = {
@@ -29,7 +29,7 @@ CONTENT = {
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_plain_content_comes_back(tmp_path, protocol):
     (tmp_path / "file").write_bytes(pickle.dumps(CONTENT, protocol=protocol))
-    found = read_pickle(tmp_path / "file")
+    found = read_safe_pickle(tmp_path / "file")
     assert found.keys() == CONTENT.keys()
     for key, value in CONTENT.items():
         if isinstance(value, np.ndarray):
@@ -41,12 +41,12 @@ def test_plain_content_comes_back(tmp_path, protocol):
 
 def test_an_object_inside_an_npz(tmp_path):
     np.savez_compressed(tmp_path / "f.npz", data=CONTENT)
-    assert np.array_equal(read_pickled_member(tmp_path / "f.npz", "data")["bytes"], CONTENT["bytes"])
+    assert np.array_equal(read_pickled_npz_member(tmp_path / "f.npz", "data")["bytes"], CONTENT["bytes"])
     with pytest.raises(RequestError, match="no item named"):
-        read_pickled_member(tmp_path / "f.npz", "other")
+        read_pickled_npz_member(tmp_path / "f.npz", "other")
     np.savez(tmp_path / "g.npz", data=np.arange(3))
     with pytest.raises(RequestError, match="not one object"):
-        read_pickled_member(tmp_path / "g.npz", "data")
+        read_pickled_npz_member(tmp_path / "g.npz", "data")
 
 
 class Calls:
@@ -63,7 +63,7 @@ class Calls:
 def test_nothing_is_called(tmp_path, function):
     (tmp_path / "file").write_bytes(pickle.dumps({"x": Calls(function, "1")}))
     with pytest.raises(RequestError, match="it asks for"):
-        read_pickle(tmp_path / "file")
+        read_safe_pickle(tmp_path / "file")
 
 
 def test_a_type_that_hides_pointers_is_refused(tmp_path):
@@ -79,23 +79,23 @@ def test_a_type_that_hides_pointers_is_refused(tmp_path):
     )
     (tmp_path / "file").write_bytes(hidden)
     with pytest.raises(RequestError, match="not a plain pickle"):
-        read_pickle(tmp_path / "file")
+        read_safe_pickle(tmp_path / "file")
 
 
 def test_bytes_that_do_not_fill_the_array_are_refused(tmp_path):
     good = pickle.dumps(np.arange(4, dtype=np.int64), protocol=2)
     (tmp_path / "file").write_bytes(good.replace(b"K\x04\x85", b"K\x09\x85"))
     with pytest.raises(RequestError, match="not a plain pickle"):
-        read_pickle(tmp_path / "file")
+        read_safe_pickle(tmp_path / "file")
 
 
 def test_an_archive_that_expands_without_end(tmp_path, monkeypatch):
     from fedmosaic_cli.data.io import npz_files
 
-    monkeypatch.setattr(npz_files, "ALWAYS_ALLOWED_BYTES", 1000)
+    monkeypatch.setattr(npz_files, "EXPANSION_ALLOWANCE_BYTES", 1000)
     np.savez_compressed(tmp_path / "f.npz", data={"x": np.zeros(10_000_000, dtype=np.uint8)})
     with pytest.raises(RequestError, match="this is no data"):
-        read_pickled_member(tmp_path / "f.npz", "data")
+        read_pickled_npz_member(tmp_path / "f.npz", "data")
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -105,4 +105,4 @@ def test_a_damaged_pickle_is_one_error(tmp_path_factory, position, change):
     path = tmp_path_factory.mktemp("damaged") / "file"
     path.write_bytes(bytes(content))
     with suppress(RequestError):
-        read_pickle(path)
+        read_safe_pickle(path)

@@ -9,35 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.data.partitioning.public_set import draw_public
-from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.partitioning.public_set import select_public_set
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.prepare import deal, open_shards
-from fedmosaic_cli.storage.shards import load
+from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data
+from fedmosaic_cli.storage.shards import read_shards
 from tests.data.test_partition import all_parts, cases, dealt_or_refused, everything, make_dataset
 
-DIGITS = load_dataset(DataSettings(), Place())
+DIGITS = load_dataset(DataSettings(), DataDirs())
 SIZES = (0, 50, 100, 300)
 
 
 def held(result) -> list[bytes]:
     """All that clients have, labels included."""
-    parts = [part.tobytes() for shard in result.shards for part in shard.parts().values()]
+    parts = [part.tobytes() for shard in result.shards for part in shard.splits().values()]
     return parts + [b"" if shard.noisy_labels is None else shard.noisy_labels.tobytes() for shard in result.shards]
 
 
 def dealt(**asked: object):
-    return partition(DIGITS, resolve(DataSettings(**asked), Place()), 5)
+    return partition_dataset(DIGITS, resolve_data_settings(DataSettings(**asked), DataDirs()), 5)
 
 
 def attempt(dataset, asked, seed):
     """The partition, or why there is none."""
     try:
-        return partition(dataset, asked, seed), ""
+        return partition_dataset(dataset, asked, seed), ""
     except RequestError as refused:
         return None, str(refused)
 
@@ -96,32 +96,34 @@ def test_a_skewed_public_set_has_the_classes_that_it_has_without_a_reserve(alpha
 
 
 def test_the_rest_of_the_reserve_belongs_to_nobody(tmp_path):
-    asked = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, public_from=300), Place())
-    made = deal(asked, 3, tmp_path / "shards", Place())
-    manifest = made.written().manifest
+    asked = resolve_data_settings(DataSettings(clients=4, alpha=1.0, public_size=50, public_from=300), DataDirs())
+    made = load_and_partition(asked, 3, tmp_path / "shards", DataDirs())
+    manifest = made.save().manifest
     assert manifest["left_out"] == 250
     assert manifest["parameters"]["public_from"] == 300
-    again = load(tmp_path / "shards")
+    again = read_shards(tmp_path / "shards")
     assert again.partition.settings == asked
-    dataset, opened = open_shards(again, Place())
+    dataset, opened = load_shard_data(again, DataDirs())
     assert held(opened) == held(made.shards.partition)
-    reserve, public = draw_public(dataset, asked, 3)
+    reserve, public = select_public_set(dataset, asked, 3)
     assert len(reserve) == 300
     assert np.array_equal(public, opened.public)
     assert not np.intersect1d(reserve, np.concatenate([everything(shard) for shard in opened.shards])).size
 
 
 def test_the_reserve_is_named_only_where_there_is_one():
-    assert "public_from" not in DataSettings().parameters().keys() | DataSettings().recorded().keys()
+    assert "public_from" not in DataSettings().used_parameters().keys() | DataSettings().to_record().keys()
     asked = DataSettings(public_from=300)
-    assert asked.parameters()["public_from"] == asked.recorded()["public_from"] == 300
+    assert asked.used_parameters()["public_from"] == asked.to_record()["public_from"] == 300
 
 
 def test_the_least_of_pfllib_does_not_follow_from_the_public_set(tmp_path):
     least = set()
     for size in (100, 900):
         asked = {"protocol": "pfllib", "alpha": 10.0, "clients": 12, "public_size": size, "public_from": 900}
-        least.add(deal(DataSettings(**asked), 0, tmp_path, Place()).shards.manifest["parameters"]["min_size"])
+        least.add(
+            load_and_partition(DataSettings(**asked), 0, tmp_path, DataDirs()).shards.manifest["parameters"]["min_size"]
+        )
     assert least == {(1797 - 900) // 12 // 2}
 
 
@@ -157,21 +159,21 @@ def test_a_reserve_with_too_few_of_a_class_is_refused_and_the_least_that_will_do
     dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=2000).tolist(), 5, domains)
     asked = DataSettings(scheme="iid", clients=4, public_size=100, public_from=100, public_alpha=0.3)
     with pytest.raises(RequestError, match=r"and a reserve of 100 has \d+ \(data\.public_from\): ") as refused:
-        partition(dataset, asked, seed)
+        partition_dataset(dataset, asked, seed)
     _, _, least = str(refused.value).rpartition("make it at least ")
     with pytest.raises(RequestError, match=f"make it at least {least}"):
-        partition(dataset, asked.model_copy(update={"public_from": int(least) - 1}), seed)
-    assert len(partition(dataset, asked.model_copy(update={"public_from": int(least)}), seed).public) == 100
+        partition_dataset(dataset, asked.model_copy(update={"public_from": int(least) - 1}), seed)
+    assert len(partition_dataset(dataset, asked.model_copy(update={"public_from": int(least)}), seed).public) == 100
 
 
 def test_fedbn_trains_on_the_same_lists_whatever_the_public_set_is():
     dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
     asked = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=60)
     asked = asked.model_copy(update={"public_from": 60})
-    full = partition(dataset, asked, 0)
+    full = partition_dataset(dataset, asked, 0)
     for size, alpha in ((0, None), (20, None), (10, 5.0)):
-        result = partition(dataset, asked.model_copy(update={"public_size": size, "public_alpha": alpha}), 0)
+        result = partition_dataset(dataset, asked.model_copy(update={"public_size": size, "public_alpha": alpha}), 0)
         assert held(result) == held(full)
         assert set(result.public.tolist()) <= set(full.public.tolist())
     with pytest.raises(RequestError, match=r"the reserve leaves .*which needs 80 \(data\.public_from\): make it small"):
-        partition(dataset, asked.model_copy(update={"public_from": 300}), 0)
+        partition_dataset(dataset, asked.model_copy(update={"public_from": 300}), 0)

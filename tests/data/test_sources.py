@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.data.datasets import SOURCES, domainnet, fashion_mnist, load_dataset, office10
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.data.datasets import DATASETS, domainnet, fashion_mnist, load_dataset, office10
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.prepare import deal
+from fedmosaic_cli.runner.prepare import load_and_partition
 from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A data directory of its own; what is installed on this machine does not count."""
-    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
     (tmp_path / "data").mkdir()
-    return Place(tmp_path / "data", cache_dir=tmp_path / "cache")
+    return DataDirs(tmp_path / "data", cache_dir=tmp_path / "cache")
 
 
 def load(place, name, **asked):
     """As a new command would, which has loaded nothing yet."""
     place = replace(place, loaded={})
-    return load_dataset(resolve(DataSettings(dataset=name, **asked), place), place)
+    return load_dataset(resolve_data_settings(DataSettings(dataset=name, **asked), place), place)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -39,7 +39,7 @@ def test_fashion_mnist(place, folder, packed):
     write_fashion(place.data_dir / folder, packed)
     dataset = load(place, "fashion-mnist")
     assert dataset.images.shape == (80, 28, 28, 1)
-    assert dataset.test.tolist() == [False] * 60 + [True] * 20
+    assert dataset.test_mask.tolist() == [False] * 60 + [True] * 20
     assert dataset.labels[:12].tolist() == [*range(10), 0, 1]
     assert dataset.class_names[9] == "ankle boot"
 
@@ -74,8 +74,8 @@ def test_cifar10_as_torchvision_stores_it(place):
     dataset = load(place, "cifar10")
     assert dataset.images.shape == (120, 32, 32, 3)
     assert dataset.images[45, 0, 0].tolist() == [2, 5, 7], "batch by batch, planes turned into pixels"
-    assert dataset.test.sum() == 20
-    assert dataset.test[100:].all()
+    assert dataset.test_mask.sum() == 20
+    assert dataset.test_mask[100:].all()
 
 
 def test_cifar10_as_images(place):
@@ -84,7 +84,7 @@ def test_cifar10_as_images(place):
             save_pictures(place.data_dir / "cifar10" / part / label, count, side=32)
     dataset = load(place, "cifar10")
     assert dataset.images.shape == (50, 32, 32, 3)
-    assert dataset.test.sum() == 20
+    assert dataset.test_mask.sum() == 20
     assert dataset.class_names[5] == "dog"
     assert np.bincount(dataset.labels).tolist() == [5] * 10
 
@@ -128,16 +128,16 @@ def test_office10_with_the_lists_of_fedbn(place, lists):
     assert dataset.domain_names == ("amazon", "webcam")
     # In the order of the lists: training first, the last number first, the classes in turn.
     assert dataset.labels[:12].tolist() == [*range(10), 0, 1]
-    assert dataset.test[:50].tolist() == [False] * 50
-    assert dataset.test[50:60].tolist() == [True] * 10
-    assert not dataset.remarks
+    assert dataset.test_mask[:50].tolist() == [False] * 50
+    assert dataset.test_mask[50:60].tolist() == [True] * 10
+    assert not dataset.warnings
 
 
 def test_office10_without_lists_sets_a_fixed_fifth_apart(place):
     office(place, lists=None)
     dataset = load(place, "office10", domains=("amazon", "webcam"), image_size=16)
-    assert [dataset.test[dataset.domains == number].sum() for number in (0, 1)] == [12, 10]
-    assert "no lists for amazon, webcam" in dataset.remarks[0]
+    assert [dataset.test_mask[dataset.domain_ids == number].sum() for number in (0, 1)] == [12, 10]
+    assert "no lists for amazon, webcam" in dataset.warnings[0]
     assert load(place, "office10", domains=("amazon", "webcam"), image_size=16).fingerprint == dataset.fingerprint
 
 
@@ -161,7 +161,7 @@ def test_domainnet_with_its_official_lists(place):
     assert len(dataset) == 6 * 10 * 4, "ten classes and no more"
     assert len(set(dataset.labels[:20].tolist())) > 5, "lists that run class by class are brought into another order"
     assert dataset.class_names[3] == "ice_cream"
-    assert dataset.test.sum() == 60
+    assert dataset.test_mask.sum() == 60
     both = root / "real_test.txt"
     text = both.read_text()
     both.write_text(text + "real/zebra/0003.jpg 9\n")
@@ -196,7 +196,7 @@ def test_a_folder_of_images(place, layout):
     dataset = load(place, "folder", scheme="iid", public_size=0)
     assert dataset.class_names == ("cat", "dog with hat")
     assert dataset.domain_names == domains
-    assert (dataset.test is None) == (has_test is None)
+    assert (dataset.test_mask is None) == (has_test is None)
     assert len(dataset) == 6 * max(len(domains), 1) * (2 if has_test else 1)
     first = np.asarray(Image.open(next(iter(sorted(place.data_dir.rglob("0000.png"))))))
     assert np.array_equal(dataset.images[0], first)
@@ -244,9 +244,11 @@ def test_npz_with_everything(place):
     assert dataset.class_names == ("a", "b")
     assert dataset.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert dataset.domain_names == ("0", "1")
-    assert dataset.test.tolist() == [False] * 4 + [True] * 2
-    assert dataset.holders.tolist() == [0, 0, 1, 1, 0, 1]
-    result = partition(dataset, resolve(DataSettings(dataset="npz", scheme="natural", public_size=0), place), 0)
+    assert dataset.test_mask.tolist() == [False] * 4 + [True] * 2
+    assert dataset.client_ids.tolist() == [0, 0, 1, 1, 0, 1]
+    result = partition_dataset(
+        dataset, resolve_data_settings(DataSettings(dataset="npz", scheme="natural", public_size=0), place), 0
+    )
     assert [(shard.train.tolist(), shard.test.tolist()) for shard in result.shards] == [([0, 1], [4]), ([2, 3], [5])]
 
 
@@ -282,7 +284,9 @@ def test_npz_with_the_least(place):
 def test_npz_that_is_not_right(place, arrays, words):
     save_npz(place, **arrays)
     with pytest.raises(RequestError, match=words):
-        deal(DataSettings(dataset="npz", scheme="iid", public_size=0, clients=2), 0, place.data_dir / "s", place)
+        load_and_partition(
+            DataSettings(dataset="npz", scheme="iid", public_size=0, clients=2), 0, place.data_dir / "s", place
+        )
 
 
 def test_npz_domains_are_those_that_occur(place):
@@ -305,14 +309,14 @@ def test_an_npz_that_is_no_archive(place):
 
 def test_a_split_of_pfllib_is_taken_over_as_it_is(place):
     pixels = write_pfllib(place.data_dir)
-    settings = resolve(DataSettings(dataset="pfllib", scheme="natural", public_size=12), place)
+    settings = resolve_data_settings(DataSettings(dataset="pfllib", scheme="natural", public_size=12), place)
     dataset = load_dataset(settings, place)
     assert settings.clients == 3
     assert np.array_equal(dataset.images, pixels), "the bytes that the floats came from"
-    result = partition(dataset, settings, 0)
+    result = partition_dataset(dataset, settings, 0)
     assert len(result.public) == 12
     for shard in result.shards:
-        assert set(dataset.holders[shard.train].tolist()) == {shard.client}
+        assert set(dataset.client_ids[shard.train].tolist()) == {shard.client}
         assert len(shard.test) == 8, "its test part, whole"
     assert sum(len(shard.train) for shard in result.shards) == 3 * 24 - 12
 
@@ -346,14 +350,16 @@ def test_a_split_of_pfllib_that_is_not_right(place):
         load(place, "pfllib", scheme="natural", public_size=3)
 
 
-@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if name not in ("digits", "digits-domains")])
+@pytest.mark.parametrize(
+    "name", [name for name, source in DATASETS.items() if name not in ("digits", "digits-domains")]
+)
 def test_a_data_set_that_is_not_there_says_in_one_line_what_to_do(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "debian")
-    nowhere = Place(tmp_path / "nowhere", cache_dir=tmp_path)
-    source = SOURCES[name]
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
+    nowhere = DataDirs(tmp_path / "nowhere", cache_dir=tmp_path)
+    source = DATASETS[name]
     assert source.find(nowhere.data_dir) is None
-    assert source.how_to_get
-    assert "\n" not in source.how_to_get
+    assert source.setup_hint
+    assert "\n" not in source.setup_hint
     if not source.downloads or name == "domainnet":
         with pytest.raises(RequestError, match=r"is not here .*nowhere"):
             load(nowhere, name, public_size=1)
@@ -362,8 +368,8 @@ def test_a_data_set_that_is_not_there_says_in_one_line_what_to_do(name, tmp_path
 
 def test_facts_are_true_where_the_data_is_embedded():
     for name in ("digits", "digits-domains"):
-        dataset, facts = load_dataset(DataSettings(dataset=name), Place()), SOURCES[name].facts
-        assert (facts.classes, facts.channels, facts.side, facts.train) == (
+        dataset, facts = load_dataset(DataSettings(dataset=name), DataDirs()), DATASETS[name].info
+        assert (facts.num_classes, facts.num_channels, facts.image_size, facts.num_train) == (
             dataset.num_classes,
             dataset.images.shape[3],
             dataset.images.shape[1],
@@ -387,7 +393,7 @@ def test_facts_are_true_where_the_data_is_embedded():
 )
 def test_requests_that_cannot_be_are_refused_before_anything_is_loaded(asked, words, place):
     with pytest.raises(RequestError, match=words):
-        resolve(DataSettings(**asked), place)
+        resolve_data_settings(DataSettings(**asked), place)
 
 
 def test_resolving_twice_changes_nothing(place):
@@ -397,25 +403,25 @@ def test_resolving_twice_changes_nothing(place):
         DataSettings(dataset="office10", scheme="domain", protocol="fedbn"),
         DataSettings(dataset="cifar10", protocol="pfllib"),
     ):
-        once = resolve(asked, place)
-        assert resolve(once, place) == once
+        once = resolve_data_settings(asked, place)
+        assert resolve_data_settings(once, place) == once
         assert None not in (once.clients, once.public_size)
 
 
 def test_the_digits_are_scikit_learn_s():
     from sklearn.datasets import load_digits as theirs
 
-    bundled, ours = theirs(), load_dataset(DataSettings(dataset="digits"), Place())
+    bundled, ours = theirs(), load_dataset(DataSettings(dataset="digits"), DataDirs())
     assert np.array_equal(ours.images[..., 0], np.rint(bundled.images * (255 / 16)))
-    assert np.array_equal(ours.labels, bundled.target)
+    assert np.array_equal(ours.labels, bundled.array_path)
 
 
 def test_a_data_set_is_loaded_once_for_a_whole_command_and_no_second_one_is_kept(tmp_path):
-    place = Place(tmp_path)
+    place = DataDirs(tmp_path)
     first = load_dataset(DataSettings(dataset="digits"), place)
     assert load_dataset(DataSettings(dataset="digits", clients=7), place) is first
     load_dataset(DataSettings(dataset="digits-domains"), place)
-    assert len(place.loaded) == 1
+    assert len(place.dataset_cache) == 1
     assert load_dataset(DataSettings(dataset="digits"), place) is not first
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from sklearn.tree import DecisionTreeClassifier
 
-from fedmosaic_cli.engine.estimator_learner import EstimatorLearner, pixels
-from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.losses import PseudoLabels, TargetLogits
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.estimator_learner import EstimatorLearner, flat_pixels
+from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
+from fedmosaic_cli.engine.losses import LogitMatchingLoss, PseudoLabelLoss
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from fedmosaic_cli.models.model_settings import ESTIMATORS, ModelSettings
-from fedmosaic_cli.runner.run_state import capture, restore
+from fedmosaic_cli.models.model_settings import ESTIMATOR_NAMES, ModelSettings
+from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import TOYS, dealt, mixed, models, personal_models, played, relabelled, same
 
 MIXED = mixed(TOYS["even"])
@@ -26,7 +26,7 @@ METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="
 
 def predictions(federation):
     """What everybody says of the public set."""
-    return [c.predict_public(federation.method.personal({}, c)) for c in federation.standing.clients]
+    return [c.predict_public(federation.method.personal_model({}, c)) for c in federation.state.clients]
 
 
 def test_without_trust_fedmosaic_is_local_training_whatever_learns():
@@ -49,9 +49,9 @@ def test_a_mixed_run_can_be_repeated_with_any_number_of_workers(method):
 def test_a_mixed_run_goes_on_from_a_checkpoint(method):
     halfway = played(method, MIXED, rounds=2)
     again, whole = MIXED.federation(method), MIXED.federation(method)
-    restore(again, *capture(halfway.standing), 2)
-    with again.workers, whole.workers:
-        assert list(play(again, 4)) == list(play(whole, 4))[2:]
+    restore_state(again, *capture_state(halfway.state), 2)
+    with again.worker_pool, whole.worker_pool:
+        assert list(run_rounds(again, 4)) == list(run_rounds(whole, 4))[2:]
 
 
 def test_a_model_of_one_s_own_does_not_disturb_the_others():
@@ -69,13 +69,13 @@ def test_networks_of_different_kinds_can_share_logits():
 
 def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
     """Mean private loss plus trust times mean public loss, by hand."""
-    client = TOYS["uneven"].federation(Local()).standing.clients[2]
+    client = TOYS["uneven"].federation(Local()).state.clients[2]
     learner = EstimatorLearner(ModelSettings(name="decision-tree", depth=2), client.private, client.public, 3)
     labels = torch.arange(7) % 3
     parameters = learner.initial_parameters(5)
-    term = PseudoLabels(labels, 0.25)
-    learner.fit(parameters, {}, Lesson(client.private, client.public, Draw([], []), [term]))
-    inputs = np.concatenate([pixels(client.private), pixels(client.public)])
+    term = PseudoLabelLoss(labels, 0.25)
+    learner.fit(parameters, {}, TrainingTask(client.private, client.public, BatchSchedule([], []), [term]))
+    inputs = np.concatenate([flat_pixels(client.private), flat_pixels(client.public)])
     targets = np.concatenate([client.private.labels, labels])
 
     def by_hand(weight):
@@ -89,17 +89,17 @@ def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
     )
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ESTIMATOR_NAMES)
 def test_every_kind_learns_what_can_be_learnt(name):
     toy = dealt([30, 30], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=20)))
     federation = toy.federation(FedMosaic(trust="stabilised"))
-    with federation.workers:
-        rows = list(play(federation, 3))[-1].rows
+    with federation.worker_pool:
+        rows = list(run_rounds(federation, 3))[-1].rows
     assert all(row["loss_private"] < 0.9 for row in rows)
     assert all(row["loss_public"] is not None for row in rows)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ESTIMATOR_NAMES)
 def test_one_class_is_no_trouble_and_an_unseen_one_is_never_impossible(name):
     toy = dealt([6, 6], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=3)))
     first = toy.partition.shards[0].train
@@ -113,7 +113,7 @@ def test_one_class_is_no_trouble_and_an_unseen_one_is_never_impossible(name):
 
 
 def test_before_the_first_round_it_knows_nothing():
-    client = MIXED.federation(Local()).standing.clients[1]
+    client = MIXED.federation(Local()).state.clients[1]
     assert (client.predict_public(client.state["model"]) == 0).all()
 
 
@@ -131,8 +131,8 @@ def test_it_learns_from_its_own_labels():
 
 
 def test_what_it_cannot_learn_from_is_refused():
-    client = MIXED.federation(Local()).standing.clients[1]
+    client = MIXED.federation(Local()).state.clients[1]
     with pytest.raises(FedMosaicError, match="random-forest cannot learn from TargetLogits"):
-        client.train("model", [TargetLogits(torch.zeros(7, 3), 1.0)])
+        client.train("model", [LogitMatchingLoss(torch.zeros(7, 3), 1.0)])
     with pytest.raises(FedMosaicError, match="no network"):
-        client.descend("model", {})
+        client.optimizer_step("model", {})

@@ -10,7 +10,13 @@ import pytest
 import torch
 from sklearn import metrics
 
-from fedmosaic_cli.engine.evaluation import METRICS, averages, calibration_error, examine, score
+from fedmosaic_cli.engine.evaluation import (
+    EVAL_METRICS,
+    calibration_error,
+    classification_metrics,
+    client_averages,
+    evaluate_model,
+)
 from fedmosaic_cli.methods.local import Local
 from tests.toys import TOYS, played
 
@@ -28,7 +34,7 @@ def answers(seed: int, examples: int, classes: int, there: int) -> tuple[torch.T
 @pytest.mark.parametrize("seed", range(5))
 def test_scikit_learn_comes_to_the_same(seed, examples, classes, there):
     logits, labels = answers(seed, examples, classes, there)
-    found, predicted = examine(logits, labels), logits.argmax(dim=1)
+    found, predicted = classification_metrics(logits, labels), logits.argmax(dim=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a class is guessed that nobody has, which is the point here
         balanced = metrics.balanced_accuracy_score(labels, predicted)
@@ -44,23 +50,23 @@ def test_scikit_learn_comes_to_the_same(seed, examples, classes, there):
 
 def test_rows_are_what_is_there_and_columns_what_it_is_taken_for():
     logits = torch.eye(3)[[1, 1, 2]]
-    assert examine(logits, torch.tensor([0, 0, 2])).confusion == [[0, 2, 0], [0, 0, 0], [0, 0, 1]]
+    assert classification_metrics(logits, torch.tensor([0, 0, 2])).confusion == [[0, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
 def test_a_matrix_that_nobody_asked_for_is_not_made():
     """It would have more numbers than memory."""
     logits = torch.zeros(2, 60_000)
-    found = examine(logits, torch.tensor([0, 5]), with_confusion=False)
+    found = classification_metrics(logits, torch.tensor([0, 5]), with_confusion=False)
     assert found.confusion is None
     assert found.balanced_accuracy == 0.5
 
 
 def test_an_examination_agrees_with_a_score_bit_for_bit():
-    client = played(Local(), TOYS["even"]).standing.clients[0]
+    client = played(Local(), TOYS["even"]).state.clients[0]
     model, examples = client.state["model"], client.private
     found, mark = (
-        examine(client.learner.predict(model, examples), examples.targets),
-        score(client.learner, model, examples),
+        classification_metrics(client.learner.predict(model, examples), examples.targets),
+        evaluate_model(client.learner, model, examples),
     )
     assert (found.accuracy, found.loss) == (mark.accuracy, mark.loss)
 
@@ -87,8 +93,8 @@ def test_over_and_under_confidence_cancel_within_a_bin_only():
 def test_bins_have_their_upper_edges():
     """Of 2 bins, 0.5 belongs to the first and all above to the second."""
     logits, labels = logits_of(0.5, 0.75), torch.tensor([0, 1])
-    assert calibration_error(logits, labels, bins=2) == pytest.approx((0.5 + 0.75) / 2, rel=1e-12)
-    assert calibration_error(logits, labels, bins=1) == pytest.approx(abs(0.625 - 0.5), rel=1e-12)
+    assert calibration_error(logits, labels, num_bins=2) == pytest.approx((0.5 + 0.75) / 2, rel=1e-12)
+    assert calibration_error(logits, labels, num_bins=1) == pytest.approx(abs(0.625 - 0.5), rel=1e-12)
 
 
 def test_certainty_that_is_right_is_calibrated():
@@ -101,16 +107,16 @@ def test_certainty_that_is_right_is_calibrated():
 def test_the_worst_decile_is_a_tenth_rounded_up(clients, worst):
     values = [number / clients for number in range(clients)]
     mixed = values[::2] + values[1::2]
-    found = averages(mixed, [1] * clients)
+    found = client_averages(mixed, [1] * clients)
     assert found["worst_decile"] == pytest.approx(sum(values[number] for number in worst) / len(worst))
     assert found["worst"] == 0
-    upside_down = averages([-value for value in mixed], [1] * clients, larger_is_worse=True)
+    upside_down = client_averages([-value for value in mixed], [1] * clients, larger_is_worse=True)
     assert upside_down["worst_decile"] == pytest.approx(-found["worst_decile"])
     assert upside_down["worst"] == 0
 
 
 def test_averages_over_clients_and_over_examples():
-    found = averages([0.5, 1.0], [30, 10])
+    found = client_averages([0.5, 1.0], [30, 10])
     assert found == {
         "client_mean": 0.75,
         "sample_weighted": 0.625,
@@ -121,6 +127,6 @@ def test_averages_over_clients_and_over_examples():
 
 
 def test_of_loss_and_calibration_error_the_larger_is_worse():
-    assert {name for name, larger_is_worse in METRICS.items() if larger_is_worse} == {"loss", "calibration_error"}
+    assert {name for name, larger_is_worse in EVAL_METRICS.items() if larger_is_worse} == {"loss", "calibration_error"}
     logits, labels = answers(0, 20, 3, 3)
-    assert METRICS.keys() < vars(examine(logits, labels)).keys()
+    assert EVAL_METRICS.keys() < vars(classification_metrics(logits, labels)).keys()

@@ -17,15 +17,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmosaic_cli.engine import channel, optim, params
-from fedmosaic_cli.engine.execution.lockstep import Gang, my_desk, my_gang
-from fedmosaic_cli.engine.execution.modes import choose, worker_count
+from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
+from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.modes import lockstep as gang
-from fedmosaic_cli.engine.execution.worker_pool import STACK, Job, Workers, teams
-from fedmosaic_cli.engine.local_pool import servers_by_device
-from fedmosaic_cli.engine.losses import OnDevice, PseudoLabels
-from fedmosaic_cli.engine.messages import Consensus, Logits, Weights
-from fedmosaic_cli.engine.method import Leash
-from fedmosaic_cli.engine.rounds import begin, play
+from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
+from fedmosaic_cli.engine.local_pool import server_state_by_device
+from fedmosaic_cli.engine.losses import PseudoLabelLoss, ToDeviceMixin
+from fedmosaic_cli.engine.messages import ConsensusLabels, Logits, Weights
+from fedmosaic_cli.engine.method import ProximalTerm
+from fedmosaic_cli.engine.rounds import init_state, run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
 from fedmosaic_cli.methods import METHODS
@@ -57,37 +57,37 @@ class TestChoice:
         ],
     )
     def test_the_choice_follows_from_device_and_model(self, model, shape, clients, device, expected):
-        assert choose(TrainSettings(), model, shape, clients, device) == expected
+        assert choose_execution(TrainSettings(), model, shape, clients, device) == expected
 
     @pytest.mark.parametrize("execution", ["threads", "stacked"])
     def test_it_can_be_forced(self, execution):
         for model, shape in ((MLP, DIGITS), (CNN, CIFAR)):
-            assert choose(TrainSettings(execution=execution), model, shape, 15, CPU) == execution
+            assert choose_execution(TrainSettings(execution=execution), model, shape, 15, CPU) == execution
 
     def test_what_cannot_be_stacked_is_refused_by_name(self):
         with pytest.raises(RequestError, match=r"vit-tiny cannot be stacked \(train.execution\): use auto or threads"):
-            choose(TrainSettings(execution="stacked"), VIT, CIFAR, 15, CPU)
+            choose_execution(TrainSettings(execution="stacked"), VIT, CIFAR, 15, CPU)
 
     def test_a_gpu_is_kept_busy_by_one_worker(self):
-        assert (worker_count(0, 15, CUDA), worker_count(3, 15, CUDA)) == (1, 3)
-        assert 1 <= worker_count(0, 2, CPU) <= 2
+        assert (num_workers(0, 15, CUDA), num_workers(3, 15, CUDA)) == (1, 3)
+        assert 1 <= num_workers(0, 2, CPU) <= 2
 
 
 class TestGang:
     def run(self, parts):
         """Let every member do its part, as `Workers` does."""
-        gang, results, failures = Gang(len(parts)), {}, {}
+        gang, results, failures = LockstepGroup(len(parts)), {}, {}
 
         def member(place):
             try:
-                results[place] = gang.take_part(place, lambda: parts[place](gang))
+                results[place] = gang.run_client(place, lambda: parts[place](gang))
             except ValueError as error:
                 failures[place] = error
 
         threads = [threading.Thread(target=member, args=(place,)) for place in reversed(range(len(parts)))]
         for thread in threads:
             thread.start()
-        gang.serve()
+        gang.run()
         for thread in threads:
             thread.join(timeout=20)
         assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
@@ -101,7 +101,7 @@ class TestGang:
             return [2 * content for content in contents]
 
         def part(number):
-            return lambda gang: gang.ask("double", double, number) + gang.ask("double", double, 10 * number)
+            return lambda gang: gang.submit("double", double, number) + gang.submit("double", double, 10 * number)
 
         results, _ = self.run([part(1), part(2), part(3)])
         assert results == {0: 22, 1: 44, 2: 66}
@@ -115,10 +115,10 @@ class TestGang:
             return contents
 
         parts = [
-            lambda gang: gang.ask("a", note, 1),
-            lambda gang: gang.ask("b", note, 2),
+            lambda gang: gang.submit("a", note, 1),
+            lambda gang: gang.submit("b", note, 2),
             lambda gang: None,
-            lambda gang: gang.ask("a", note, 3) + gang.ask("a", note, 4),
+            lambda gang: gang.submit("a", note, 3) + gang.submit("a", note, 4),
         ]
         results, _ = self.run(parts)
         assert results == {0: 1, 1: 2, 2: None, 3: 7}
@@ -133,7 +133,7 @@ class TestGang:
 
         echo = lambda contents: contents  # noqa: E731
         results, failures = self.run(
-            [give_up, lambda gang: gang.ask("x", fail, 1), lambda gang: gang.ask("y", echo, 5)]
+            [give_up, lambda gang: gang.submit("x", fail, 1), lambda gang: gang.submit("y", echo, 5)]
         )
         assert results == {2: 5}
         assert {place: str(error) for place, error in failures.items()} == {0: "gave up", 1: "no answer"}
@@ -147,8 +147,8 @@ class TestGang:
             return contents
 
         def part(gang):
-            assert my_desk() == gang.worker
-            return [gang.ask("x", note, number) for number in range(5)]
+            assert current_worker_id() == gang.worker_id
+            return [gang.submit("x", note, number) for number in range(5)]
 
         self.run([part] * 4 + [lambda gang: None])
         assert answering == [threading.get_ident()] * 5
@@ -163,9 +163,9 @@ class TestGang:
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", few)
-        jobs = [Job(number, 1, "team", CPU) for number in range(6)]
-        with Workers(1) as workers, pytest.raises(RuntimeError, match="can't start new thread"):
-            workers.map(lambda item: my_gang().ask("x", list, item), jobs)
+        jobs = [ClientJob(number, 1, "team", CPU) for number in range(6)]
+        with WorkerPool(1) as workers, pytest.raises(RuntimeError, match="can't start new thread"):
+            workers.map(lambda item: current_group().submit("x", list, item), jobs)
 
     def test_one_member_runs_at_a_time(self):
         running, most = [], []
@@ -180,7 +180,7 @@ class TestGang:
         assert most == [1, 1, 1, 1]
 
     def test_outside_there_is_no_gang(self):
-        assert my_gang() is None
+        assert current_group() is None
 
 
 class TestWorkers:
@@ -191,8 +191,8 @@ class TestWorkers:
             begun.append(item)
             return item.upper()
 
-        jobs = [Job("short", 1, None, CPU), Job("long", 9, None, CPU), Job("middle", 5, None, CPU)]
-        with Workers(1) as workers:
+        jobs = [ClientJob("short", 1, None, CPU), ClientJob("long", 9, None, CPU), ClientJob("middle", 5, None, CPU)]
+        with WorkerPool(1) as workers:
             assert workers.map(work, jobs) == ["SHORT", "LONG", "MIDDLE"]
         assert begun == ["long", "middle", "short"]
 
@@ -202,19 +202,19 @@ class TestWorkers:
                 raise ValueError(f"item {item}")
 
         for count in (1, 3):
-            with Workers(count) as workers, pytest.raises(ValueError, match="item 1"):
-                workers.map(work, [Job(item, item, None, CPU) for item in (0, 1, 2)])
+            with WorkerPool(count) as workers, pytest.raises(ValueError, match="item 1"):
+                workers.map(work, [ClientJob(item, item, None, CPU) for item in (0, 1, 2)])
 
     def test_teams_are_no_larger_than_a_stack_and_the_rest_is_alone(self):
-        jobs = [Job(n, 1, None if n == 3 else "mine", CPU) for n in range(STACK + 5)]
-        found = teams(jobs)
+        jobs = [ClientJob(n, 1, None if n == 3 else "mine", CPU) for n in range(MAX_STACK_SIZE + 5)]
+        found = group_jobs(jobs)
         assert found[0] == [3]
-        assert [len(team) for team in found[1:]] == [STACK, 4]
+        assert [len(team) for team in found[1:]] == [MAX_STACK_SIZE, 4]
 
     def test_devices_do_not_wait_for_each_other(self):
         barrier = threading.Barrier(2, timeout=20)
-        jobs = [Job(0, 1, None, CPU), Job(1, 1, None, META)]
-        with Workers(1) as workers:
+        jobs = [ClientJob(0, 1, None, CPU), ClientJob(1, 1, None, META)]
+        with WorkerPool(1) as workers:
             workers.map(lambda item: barrier.wait(), jobs)  # with one queue for both, the first would never end
 
 
@@ -240,7 +240,7 @@ class ScalarReads(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Impatient(OnDevice):
+class Impatient(ToDeviceMixin):
     """The usual wrong version: a term that looks at its value in every step."""
 
     weight: float = 0.5
@@ -271,20 +271,20 @@ class TestNoWaiting:
         def reads(steps, play, method=Local()):  # noqa: B008 - methods never change
             counted.clear()
             federation = dealt([3, 9, 7]).changed(execution=execution, local_steps=steps).federation(method)
-            clients = federation.standing.clients
+            clients = federation.state.clients
             for client in clients:
                 client.begin_round(1)
-            with federation.workers as workers:
-                workers.map(watched(play), [Job(client, 1, client.learner.team, CPU) for client in clients])
+            with federation.worker_pool as workers:
+                workers.map(watched(play), [ClientJob(client, 1, client.learner.stack_key, CPU) for client in clients])
             return sum(counted)
 
-        monkeypatch.setattr(gang, "settle", watched(gang.settle))
+        monkeypatch.setattr(gang, "dispatch", watched(gang.settle))
         return reads
 
-    @pytest.mark.parametrize("terms", [(), (PseudoLabels(torch.zeros(7, dtype=torch.int64), 0.5),)])
+    @pytest.mark.parametrize("terms", [(), (PseudoLabelLoss(torch.zeros(7, dtype=torch.int64), 0.5),)])
     def test_no_step_waits_for_the_device(self, reads, terms):
         def train(client):
-            client.train("model", terms, Leash(params.copy(client.state["model"]), 0.1))
+            client.train("model", terms, ProximalTerm(params.clone(client.state["model"]), 0.1))
 
         assert reads(2, train) == reads(12, train)
 
@@ -295,7 +295,7 @@ class TestNoWaiting:
     @pytest.mark.parametrize("method", [PFedMe(), PerFedAvg(), APFL()], ids=["pfedme", "perfedavg", "apfl"])
     def test_nor_a_method_with_steps_of_its_own(self, reads, method):
         def train(client):
-            client.state["model"] = params.copy(client.init)
+            client.state["model"] = params.clone(client.initial_model)
             method.train(client, client.state["model"])
 
         assert reads(2, train, method) == reads(12, train, method)
@@ -349,10 +349,10 @@ class TestDevices:
     def test_models_arrive_where_the_receiver_computes_and_opinions_on_the_cpu(self):
         message = {
             "model": Weights({"w": torch.ones(2)}),
-            "labels": Consensus(torch.tensor([0, 1]), 2),
+            "labels": ConsensusLabels(torch.tensor([0, 1]), 2),
             "logits": Logits(torch.ones(2, 2)),
         }
-        received, bits = channel.send(message, replace(FROM_SERVER, device=META))
+        received, bits = channel.send_message(message, replace(FROM_SERVER, device=META))
         assert received["model"]["w"].device == META
         assert (received["labels"].device, received["logits"].device) == (CPU, CPU)
         assert bits == 64 + 8 + 128
@@ -361,9 +361,9 @@ class TestDevices:
     @pytest.mark.parametrize("method", [FedAvg(), Ditto(), Local()])
     def test_what_a_client_starts_with_lies_on_its_device(self, method):
         federation = TOYS["even"].changed(bn_buffers="local").federation(method)
-        for client in federation.standing.clients:
+        for client in federation.state.clients:
             client.private = replace(client.private, device=META)
-        standing = begin(method, federation.standing.clients, federation.world)
+        standing = init_state(method, federation.state.clients, federation.ctx)
         states = [client.state for client in standing.clients]
         tensors = [t for state in states for part in state.values() if isinstance(part, dict) for t in part.values()]
         assert tensors
@@ -372,23 +372,23 @@ class TestDevices:
     @pytest.mark.parametrize("name", METHODS)
     def test_a_client_sees_the_server_s_models_on_its_own_device(self, name):
         federation = played(METHODS[name](), TOYS["even"], rounds=1)
-        client = federation.standing.clients[0]
+        client = federation.state.clients[0]
         client.private = replace(client.private, device=META)
-        seen = servers_by_device(federation)
-        assert seen[CPU] is federation.standing.server
+        seen = server_state_by_device(federation)
+        assert seen[CPU] is federation.state.server
         for value in seen[META].values():
             tensors = value.values() if isinstance(value, dict) else [value]
             assert all(tensor.device == (META if isinstance(value, dict) else CPU) for tensor in tensors)
 
     @pytest.mark.parametrize(("method", "expected"), [(Local(), [CPU, META]), (Centralized(), [CPU])])
     def test_clients_are_dealt_over_devices_and_none_is_filled_for_nothing(self, method, expected):
-        assert dealt([6, 6]).federation(method, devices=[CPU, META, META]).devices == expected
+        assert dealt([6, 6]).federation(method, devices=[CPU, META, META]).client_devices == expected
 
     def test_images_of_the_host_are_shown_on_the_device(self):
-        private = TOYS["even"].federation(Local()).standing.clients[0].private
+        private = TOYS["even"].federation(Local()).state.clients[0].private
         shown = replace(private, device=META).inputs(slice(3))
         assert (shown.device, shown.shape) == (META, (3, 1, 2, 2))
-        assert torch.equal(private.inputs(slice(3)), private.shown(private.index[:3]))
+        assert torch.equal(private.inputs(slice(3)), private.normalised_images(private.index[:3]))
 
 
 class TestOptimizers:
@@ -411,10 +411,10 @@ class TestOptimizers:
         for number in range(5):
             gradients = [torch.randn_like(tensor) for tensor in theirs]
             # The layout that a gradient happens to have must not matter.
-            optim.descend(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
+            optim.optimizer_step(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
             for tensor, gradient in zip(theirs, gradients, strict=True):
                 tensor.grad = gradient.clone()
-            optimizer.step()
+            optimizer.step_batch()
             assert all(torch.equal(ours[place], tensor) for place, tensor in enumerate(theirs)), number
 
     def test_they_do_not_load_torch_s_compiler(self):
@@ -464,5 +464,5 @@ print((faults() - before) / 6)
 def test_a_diverging_client_is_named_whatever_the_execution():
     for execution in ("threads", "stacked"):
         federation = TOYS["even"].changed(execution=execution, optimizer="sgd", lr=1e30).federation(Local())
-        with federation.workers, pytest.raises(FedMosaicError, match="client 0 diverged in round"):
-            list(play(federation, 3))
+        with federation.worker_pool, pytest.raises(FedMosaicError, match="client 0 diverged in round"):
+            list(run_rounds(federation, 3))

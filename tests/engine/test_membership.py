@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from fedmosaic_cli.audit.membership_attacks import (
-    RESAMPLES,
-    auc,
-    balanced,
-    confidence,
-    halves,
-    interval,
-    likelihood_scores,
-    matched,
+    NUM_BOOTSTRAP,
+    bootstrap_aucs,
+    bootstrap_counts,
+    confidence_interval,
+    lira_scores,
+    logit_scaled_confidence,
+    masked_mean_and_std,
+    match_by_stratum,
     message_scores,
-    resampled_aucs,
-    resamples,
-    spread,
-    true_positive_rate,
+    roc_auc,
+    shadow_training_masks,
+    stratified_weights,
+    tpr_at_fpr,
 )
 
 # Few different values: ties are what is easily done wrong.
@@ -34,47 +34,47 @@ KINDS = st.lists(st.integers(0, 4), max_size=40).map(lambda values: np.array(val
 
 
 def test_auc_by_hand():
-    assert auc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1.0
-    assert auc(np.array([0.0, 1.0]), np.array([2.0, 3.0])) == 0.0
-    assert auc(np.array([1.0, 1.0]), np.array([1.0, 1.0, 1.0])) == 0.5
+    assert roc_auc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1.0
+    assert roc_auc(np.array([0.0, 1.0]), np.array([2.0, 3.0])) == 0.0
+    assert roc_auc(np.array([1.0, 1.0]), np.array([1.0, 1.0, 1.0])) == 0.5
     # Pairs: 1>0, 1=1, 3>0, 3>1: three wins and a tie of four.
-    assert auc(np.array([1.0, 3.0]), np.array([0.0, 1.0])) == 3.5 / 4
+    assert roc_auc(np.array([1.0, 3.0]), np.array([0.0, 1.0])) == 3.5 / 4
 
 
 @given(SCORES, SCORES)
 def test_auc_is_the_share_of_pairs_won(members, others):
     pairs = [(a > b) + 0.5 * (a == b) for a in members for b in others]
-    assert auc(members, others) == pytest.approx(np.mean(pairs))
+    assert roc_auc(members, others) == pytest.approx(np.mean(pairs))
     truth = [1] * len(members) + [0] * len(others)
-    assert auc(members, others) == pytest.approx(roc_auc_score(truth, np.concatenate([members, others])))
+    assert roc_auc(members, others) == pytest.approx(roc_auc_score(truth, np.concatenate([members, others])))
 
 
 @given(SCORES, SCORES)
 def test_members_and_others_swapped(members, others):
-    assert auc(members, others) == pytest.approx(1 - auc(others, members), abs=1e-12)
+    assert roc_auc(members, others) == pytest.approx(1 - roc_auc(others, members), abs=1e-12)
 
 
 def test_true_positive_rate_by_hand():
     members, others = np.array([5.0, 3.0, 1.0, 1.0]), np.arange(100) / 50  # 0 to 1.98
-    assert true_positive_rate(members, others, 0.01) == 0.5
-    assert true_positive_rate(members, others, 0.0) == 0.5
-    assert true_positive_rate(members, others, 0.5) == 1.0, "1 is among the upper half"
-    assert true_positive_rate(members, others, 0.49) == 0.5, "it ties with the first that is too many"
-    assert true_positive_rate(np.ones(3), np.ones(100), 0.01) == 0.0, "a threshold cannot part equals"
-    assert true_positive_rate(np.zeros(3), np.ones(5), 1.0) == 1.0
-    assert true_positive_rate(np.full(2, 0.5), np.append(np.zeros(99), 1.0), 0.01) == 1.0, "one in a hundred is allowed"
+    assert tpr_at_fpr(members, others, 0.01) == 0.5
+    assert tpr_at_fpr(members, others, 0.0) == 0.5
+    assert tpr_at_fpr(members, others, 0.5) == 1.0, "1 is among the upper half"
+    assert tpr_at_fpr(members, others, 0.49) == 0.5, "it ties with the first that is too many"
+    assert tpr_at_fpr(np.ones(3), np.ones(100), 0.01) == 0.0, "a threshold cannot part equals"
+    assert tpr_at_fpr(np.zeros(3), np.ones(5), 1.0) == 1.0
+    assert tpr_at_fpr(np.full(2, 0.5), np.append(np.zeros(99), 1.0), 0.01) == 1.0, "one in a hundred is allowed"
 
 
 @given(SCORES, SCORES, st.sampled_from([0.0, 0.001, 0.01, 0.07, 0.1, 0.3, 0.5, 0.9, 1.0]))
 def test_true_positive_rate_is_the_best_of_all_thresholds(members, others, rate):
     thresholds = [*members, *others, np.inf]
     fit = [t for t in thresholds if (others >= t).sum() <= rate * len(others) + 1e-9]
-    assert true_positive_rate(members, others, rate) == pytest.approx(max((members >= t).mean() for t in fit))
+    assert tpr_at_fpr(members, others, rate) == pytest.approx(max((members >= t).mean() for t in fit))
 
 
 @given(KINDS, KINDS, st.integers(0, 5))
 def test_matched_kinds_are_pairwise_the_same(members, others, seed):
-    ours, theirs = matched(members, others, np.random.default_rng(seed))
+    ours, theirs = match_by_stratum(members, others, np.random.default_rng(seed))
     np.testing.assert_array_equal(members[ours], others[theirs])
     assert len(set(ours.tolist())) == len(ours)
     assert len(set(theirs.tolist())) == len(theirs)
@@ -92,7 +92,7 @@ def test_confidence_is_the_logit_of_the_true_class():
     logits, labels = np.random.default_rng(0).normal(size=(50, 7)) * 3, np.arange(50) % 7
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     own = p[np.arange(50), labels]
-    np.testing.assert_allclose(confidence(logits, labels), np.log(own) - np.log1p(-own))
+    np.testing.assert_allclose(logit_scaled_confidence(logits, labels), np.log(own) - np.log1p(-own))
 
 
 def test_confidence_does_not_end_where_probabilities_do():
@@ -100,22 +100,22 @@ def test_confidence_does_not_end_where_probabilities_do():
     logits = np.zeros((4, 3), dtype=np.float32)
     logits[:, 0] = [50, 100, 1000, np.inf]
     logits[3, 0], logits[3, 1:] = 0.0, -np.inf
-    found = confidence(logits, np.zeros(4, dtype=np.int64))
+    found = logit_scaled_confidence(logits, np.zeros(4, dtype=np.int64))
     assert np.isfinite(found).all()
     assert (np.diff(found) > 0).all()
     np.testing.assert_allclose(found[:3], np.array([50, 100, 1000]) - np.log(2))
-    assert np.isfinite(confidence(logits, np.ones(4, dtype=np.int64))).all()
+    assert np.isfinite(logit_scaled_confidence(logits, np.ones(4, dtype=np.int64))).all()
 
 
 def intervals_of(members, others, seed=0):
     rng = np.random.default_rng(seed)
-    draws = resamples(len(members), rng), resamples(len(others), rng)
-    return interval(resampled_aucs(members, others, *draws))
+    draws = bootstrap_counts(len(members), rng), bootstrap_counts(len(others), rng)
+    return confidence_interval(bootstrap_aucs(members, others, *draws))
 
 
 def test_resamples_are_drawn_with_replacement():
-    drawn = resamples(300, np.random.default_rng(0))
-    assert drawn.shape == (RESAMPLES, 300)
+    drawn = bootstrap_counts(300, np.random.default_rng(0))
+    assert drawn.shape == (NUM_BOOTSTRAP, 300)
     assert (drawn.sum(axis=1) == 300).all()
     assert drawn.var() == pytest.approx(1, abs=0.02), "a binomial count has variance 1 - 1/n"
 
@@ -123,20 +123,20 @@ def test_resamples_are_drawn_with_replacement():
 @given(COARSE, COARSE, st.integers(0, 3))
 def test_resampled_aucs_are_those_of_repeated_examples(members, others, seed):
     rng = np.random.default_rng(seed)
-    draws = resamples(len(members), rng), resamples(len(others), rng)
-    found = resampled_aucs(members, others, *draws)
-    for number in (0, RESAMPLES - 1):
+    draws = bootstrap_counts(len(members), rng), bootstrap_counts(len(others), rng)
+    found = bootstrap_aucs(members, others, *draws)
+    for number in (0, NUM_BOOTSTRAP - 1):
         repeated = np.repeat(members, draws[0][number]), np.repeat(others, draws[1][number])
-        assert found[number] == pytest.approx(auc(*repeated))
+        assert found[number] == pytest.approx(roc_auc(*repeated))
 
 
 def test_balanced_resamples_leave_every_kind_its_share():
     rng, kinds = np.random.default_rng(0), np.repeat([3, 5, 8], [1, 20, 79])
-    weights = balanced(resamples(100, rng), kinds)
+    weights = stratified_weights(bootstrap_counts(100, rng), kinds)
     for kind, count in ((3, 1), (5, 20), (8, 79)):
         np.testing.assert_allclose(weights[:, kinds == kind].sum(axis=1), count)
-    plain = resamples(100, np.random.default_rng(1))
-    np.testing.assert_allclose(balanced(plain, np.zeros(100)), plain)
+    plain = bootstrap_counts(100, np.random.default_rng(1))
+    np.testing.assert_allclose(stratified_weights(plain, np.zeros(100)), plain)
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.5])
@@ -147,8 +147,8 @@ def test_interval_of_matched_examples_covers_as_often_as_it_says(effect):
     for seed in range(200):
         rng = np.random.default_rng(seed)
         members, others = rng.normal(effect + 3.0 * kinds), rng.normal(3.0 * kinds)
-        weights = (balanced(resamples(300, rng), kinds) for _ in range(2))
-        low, high = interval(resampled_aucs(members, others, *weights))
+        weights = (stratified_weights(bootstrap_counts(300, rng), kinds) for _ in range(2))
+        low, high = confidence_interval(bootstrap_aucs(members, others, *weights))
         covered += low <= truth <= high
     assert 180 <= covered <= 197
 
@@ -156,10 +156,10 @@ def test_interval_of_matched_examples_covers_as_often_as_it_says(effect):
 def test_portions_do_not_show(monkeypatch):
     rng = np.random.default_rng(1)
     members, others = rng.normal(size=40), rng.normal(size=30)
-    draws = resamples(40, rng), resamples(30, rng)
-    whole = resampled_aucs(members, others, *draws)
-    monkeypatch.setattr("fedmosaic_cli.audit.membership_attacks.PORTION", 500)
-    np.testing.assert_array_equal(resampled_aucs(members, others, *draws), whole)
+    draws = bootstrap_counts(40, rng), bootstrap_counts(30, rng)
+    whole = bootstrap_aucs(members, others, *draws)
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_attacks.CHUNK_ELEMENTS", 500)
+    np.testing.assert_array_equal(bootstrap_aucs(members, others, *draws), whole)
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says():
@@ -179,7 +179,7 @@ def test_equal_scores_have_an_interval_of_one_point():
 
 @pytest.mark.parametrize("models", [4, 5, 16])
 def test_halves(models):
-    chosen = halves(101, models, np.random.default_rng(0))
+    chosen = shadow_training_masks(101, models, np.random.default_rng(0))
     assert set(chosen.sum(axis=1)) <= {50, 51}
     assert (np.abs(chosen.sum(axis=0) - models / 2) <= 0.5).all()
     assert not (chosen[0] == chosen[2]).all()
@@ -187,7 +187,7 @@ def test_halves(models):
 
 def test_spread_by_hand():
     values = np.array([[1.0, 10.0], [3.0, 14.0], [99.0, 99.0]])
-    means, deviations = spread(values, np.array([[True, True], [True, True], [False, False]]))
+    means, deviations = masked_mean_and_std(values, np.array([[True, True], [True, True], [False, False]]))
     np.testing.assert_array_equal(means, [2.0, 12.0])
     # Squares 1+1 and 4+4 over one degree of freedom each: pooled (2+8)/2.
     np.testing.assert_allclose(deviations, np.sqrt([5.0, 5.0]))
@@ -195,7 +195,7 @@ def test_spread_by_hand():
 
 def test_spread_of_many_models_is_an_examples_own():
     values = np.random.default_rng(0).normal(size=(64, 3)) * [1.0, 5.0, 25.0]
-    means, deviations = spread(values, np.ones((64, 3), dtype=bool))
+    means, deviations = masked_mean_and_std(values, np.ones((64, 3), dtype=bool))
     np.testing.assert_allclose(means, values.mean(axis=0))
     np.testing.assert_allclose(deviations, values.std(axis=0, ddof=1))
 
@@ -205,19 +205,19 @@ def test_likelihood_ratio_on_normal_scores(models):
     """Examples differ much in how hard they are and little by membership: only a comparison with references tells."""
     rng, count = np.random.default_rng(0), 1000
     hardness, member = rng.normal(size=2 * count) * 10, np.arange(2 * count) < count
-    trained_on = halves(2 * count, models, rng)
+    trained_on = shadow_training_masks(2 * count, models, rng)
     references = hardness + 2.0 * trained_on + rng.normal(size=trained_on.shape)
     target = hardness + 2.0 * member + rng.normal(size=2 * count)
-    offline, online = likelihood_scores(target, references, trained_on)
+    offline, online = lira_scores(target, references, trained_on)
     best = 0.921350  # Phi(2 / sqrt 2): what knowing the two distributions gives
-    assert auc(target[member], target[~member]) < 0.6
+    assert roc_auc(target[member], target[~member]) < 0.6
     for scores, least in ((offline, 0.88), (online, 0.89)):
-        assert least < auc(scores[member], scores[~member]) < best + 0.01
+        assert least < roc_auc(scores[member], scores[~member]) < best + 0.01
 
 
 def test_likelihood_ratio_by_hand():
     references, trained_on = np.array([[4.0], [6.0], [0.0], [2.0]]), np.array([[True], [True], [False], [False]])
-    offline, online = likelihood_scores(np.array([3.0]), references, trained_on)
+    offline, online = lira_scores(np.array([3.0]), references, trained_on)
     # In: mean 5, variance 2; out: mean 1, variance 2; 3 is as far from either.
     np.testing.assert_allclose(offline, [2 / np.sqrt(2)])
     np.testing.assert_allclose(online, [0.0], atol=1e-12)

@@ -15,15 +15,15 @@ from fedmosaic_cli.engine.train_settings import PrivacySettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
 from fedmosaic_cli.labels.privacy.accounting import Release, gaussian_epsilon, total_epsilon
 from fedmosaic_cli.labels.privacy.noise import (
-    Noise,
-    check_budget,
-    check_planned,
-    exchanges,
-    expertise_bound,
+    PrivacyNoise,
+    expertise_noise_bound,
+    num_exchange_rounds,
+    require_budget,
+    require_planned_budget,
     resolve_noise,
 )
-from fedmosaic_cli.labels.privacy.privacy_report import planned_block, spent_block, too_likely
-from fedmosaic_cli.storage.privacy_section import privacy_lines, rounded_up
+from fedmosaic_cli.labels.privacy.privacy_report import delta_warning, planned_privacy_report, spent_privacy_report
+from fedmosaic_cli.storage.privacy_section import format_rounded_up, privacy_lines
 
 
 def noise_for(kind="frequency", public_size=3000, times=100, **settings):
@@ -34,14 +34,14 @@ def noise_for(kind="frequency", public_size=3000, times=100, **settings):
 def ledger_of(noise, times, public_size):
     """What a client writes down that takes part in every round."""
     rounds = range(1, times + 1)
-    return [each for n in rounds for each in noise.releases(n, 40, public_size, 1.0, first=n == 1)]
+    return [each for n in rounds for each in noise.round_releases(n, 40, public_size, 1.0, is_first=n == 1)]
 
 
 @pytest.mark.parametrize(
     ("rounds", "warmup", "times"), [(100, 1, 100), (100, 0, 100), (100, 2, 99), (5, 5, 1), (5, 6, 0), (1, 9, 0)]
 )
 def test_rounds_in_which_labels_are_told(rounds, warmup, times):
-    assert exchanges(rounds, warmup) == times == sum(number >= warmup for number in range(1, rounds + 1))
+    assert num_exchange_rounds(rounds, warmup) == times == sum(number >= warmup for number in range(1, rounds + 1))
 
 
 def test_nothing_asked_for_is_no_noise():
@@ -77,7 +77,7 @@ def test_a_budget_is_spent_and_not_exceeded(epsilon, kind, public_size, times, s
     spent = total_epsilon(ledger_of(noise, times, public_size), noise.delta)
     assert spent <= epsilon * (1 + 1e-12)
     assert spent == pytest.approx(epsilon, rel=1e-6)
-    assert noise.planned_total(times, public_size) == pytest.approx(spent, rel=1e-12)
+    assert noise.planned_epsilon(times, public_size) == pytest.approx(spent, rel=1e-12)
 
 
 def test_labels_get_their_share():
@@ -89,21 +89,21 @@ def test_labels_get_their_share():
 
 def test_an_infinite_budget_is_no_noise():
     noise = noise_for("frequency", epsilon="inf")
-    assert (noise.keep(10), noise.other(10), noise.flip()) == (1.0, 0.0, 0.0)
-    assert noise.sigma_histogram(40) == noise.sigma_scores(100, 1.0) == 0.0
-    assert math.isinf(noise.planned_total(100, 3000))
+    assert (noise.keep_probability(10), noise.other_label_probability(10), noise.flip_probability()) == (1.0, 0.0, 0.0)
+    assert noise.histogram_sigma(40) == noise.expertise_sigma(100, 1.0) == 0.0
+    assert math.isinf(noise.planned_epsilon(100, 3000))
 
 
 def test_no_exchange_spends_nothing():
     noise = noise_for(times=0, epsilon=1.0)
-    assert noise.planned_total(0, 3000) == 0
+    assert noise.planned_epsilon(0, 3000) == 0
     assert math.isfinite(noise.label_epsilon)
 
 
 @pytest.mark.parametrize("public_size", [1, 3000, 10_000_000])
 def test_a_million_rounds_are_planned_at_once(public_size):
     noise = noise_for("entropy", public_size, 1_000_000, epsilon=1000.0)
-    assert noise.planned_total(1_000_000, public_size) == pytest.approx(1000, rel=1e-6)
+    assert noise.planned_epsilon(1_000_000, public_size) == pytest.approx(1000, rel=1e-6)
 
 
 def test_planning_sheet():
@@ -114,13 +114,13 @@ def test_planning_sheet():
 
     def only_gaussian(sigma, high):
         noise = noise_for("entropy", expertise="gaussian", label_epsilon=1.0, noise_multiplier=multiplier(sigma, high))
-        assert noise.sigma_scores(3000, high) == pytest.approx(sigma)
+        assert noise.expertise_sigma(3000, high) == pytest.approx(sigma)
         ledger = [each for each in ledger_of(noise, 100, 3000) if each.mechanism == "gaussian"]
         return total_epsilon(ledger[:1], 1e-5), total_epsilon(ledger, 1e-5)
 
     assert only_gaussian(1, 1.0) == (pytest.approx(1732.6, abs=0.05), pytest.approx(152_335, abs=0.5))
     assert only_gaussian(100, 1.0)[1] == pytest.approx(37.6, abs=0.05)
-    log_classes = expertise_bound("entropy", 10)
+    log_classes = expertise_noise_bound("entropy", 10)
     for high, total, sigma in ((1.0, 10, 274), (1.0, 1, 2043), (log_classes, 10, 630), (log_classes, 1, 4705)):
         assert only_gaussian(sigma, high)[1] == pytest.approx(total, rel=2e-3)
     labels = noise_for(None, epsilon=10.0)
@@ -134,7 +134,7 @@ def test_histogram_of_a_record():
     record = noise_for(
         unit="record-assumed", changed_rows=10, expertise="histogram", label_epsilon=1.0, noise_multiplier=multiplier
     )
-    assert record.sigma_histogram(3000) == pytest.approx(0.00176, abs=5e-6)
+    assert record.histogram_sigma(3000) == pytest.approx(0.00176, abs=5e-6)
     client = noise_for(expertise="histogram", label_epsilon=1.0, noise_multiplier=multiplier)
     assert client.sigma_histogram(3000) == pytest.approx(multiplier * math.sqrt(2))
 
@@ -143,15 +143,15 @@ def test_a_record_changes_few_labels_and_any_score():
     noise = noise_for(
         "entropy", unit="record-assumed", changed_rows=10, label_epsilon=0.5, noise_multiplier=2.0, labels="xor"
     )
-    labels, scores = noise.releases(4, 40, 3000, 2.0, first=False)
+    labels, scores = noise.round_releases(4, 40, 3000, 2.0, is_first=False)
     assert labels == Release(4, "xor", 10, epsilon=0.5)
     assert scores == Release(4, "gaussian", 1, mu=0.5, sigma=pytest.approx(2 * 2.0 * math.sqrt(3000)))
 
 
 def test_the_histogram_is_told_once():
     noise = noise_for(label_epsilon=0.5, noise_multiplier=2.0)
-    assert [each.mechanism for each in noise.releases(1, 40, 10, 1.0, first=True)] == ["krr", "histogram"]
-    assert [each.mechanism for each in noise.releases(2, 40, 10, 1.0, first=False)] == ["krr"]
+    assert [each.mechanism for each in noise.round_releases(1, 40, 10, 1.0, is_first=True)] == ["krr", "histogram"]
+    assert [each.mechanism for each in noise.round_releases(2, 40, 10, 1.0, is_first=False)] == ["krr"]
 
 
 @pytest.mark.parametrize(
@@ -189,27 +189,27 @@ def test_what_only_the_run_can_tell_is_refused_then():
 
 def test_limits():
     noise = replace(noise_for(None, epsilon=8.0), max_epsilon=8.0)
-    check_planned(noise, noise.planned_total(100, 3000))
+    require_planned_budget(noise, noise.planned_epsilon(100, 3000))
     with pytest.raises(
         RequestError, match=r"planned total epsilon of 9 is above the limit of 8 .*fewer public examples"
     ):
-        check_planned(noise, 9.0)
+        require_planned_budget(noise, 9.0)
     ledger = ledger_of(noise, 100, 3000)
-    check_budget(ledger[:-1], ledger[-1:], noise)
+    require_budget(ledger[:-1], ledger[-1:], noise)
     with pytest.raises(FedMosaicError, match=r"would bring a client's total epsilon to 8\.0\d+, above the limit of 8"):
-        check_budget(ledger, noise.releases(101, 40, 3000, 1.0, first=False), noise)
-    check_budget(ledger, ledger, replace(noise, max_epsilon=None))
+        require_budget(ledger, noise.round_releases(101, 40, 3000, 1.0, is_first=False), noise)
+    require_budget(ledger, ledger, replace(noise, max_epsilon=None))
 
 
 def test_a_delta_that_is_none():
-    assert too_likely(1e-5, [40, 99_999]) == ""
-    assert "not below 1/100" in too_likely(0.01, [100, 500])
-    assert too_likely(0.01, []) == ""
+    assert delta_warning(1e-5, [40, 99_999]) == ""
+    assert "not below 1/100" in delta_warning(0.01, [100, 500])
+    assert delta_warning(0.01, []) == ""
 
 
 def lines_of(times=100, **settings):
     noise = noise_for(times=times, **settings)
-    return privacy_lines(planned_block(noise, times, 3000, 10, 1.0, [30, 40]))
+    return privacy_lines(planned_privacy_report(noise, times, 3000, 10, 1.0, [30, 40]))
 
 
 def test_block_of_the_paper_s_mechanism():
@@ -238,7 +238,7 @@ def test_what_is_assumed_is_said():
 def test_spent_is_what_the_worst_client_let_go():
     noise = noise_for("frequency", epsilon=8.0)
     ledger = ledger_of(noise, 100, 3000)
-    block = spent_block(noise, {0: ledger[:50], 1: ledger, 2: ledger}, 10)
+    block = spent_privacy_report(noise, {0: ledger[:50], 1: ledger, 2: ledger}, 10)
     json.dumps(block, allow_nan=False)
     assert (block["worst_client"], block["rounds"]) == (1, 100)
     assert block["total_epsilon"] == pytest.approx(8, rel=1e-6)
@@ -246,33 +246,35 @@ def test_spent_is_what_the_worst_client_let_go():
         ("krr", 100, 300_000),
         ("histogram", 1, 1),
     ]
-    planned = planned_block(noise, 100, 3000, 10, 1.0, [40])
+    planned = planned_privacy_report(noise, 100, 3000, 10, 1.0, [40])
     same = planned.keys() - {"stage", "worst_client", "total_epsilon"}
     assert {key: planned[key] for key in same} == {key: block[key] for key in same}
     assert privacy_lines(block)[0].endswith("| worst client: 1")
 
 
 def test_what_one_round_costs_is_not_told_as_the_total():
-    block = planned_block(noise_for("entropy", epsilon=8.0), 100, 3000, 10, 1.0, None)
+    block = planned_privacy_report(noise_for("entropy", epsilon=8.0), 100, 3000, 10, 1.0, None)
     once = gaussian_epsilon(block["ledger"][1]["mu"], 1e-5)
     assert block["round_epsilon"]["expertise"] == once < block["total_epsilon"] == pytest.approx(8)
 
 
 def test_how_wide_the_noise_of_unknown_clients_is_nobody_can_tell():
     noise = noise_for(epsilon=8.0, unit="record-assumed", changed_rows=5)
-    assert planned_block(noise, 100, 3000, 10, 1.0, [30, 40])["expertise"]["sigma"] == noise.sigma_histogram(30)
-    assert planned_block(noise, 100, 3000, 10, 1.0, None)["expertise"]["sigma"] is None
+    assert planned_privacy_report(noise, 100, 3000, 10, 1.0, [30, 40])["expertise"]["sigma"] == noise.histogram_sigma(
+        30
+    )
+    assert planned_privacy_report(noise, 100, 3000, 10, 1.0, None)["expertise"]["sigma"] is None
 
 
 def test_nobody_told_anything():
-    block = spent_block(noise_for(epsilon=1.0), {0: [], 1: []}, 10)
+    block = spent_privacy_report(noise_for(epsilon=1.0), {0: [], 1: []}, 10)
     assert (block["total_epsilon"], block["rounds"], block["verdict"]) == (0.0, 0, "strong")
     assert privacy_lines(block)
 
 
 def test_noise_free_blocks_can_be_written():
     noise = noise_for(epsilon="inf")
-    block = spent_block(noise, {0: ledger_of(noise, 2, 3000)}, 10)
+    block = spent_privacy_report(noise, {0: ledger_of(noise, 2, 3000)}, 10)
     assert json.loads(json.dumps(block, allow_nan=False))["total_epsilon"] == "inf"
     assert "inf" in privacy_lines(block)[3]
 
@@ -281,9 +283,9 @@ def test_noise_free_blocks_can_be_written():
     ("total", "text"), [(8, "8"), (7.9999999, "8"), (10.0001, "10.1"), (37.622, "37.7"), (0.3333, "0.334"), (0, "0")]
 )
 def test_totals_are_never_rounded_down(total, text):
-    assert rounded_up(total) == text
+    assert format_rounded_up(total) == text
 
 
 def test_noise_is_frozen():
     with pytest.raises(AttributeError):
-        Noise("krr", "none", 1.0, 0.0).labels = "xor"
+        PrivacyNoise("krr", "none", 1.0, 0.0).label_mechanism = "xor"

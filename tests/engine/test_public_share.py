@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.gated import Gated
+from fedmosaic_cli.methods.gated import GatedCoTraining
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from tests.toys import TOYS, dealt, mixed
@@ -15,8 +15,8 @@ from tests.toys import TOYS, dealt, mixed
 
 def rounds_of(method, toy=TOYS["uneven"], rounds=4):
     federation = toy.changed(rounds=rounds).federation(method)
-    with federation.workers:
-        return [done.rows for done in play(federation, rounds)]
+    with federation.worker_pool:
+        return [done.rows for done in run_rounds(federation, rounds)]
 
 
 def share(row, trust):
@@ -46,9 +46,9 @@ def test_where_the_public_set_is_left_alone_it_is_0():
 
 def test_what_is_tried_beside_the_client_s_model_does_not_count():
     """At the gate other models learn from pseudo-labels; the client's own does when it has passed."""
-    always = Gated(gate_z=-1e30, trust_min=0.0)
+    always = GatedCoTraining(gate_z=-1e30, trust_min=0.0)
     rounds = rounds_of(always, dealt([24, 18, 30], public=21).changed(local_steps=6), rounds=8)
-    closes = always.gate_closes(8)
+    closes = always.gate_decision_round(8)
     assert {row["public_share"] for rows in rounds[:closes] for row in rows} == {0.0}
     assert all(row["public_share"] > 0 for rows in rounds[closes:] for row in rows if row["lambda"] > 0)
     assert any(row["lambda"] > 0 for row in rounds[-1])

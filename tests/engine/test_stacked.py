@@ -9,15 +9,20 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.execution.modes import lockstep, worker_pool
-from fedmosaic_cli.engine.execution.stacked.stacked_layers import Pass, StackedNetwork, can_stack, multiplications
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.execution.stacked.stacked_layers import (
+    ForwardContext,
+    StackedNetwork,
+    is_stackable,
+    num_multiplications,
+)
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.pfedme import PFedMe
-from fedmosaic_cli.models.architectures import ARCHITECTURES, build
+from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.run_state import capture, restore
+from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.test_contract import VARIANTS
 from tests.toys import TOYS, close, dealt, from_disk, mixed, models, personal_models, same
 
@@ -58,11 +63,11 @@ def check(method, toy):
     one_by_one, together = toy.federation(method), toy.changed(execution="stacked").federation(method)
     assert (one_by_one.execution, together.execution) == ("threads", "stacked")
     with one_by_one.workers, together.workers:
-        for expected, seen in zip(play(one_by_one, 3), play(together, 3), strict=True):
+        for expected, seen in zip(run_rounds(one_by_one, 3), run_rounds(together, 3), strict=True):
             for left, right in zip(expected.rows, seen.rows, strict=True):
                 assert_alike(left, right)
     assert close(list(personal_models(one_by_one).values()), list(personal_models(together).values()), 1e-9)
-    left, right = capture(one_by_one.standing), capture(together.standing)
+    left, right = capture_state(one_by_one.state), capture_state(together.state)
     assert {k: a.shape for k, a in left[0].items()} == {k: a.shape for k, a in right[0].items()}, "same checkpoints"
 
 
@@ -75,15 +80,15 @@ def assert_alike(left, right):
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(method, monkeypatch):
-    monkeypatch.setattr(worker_pool, "STACK", 2)
+    monkeypatch.setattr(worker_pool, "MAX_STACK_SIZE", 2)
     toy = dealt([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
     toy.dtype = torch.float32
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
     halfway, again, whole = (toy.federation(method) for _ in range(3))
-    with halfway.workers, again.workers, whole.workers:
-        list(play(halfway, 2))
-        restore(again, *from_disk(capture(halfway.standing)), 2)
-        assert list(play(again, 4)) == list(play(whole, 4))[2:]
+    with halfway.worker_pool, again.worker_pool, whole.worker_pool:
+        list(run_rounds(halfway, 2))
+        restore_state(again, *from_disk(capture_state(halfway.state)), 2)
+        assert list(run_rounds(again, 4)) == list(run_rounds(whole, 4))[2:]
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
 
@@ -96,7 +101,7 @@ def test_clients_really_train_together(monkeypatch):
         together.update((request.kind[1], len(requests)) for request in requests[:1])
         original(requests)
 
-    monkeypatch.setattr(lockstep, "settle", note)
+    monkeypatch.setattr(lockstep, "dispatch", note)
     models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
     assert together == {("fit", 3): 2, ("predict", 3): 4}
     together.clear()
@@ -108,7 +113,7 @@ def test_clients_really_train_together(monkeypatch):
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 2, 4)], ids=["even", "ragged"])
 def test_a_stacked_network_is_each_client_s_network(name, lengths):
     settings, shape = NETWORKS[name]
-    networks = [build(settings, shape, 4).double() for _ in lengths]
+    networks = [build_network(settings, shape, 4).double() for _ in lengths]
     inputs = [torch.randn(length, *shape, dtype=torch.float64) for length in lengths]
     labels = [torch.randint(4, (length,)) for length in lengths]
     weights = {key: torch.stack([net.state_dict()[key] for net in networks]) for key in networks[0].state_dict()}
@@ -119,7 +124,7 @@ def test_a_stacked_network_is_each_client_s_network(name, lengths):
     for place, each in enumerate(inputs):
         images[: len(each), place] = each
     present = torch.arange(5) < torch.tensor(lengths)[:, None]
-    way = Pass(3, training=True, present=None if len(set(lengths)) == 1 else present)
+    way = ForwardContext(3, training=True, mask=None if len(set(lengths)) == 1 else present)
     stack = StackedNetwork(networks[0])
     logits = stack.head(weights, stack.features(weights, images, way), way)
     losses = [cross_entropy(logits[place, :length], labels[place]) for place, length in enumerate(lengths)]
@@ -131,7 +136,7 @@ def test_a_stacked_network_is_each_client_s_network(name, lengths):
         assert all(torch.allclose(gradients[k][place], p.grad, atol=1e-9) for k, p in net.named_parameters())
         assert all(torch.allclose(weights[k][place], b) for k, b in net.named_buffers()), "running statistics"
         net.eval()
-        whole = Pass(3)
+        whole = ForwardContext(3)
         evaluated = stack.head(weights, stack.features(weights, images, whole), whole)
         assert torch.allclose(evaluated[place, : lengths[place]], net(inputs[place]), atol=1e-9)
 
@@ -139,7 +144,9 @@ def test_a_stacked_network_is_each_client_s_network(name, lengths):
 def test_every_architecture_can_be_stacked_or_is_known_not_to():
     sizes = {"vit": 32, "vit-tiny": 8, "alexnet-bn": 64}
     can = {
-        name: can_stack(build(ModelSettings(name=name, width=1 / 16), (3, sizes.get(name, 8), sizes.get(name, 8)), 3))
+        name: is_stackable(
+            build_network(ModelSettings(name=name, width=1 / 16), (3, sizes.get(name, 8), sizes.get(name, 8)), 3)
+        )
         for name in ARCHITECTURES
     }
     assert {name for name, stackable in can.items() if not stackable} == {"vit", "vit-tiny"}
@@ -151,7 +158,7 @@ def test_multiplications_are_counted_as_torch_counts_them(name):
     from torch.utils.flop_counter import FlopCounterMode
 
     settings, shape = NETWORKS[name]
-    network = build(settings, shape, 4).eval()
+    network = build_network(settings, shape, 4).eval()
     with FlopCounterMode(display=False) as counter:
         network(torch.zeros(1, *shape))
-    assert 2 * multiplications(network, shape[1]) == counter.get_total_flops()
+    assert 2 * num_multiplications(network, shape[1]) == counter.get_total_flops()

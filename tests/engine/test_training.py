@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, evaluation, network_runner, params
-from fedmosaic_cli.engine.learner import Draw, Lesson
-from fedmosaic_cli.engine.losses import Distillation, FeatureMatching, PseudoLabels, TargetLogits, mean_cross_entropy
-from fedmosaic_cli.engine.rounds import play
-from fedmosaic_cli.engine.training import fit
+from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
+from fedmosaic_cli.engine.losses import (
+    DistillationLoss,
+    FeatureMatchingLoss,
+    LogitMatchingLoss,
+    PseudoLabelLoss,
+    mean_cross_entropy,
+)
+from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.training import fit_network
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.local import Local
 from tests.toys import TOYS, dealt, models, played, same
@@ -26,45 +32,47 @@ def generator() -> torch.Generator:
 
 @given(sizes, sizes, st.integers(1, 3))
 def test_an_epoch_shows_every_example_once_and_drops_none(count, batch_size, passes):
-    drawn = batching.epochs(count, batch_size, passes, generator())
+    drawn = batching.epoch_batches(count, batch_size, passes, generator())
     assert all(1 <= len(batch) <= batch_size for batch in drawn)
     assert torch.cat(drawn).bincount(minlength=count).tolist() == [passes] * count
 
 
 @given(sizes, sizes, st.integers(1, 12))
 def test_steps_are_full_batches_that_use_all_examples_evenly(count, batch_size, number):
-    drawn = batching.steps(count, batch_size, number, generator())
+    drawn = batching.step_batches(count, batch_size, number, generator())
     assert [len(batch) for batch in drawn] == [min(batch_size, count)] * number
     seen = torch.cat(drawn).bincount(minlength=count)
     assert seen.max() - seen.min() <= 1
 
 
 def test_public_batches_do_not_disturb_private_ones():
-    client = TOYS["even"].federation(FedCT()).standing.clients[0]
+    client = TOYS["even"].federation(FedCT()).state.clients[0]
     client.begin_round(1)
-    alone, beside = client._draw(with_public=False), client._draw(with_public=True)
+    alone, beside = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
     assert all(torch.equal(left, right) for left, right in zip(alone.private, beside.private, strict=True))
     assert len(beside.public) == len(beside.private)
     client.begin_round(2)
-    assert not torch.equal(torch.cat(client._draw(with_public=False).private), torch.cat(alone.private))
+    assert not torch.equal(
+        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(alone.private)
+    )
 
 
 def test_images_are_scaled_to_minus_one_and_one():
-    client = TOYS["even"].federation(Local()).standing.clients[0]
+    client = TOYS["even"].federation(Local()).state.clients[0]
     inputs = client.private.inputs(slice(None))
-    pixels = client.private.images[client.private.index].permute(0, 3, 1, 2).double()
+    pixels = client.private.images[client.private.indices].permute(0, 3, 1, 2).double()
     assert torch.allclose(inputs, pixels / 255 * 2 - 1)
     assert inputs.shape == (len(client.private), 1, 2, 2)
 
 
 def test_losses_in_the_log_are_means_over_the_batches():
     federation = TOYS["even"].changed(optimizer="sgd", lr=1e-300).federation(FedCT())
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     labels = torch.arange(len(client.public)) % 3
-    draw = Draw([torch.arange(8)], [torch.arange(7)])
-    model = params.copy(client.init)
-    lesson = Lesson(client.private, client.public, draw, [PseudoLabels(labels, 0.5)])
-    losses = fit(client.learner, model, {}, lesson)
+    draw = BatchSchedule([torch.arange(8)], [torch.arange(7)])
+    model = params.clone(client.initial_model)
+    lesson = TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, 0.5)])
+    losses = fit_network(client.learner, model, {}, lesson)
     assert losses.private == pytest.approx(client.private_loss(model), rel=1e-12)
     assert losses.terms[0] == pytest.approx(
         mean_cross_entropy(client.predict_public(model).log_softmax(dim=1), labels), rel=1e-12
@@ -73,19 +81,19 @@ def test_losses_in_the_log_are_means_over_the_batches():
 
 def test_scores_agree_with_a_direct_count():
     federation = played(Local(), TOYS["even"])
-    client = federation.standing.clients[0]
-    mark = evaluation.score(client.learner, client.state["model"], client.private)
+    client = federation.state.clients[0]
+    mark = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
     logits = client.learner.module(client.state["model"])(client.private.inputs(slice(None)))
     assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
     assert mark.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
-    assert mark.count == len(client.private)
+    assert mark.num_examples == len(client.private)
 
 
 def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
     federation = played(Local(), TOYS["even"])
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     whole = client.predict_public(client.state["model"])
-    monkeypatch.setattr(network_runner, "EVALUATION_BATCH", 2)
+    monkeypatch.setattr(network_runner, "EVAL_BATCH_SIZE", 2)
     assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
 
 
@@ -93,17 +101,19 @@ def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
 class TestBatchNorm:
     def test_private_and_public_statistics_do_not_mix(self):
         federation = TOYS["even"].federation(FedCT())
-        client = federation.standing.clients[0]
+        client = federation.state.clients[0]
         labels = torch.zeros(len(client.public), dtype=torch.int64)
-        draw = Draw([torch.arange(4)], [torch.arange(5)])
-        model = params.copy(client.init)
-        fit(client.learner, model, {}, Lesson(client.private, client.public, draw, [PseudoLabels(labels, 1.0)]))
+        draw = BatchSchedule([torch.arange(4)], [torch.arange(5)])
+        model = params.clone(client.initial_model)
+        fit_network(
+            client.learner, model, {}, TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, 1.0)])
+        )
         assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
 
     def test_predicting_changes_no_statistics(self):
         federation = played(FedCT(), TOYS["even"])
-        client = federation.standing.clients[0]
-        before = params.copy(client.state["model"])
+        client = federation.state.clients[0]
+        before = params.clone(client.state["model"])
         first, second = client.predict_public(client.state["model"]), client.predict_public(client.state["model"])
         assert torch.equal(first, second)
         assert same([before], [client.state["model"]])
@@ -113,8 +123,8 @@ class TestBatchNorm:
         before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
         assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
         federation = toy.federation(Local())
-        with federation.workers:
-            losses = [row["loss_private"] for row in next(play(federation, 1)).rows]
+        with federation.worker_pool:
+            losses = [row["loss_private"] for row in next(run_rounds(federation, 1)).rows]
         assert losses[1] is None, "a loss over no batches is none, not 0"
         assert losses[0] > 0
         assert not same(before[:1], after[:1])
@@ -128,15 +138,15 @@ class TestBatchNorm:
 @pytest.mark.parametrize(
     "term",
     [
-        PseudoLabels(torch.zeros(2), 0.5),
-        TargetLogits(torch.zeros(2, 3), 0.5),
-        Distillation(torch.zeros(2, 3), 0.5, 4.0),
-        FeatureMatching(torch.zeros(2, 3), 0.5),
+        PseudoLabelLoss(torch.zeros(2), 0.5),
+        LogitMatchingLoss(torch.zeros(2, 3), 0.5),
+        DistillationLoss(torch.zeros(2, 3), 0.5, 4.0),
+        FeatureMatchingLoss(torch.zeros(2, 3), 0.5),
     ],
 )
 def test_the_tensors_of_a_term_follow_the_model(term):
     moved = term.on(torch.device("meta"))
-    assert (moved.weight, moved.log_as) == (0.5, term.log_as)
+    assert (moved.weight, moved.log_key) == (0.5, term.log_key)
     assert [v.device.type for v in vars(moved).values() if isinstance(v, torch.Tensor)] == ["meta"]
 
 
@@ -144,6 +154,6 @@ def test_an_optimizer_that_forgets_leaves_nothing_behind():
     """Its memory is twice the model: kept for every client, it would fill the machine for nothing."""
     for policy, kept in (("reset", False), ("keep", True)):
         federation = dealt([6, 6]).changed(optimizer_state=policy).federation(Local())
-        with federation.workers:
-            next(play(federation, 1))
-        assert all(("model.optimizer" in client.state) == kept for client in federation.standing.clients)
+        with federation.worker_pool:
+            next(run_rounds(federation, 1))
+        assert all(("model.optimizer" in client.state) == kept for client in federation.state.clients)

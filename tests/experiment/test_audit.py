@@ -9,33 +9,33 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedmosaic_cli.audit.audit_metrics import HIGHER, NO_LEAK, Seen, findings
-from fedmosaic_cli.audit.label_queries import Witness, statement
-from fedmosaic_cli.audit.members import Candidates, all_candidates
+from fedmosaic_cli.audit.audit_metrics import MEMBERS_HIGHER, NO_LEAK, AttackScores, audit_metrics
+from fedmosaic_cli.audit.label_queries import AuditClient, query_labels
+from fedmosaic_cli.audit.members import MembershipCandidates, candidates_per_client
 from fedmosaic_cli.audit.membership_attacks import message_scores
-from fedmosaic_cli.audit.membership_audit import Terms, audit, model_view
-from fedmosaic_cli.audit.replay import replay, told
+from fedmosaic_cli.audit.membership_audit import AuditSettings, model_view, run_membership_audits
+from fedmosaic_cli.audit.replay import replay_run, score_message
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.config.run_config import RunConfig
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.label_noise import turned
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.data.partitioning.label_noise import reverse_labels
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.train_settings import PrivacySettings, TrainSettings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.labels.voting import FLOOR, Ballot
+from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.build import Table, assemble
-from fedmosaic_cli.runner.evaluate import data_of, open_run
+from fedmosaic_cli.runner.build import DeviceDataset, build_federation
+from fedmosaic_cli.runner.evaluate import load_finished_run, load_run_data
 from fedmosaic_cli.runner.run_state import to_arrays
-from fedmosaic_cli.storage.exported_shards import load_exported
-from fedmosaic_cli.storage.runs import RunFiles
-from fedmosaic_cli.storage.shards import load
+from fedmosaic_cli.storage.exported_shards import load_exported_shards
+from fedmosaic_cli.storage.runs import RunDirectory
+from fedmosaic_cli.storage.shards import read_shards
 from tests.toys import from_client
 
 PLAIN = PrivacySettings()
@@ -43,14 +43,14 @@ FEDMOSAIC = "quickstart/fedmosaic-entropy/seed-0"
 
 
 def audited(folder, name: str, **terms) -> dict:
-    [found] = audit([RunFiles(folder / name)], Terms(**terms), "cpu", Place())
-    return found.result
+    [found] = run_membership_audits([RunDirectory(folder / name)], AuditSettings(**terms), "cpu", DataDirs())
+    return found.content
 
 
 def dealt(**settings):
-    chosen = resolve(DataSettings(**settings), Place())
-    dataset = load_dataset(chosen, Place())
-    return dataset, partition(dataset, chosen, seed=0)
+    chosen = resolve_data_settings(DataSettings(**settings), DataDirs())
+    dataset = load_dataset(chosen, DataDirs())
+    return dataset, partition_dataset(dataset, chosen, seed=0)
 
 
 def test_who_learnt_nothing_tells_nothing(roomy_runs):
@@ -67,7 +67,7 @@ def test_who_knows_all_by_heart_gives_it_away(roomy_runs):
     least = {"messages-last": 0.8, "model-loss": 0.8, "model-lira-offline": few, "model-lira-online": few}
     for name, value in least.items():
         assert result["views"][name]["auc"] > value, name
-        assert result["views"][name]["finding"] == HIGHER
+        assert result["views"][name]["finding"] == MEMBERS_HIGHER
     assert result["views"]["messages-last"]["member_accuracy"] > 0.8
     assert result["views"]["messages-last"]["non_member_accuracy"] < 0.4
     assert result["views"]["messages-all"]["auc"] > 0.7
@@ -88,15 +88,15 @@ def test_all_clients_together_are_their_mean(roomy_runs):
 
 
 def test_members_and_others_swapped(roomy_runs):
-    run = open_run(RunFiles(roomy_runs / FEDMOSAIC), Place())
-    found = all_candidates(*data_of(run, Place()), 0)
+    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
+    found = candidates_per_client(*load_run_data(run, DataDirs()), 0)
     rng = np.random.default_rng(0)
-    scores = {each.client: rng.integers(0, 5, 2 * len(each)).astype(float) for each in found}
+    scores = {each.client_id: rng.integers(0, 5, 2 * len(each)).astype(float) for each in found}
     halves = {client: np.split(each, 2) for client, each in scores.items()}
 
     def aucs(values):
-        seen = {client: {"model-loss": Seen(each, each)} for client, each in values.items()}
-        return [entry["views"]["model-loss"]["auc"] for entry in findings(seen, found, 0)["per_client"]]
+        seen = {client: {"model-loss": AttackScores(each, each)} for client, each in values.items()}
+        return [entry["views"]["model-loss"]["auc"] for entry in audit_metrics(seen, found, 0)["per_client"]]
 
     swapped = aucs({client: np.concatenate(parts[::-1]) for client, parts in halves.items()})
     assert swapped == pytest.approx([1 - value for value in aucs(scores)])
@@ -104,16 +104,16 @@ def test_members_and_others_swapped(roomy_runs):
 
 def test_played_again_a_run_ends_in_the_saved_models(roomy_runs):
     assert audited(roomy_runs, FEDMOSAIC)["replay_identical"] is True
-    run = open_run(RunFiles(roomy_runs / FEDMOSAIC), Place())
-    dataset, shares = data_of(run, Place())
-    table = Table(dataset, shares, torch.device("cpu"), torch.float32, "auto")
+    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
+    dataset, shares = load_run_data(run, DataDirs())
+    table = DeviceDataset(dataset, shares, torch.device("cpu"), torch.float32, "auto")
     other = replace(run, config=replace(run.config, seed=1))
-    again = replay(other, table, shares, all_candidates(dataset, shares, 0), print)
-    assert not again.identical, "under another seed it is another run"
+    again = replay_run(other, table, shares, candidates_per_client(dataset, shares, 0), print)
+    assert not again.is_identical, "under another seed it is another run"
 
 
 def test_that_a_replay_went_elsewhere_is_told(roomy_runs, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.audit.replay.arrived", lambda *_: False)
+    monkeypatch.setattr("fedmosaic_cli.audit.replay.matches_saved_models", lambda *_: False)
     result = audited(roomy_runs, FEDMOSAIC)
     assert result["replay_identical"] is False
     assert any("did not end in the saved models" in note for note in result["notes"])
@@ -127,7 +127,7 @@ def test_where_there_is_one_exchange_the_last_message_is_all(roomy_runs):
 
 
 def test_the_last_round_alone_is_not_played_again(roomy_runs, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.replay", None)
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.replay_run", None)
     result = audited(roomy_runs, FEDMOSAIC, last_round=True)
     assert list(result["views"]) == ["messages-last", "model-loss"]
     assert result["replay_identical"] is None
@@ -157,7 +157,7 @@ def test_clients_with_too_few_are_left_out_and_named(roomy_runs, monkeypatch):
     whole = audited(roomy_runs, FEDMOSAIC, last_round=True)
     sizes = [entry["views"]["model-loss"]["members"] for entry in whole["per_client"]]
     assert sizes[0] != sizes[1], "or the test tests nothing"
-    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.LEAST", max(sizes))
+    monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.MIN_CANDIDATES", max(sizes))
     result = audited(roomy_runs, FEDMOSAIC, last_round=True)
     out = int(np.argmin(sizes))
     assert [entry["client"] for entry in result["per_client"]] == [1 - out]
@@ -178,16 +178,16 @@ SCHEMES = [
 def test_members_and_others_differ_in_membership_alone(settings):
     dataset, shares = dealt(**settings)
     trained = np.concatenate([shares.public, *(shard.train for shard in shares.shards)])
-    for shard, found in zip(shares.shards, all_candidates(dataset, shares, 0), strict=True):
+    for shard, found in zip(shares.shards, candidates_per_client(dataset, shares, 0), strict=True):
         assert len(found) > 50, "or the test tests nothing"
         assert set(found.members) <= set(shard.train)
-        assert not set(found.others) & set(trained), "nobody trained on any of the others"
-        for side in (found.members, found.others):
+        assert not set(found.non_members) & set(trained), "nobody trained on any of the others"
+        for side in (found.members, found.non_members):
             assert len(np.unique(side)) == len(found)
-        np.testing.assert_array_equal(dataset.labels[found.members], dataset.labels[found.others])
-        if dataset.domains is not None:
-            np.testing.assert_array_equal(dataset.domains[found.members], dataset.domains[found.others])
-        given = dict(zip(shard.train.tolist(), shard.labels("train", dataset).tolist(), strict=True))
+        np.testing.assert_array_equal(dataset.labels[found.members], dataset.labels[found.non_members])
+        if dataset.domain_ids is not None:
+            np.testing.assert_array_equal(dataset.domain_ids[found.members], dataset.domain_ids[found.non_members])
+        given = dict(zip(shard.train.tolist(), shard.split_labels("train", dataset).tolist(), strict=True))
         assert found.labels.tolist() == [given[member] for member in found.members.tolist()]
 
 
@@ -197,18 +197,18 @@ def test_exported_shards_have_the_same_candidates(tmp_path, monkeypatch):
     arguments = "partition --scheme dirichlet --alpha 0.5 --clients 3 --flip-labels 1 --out mine --export -q"
     done = CliRunner().invoke(app, arguments.split())
     assert done.exit_code == 0, done.stderr
-    carried, shares = load_exported(load(tmp_path / "mine"))
-    found = all_candidates(carried, shares, 0)
+    carried, shares = load_exported_shards(read_shards(tmp_path / "mine"))
+    found = candidates_per_client(carried, shares, 0)
     again, original = dealt(scheme="dirichlet", alpha=0.5, clients=3, flip_labels=(1,))
-    assert [len(each) for each in found] == [len(each) for each in all_candidates(again, original, 0)]
-    by_class = [np.sort(turned(each.labels, 10) if each.client == 1 else each.labels) for each in found]
-    theirs = [np.sort(again.labels[each.members]) for each in all_candidates(again, original, 0)]
+    assert [len(each) for each in found] == [len(each) for each in candidates_per_client(again, original, 0)]
+    by_class = [np.sort(reverse_labels(each.labels, 10) if each.client_id == 1 else each.labels) for each in found]
+    theirs = [np.sort(again.labels[each.members]) for each in candidates_per_client(again, original, 0)]
     assert all(np.array_equal(*pair) for pair in zip(by_class, theirs, strict=True))
 
 
 @pytest.fixture
-def skewed() -> list[Candidates]:
-    return all_candidates(*dealt(scheme="dirichlet", alpha=0.3, clients=2, public_size=0), 0)
+def skewed() -> list[MembershipCandidates]:
+    return candidates_per_client(*dealt(scheme="dirichlet", alpha=0.3, clients=2, public_size=0), 0)
 
 
 def said_by(method, log_probs, counts, privacy=PLAIN):
@@ -216,7 +216,7 @@ def said_by(method, log_probs, counts, privacy=PLAIN):
     config = RunConfig(
         "toy", 0, DataSettings(public_size=50), ModelSettings(), TrainSettings(), method, 0, privacy=privacy
     )
-    return statement(config, log_probs, Witness(0, 1, counts, 0))
+    return query_labels(config, log_probs, AuditClient(0, 1, counts, 0))
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
@@ -233,7 +233,7 @@ def test_noise_is_heard_by_whoever_asks_about_members(labels, expertise):
     assert (message_scores(*said_by(method, log_probs, counts, little), truth) > 0).mean() < 0.6
 
 
-def constant(candidates: Candidates, classes: int = 10) -> torch.Tensor:
+def constant(candidates: MembershipCandidates, classes: int = 10) -> torch.Tensor:
     """The same answer to everything: its score depends on nothing but the label asked about."""
     return torch.linspace(-2.0, 3.0, classes).repeat(2 * len(candidates), 1)
 
@@ -245,9 +245,9 @@ def test_another_mix_of_classes_alone_is_no_leak(skewed):
         views = {}
         for each in skewed:
             logits = constant(each)
-            said = told(each, *said_by(method, logits.log_softmax(dim=1), counts))
+            said = score_message(each, *said_by(method, logits.log_softmax(dim=1), counts))
             views[each.client] = {"messages-last": said, "model-loss": model_view(logits, each)}
-        for view in findings(views, skewed, 0)["views"].values():
+        for view in audit_metrics(views, skewed, 0)["views"].values():
             assert view["auc"] == 0.5
             assert view["finding"] == NO_LEAK
 
@@ -258,7 +258,7 @@ def test_frequencies_add_nothing_to_labels():
     labels, expertise = said_by(FedMosaic(expertise="frequency"), log_probs, counts)
     assert expertise is not None
     assert len({(label, value) for label, value in zip(labels, expertise, strict=True)}) == len(set(labels))
-    np.testing.assert_allclose(expertise, (counts / counts.sum()).numpy()[labels] + FLOOR, atol=1 / 255)
+    np.testing.assert_allclose(expertise, (counts / counts.sum()).numpy()[labels] + MIN_VOTE_WEIGHT, atol=1 / 255)
     _, entropy = said_by(FedMosaic(expertise="entropy"), log_probs, counts)
     assert len(set(entropy)) > 50, "unlike entropy"
 
@@ -267,14 +267,16 @@ def test_frequencies_add_nothing_to_labels():
 @pytest.mark.parametrize("bits", [1, 8])
 def test_statements_are_what_arrives_at_the_server(roomy_runs, expertise, bits):
     """About the public set, which is what the method itself speaks of."""
-    run = open_run(RunFiles(roomy_runs / FEDMOSAIC), Place())
+    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
     method = FedMosaic(expertise=expertise, expertise_bits=bits)
-    federation = assemble(replace(run.config, method=method), *data_of(run, Place()), [torch.device("cpu")])
-    with federation.workers:
-        client = federation.standing.clients[0]
+    federation = build_federation(
+        replace(run.config, method=method), *load_run_data(run, DataDirs()), [torch.device("cpu")]
+    )
+    with federation.worker_pool:
+        client = federation.state.clients[0]
         log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
-        arrived, _ = channel.send(method.opinion(log_probs, client, federation.world), from_client(0))
-    ballot = Ballot(0, arrived["opinion"], method.opinion_form(federation.world))
+        arrived, _ = channel.send_message(method.make_label_upload(log_probs, client, federation.ctx), from_client(0))
+    ballot = Ballot(0, arrived["opinion"], method.message_spec(federation.ctx))
     labels, values = said_by(method, log_probs, client.class_counts)
     np.testing.assert_array_equal(labels, ballot.labels())
     np.testing.assert_array_equal(values, ballot.weights())

@@ -6,46 +6,48 @@ import shutil
 
 import pytest
 
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.datasets import digits
-from fedmosaic_cli.engine.network_runner import Workspace
+from fedmosaic_cli.engine.network_runner import NetworkRunner
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.runner.evaluate import Evaluated, Examined, evaluate
+from fedmosaic_cli.runner.evaluate import ClientEvaluated, RunEvaluated, evaluate_saved_models
 from fedmosaic_cli.storage import shards as shard_records
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunDirectory
 
 
 @pytest.fixture
 def runs(finished_runs, tmp_path):
     """A function that finds runs by method and seed."""
     shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
-    return lambda *names: [RunFiles(tmp_path / "q" / name) for name in names]
+    return lambda *names: [RunDirectory(tmp_path / "q" / name) for name in names]
 
 
 def test_an_event_a_client_and_then_the_result(runs):
-    events = list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
-    assert [event.client for event in events[:-1] if isinstance(event, Examined)] == list(range(10))
-    assert isinstance(events[-1], Evaluated)
+    events = list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
+    assert [event.client for event in events[:-1] if isinstance(event, ClientEvaluated)] == list(range(10))
+    assert isinstance(events[-1], RunEvaluated)
     assert events[-1].result["device"] == "cpu"
 
 
 def test_data_is_read_once_for_runs_that_share_it(runs, monkeypatch):
     """Whatever the order in which they are named: the data once, and each of the two partitions once."""
     read: list[str] = []
-    load_data, load_shards = digits.load_digits, shard_records.load
+    load_data, load_shards = digits.load_digits, shard_records.read_shards
     monkeypatch.setattr(digits, "load_digits", lambda: (read.append("data"), load_data())[1])
-    monkeypatch.setattr(shard_records, "load", lambda path: (read.append(path.name), load_shards(path))[1])
+    monkeypatch.setattr(shard_records, "read_shards", lambda path: (read.append(path.name), load_shards(path))[1])
     asked = runs("local/seed-0", "local/seed-1", "fedct/seed-0", "fedct/seed-1", "centralized/seed-0")
-    events = list(evaluate(asked, "test", "cpu", Place()))
-    assert {event.files for event in events if isinstance(event, Evaluated)} == set(asked)
+    events = list(evaluate_saved_models(asked, "test", "cpu", DataDirs()))
+    assert {event.files for event in events if isinstance(event, RunEvaluated)} == set(asked)
     assert sorted(read) == ["data", "quickstart-s0", "quickstart-s1"]
 
 
 def test_a_network_is_built_once_for_clients_that_share_it(runs, monkeypatch):
     built = []
-    first = Workspace.initial_parameters
-    monkeypatch.setattr(Workspace, "initial_parameters", lambda self, seed: (built.append(seed), first(self, seed))[1])
-    list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+    first = NetworkRunner.initial_parameters
+    monkeypatch.setattr(
+        NetworkRunner, "initial_parameters", lambda self, seed: (built.append(seed), first(self, seed))[1]
+    )
+    list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
     assert len(built) == 1
 
 
@@ -56,7 +58,7 @@ def test_every_client_leaves_the_device_once(runs, monkeypatch):
     moved = []
     move = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (moved.append(tuple(self.shape)), move(self))[1])
-    list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+    list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
     assert len(moved) == 10
     assert {classes for _, classes in moved} == {10}
 
@@ -64,12 +66,12 @@ def test_every_client_leaves_the_device_once(runs, monkeypatch):
 def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
     """Some CPUs cannot do otherwise; the weights are the same."""
     [files] = runs("fedct/seed-0")
-    *_, full = evaluate([files], "test", "cpu", Place())
-    text = files.config.read_text()
+    *_, full = evaluate_saved_models([files], "test", "cpu", DataDirs())
+    text = files.config_path.read_text()
     assert "precision: float32" in text
-    files.config.write_text(text.replace("precision: float32", "precision: bfloat16"))
+    files.config_path.write_text(text.replace("precision: float32", "precision: bfloat16"))
     (files.path / "SHA256SUMS").unlink()
-    *_, half = evaluate([files], "test", "cpu", Place())
+    *_, half = evaluate_saved_models([files], "test", "cpu", DataDirs())
     assert half.result == full.result
     assert half.result["precision"] == "float32"
 
@@ -77,13 +79,13 @@ def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
 def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
     """Ten clients with ten classes each: a thousand numbers."""
     for most, kept in ((1000, True), (999, False)):
-        monkeypatch.setattr("fedmosaic_cli.runner.evaluate.MOST_COUNTS", most)
-        *_, done = evaluate(runs("fedct/seed-0"), "test", "cpu", Place())
+        monkeypatch.setattr("fedmosaic_cli.runner.evaluate.MAX_CONFUSION_COUNTS", most)
+        *_, done = evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs())
         assert [mark["confusion"] is not None for mark in done.result["per_client"]] == [kept] * 10
 
 
 def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
-    predict = Workspace.predict
-    monkeypatch.setattr(Workspace, "predict", lambda *arguments: predict(*arguments) * float("inf"))
+    predict = NetworkRunner.predict
+    monkeypatch.setattr(NetworkRunner, "predict", lambda *arguments: predict(*arguments) * float("inf"))
     with pytest.raises(FedMosaicError, match="the model of client 0"):
-        list(evaluate(runs("fedct/seed-0"), "test", "cpu", Place()))
+        list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))

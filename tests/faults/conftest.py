@@ -63,7 +63,7 @@ def type_in(tmp_path, monkeypatch):
     """Type a command into a shell in the test's own directory; here without a process of its own."""
     monkeypatch.chdir(tmp_path)
     # Drawing takes far longer than anything else, and what is drawn is the business of other tests.
-    monkeypatch.setattr("fedmosaic_cli.runner.prepare.pictures", lambda manifest: {"distribution.png": PICTURE})
+    monkeypatch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {"distribution.png": PICTURE})
 
     def run(*arguments: str) -> Ending:
         result = CliRunner().invoke(app, list(arguments), prog_name="fedmosaic")
@@ -107,7 +107,7 @@ def undisturbed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("fedmosaic_cli.runner.prepare.pictures", lambda manifest: {"distribution.png": PICTURE})
+        patch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {"distribution.png": PICTURE})
         for name in ("FEDMOSAIC_RUNS", "FEDMOSAIC_DATA"):
             patch.delenv(name, raising=False)
         for arguments in (PARTITION, *TRAINING):

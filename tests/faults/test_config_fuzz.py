@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmosaic_cli.cli import main
-from fedmosaic_cli.config.layers import SECTIONS, field_names
+from fedmosaic_cli.config.layers import CONFIG_SECTIONS, field_names
 from fedmosaic_cli.config.presets import presets_directory
-from fedmosaic_cli.config.run_config import flat
-from fedmosaic_cli.config.yaml_files import read
-from fedmosaic_cli.data.datasets import SOURCES
+from fedmosaic_cli.config.run_config import flatten_keys
+from fedmosaic_cli.config.yaml_files import read_yaml
+from fedmosaic_cli.data.datasets import DATASETS
 from fedmosaic_cli.methods import METHODS
 from tests.faults.conftest import Ending
 from tests.faults.judge import Judge
@@ -28,7 +28,7 @@ AS_PRESET = ("train", "--preset", FILE, "--dry-run")
 EXTENDED = ("train", "--preset", "child.yaml", "--dry-run")
 SET = ("train", "--preset", "quickstart", "--dry-run", "--set")
 PRESETS = sorted(presets_directory().glob("*.yaml"))
-KINDS: dict[str, Any] = {**SECTIONS, **{f"methods.{name}": method for name, method in METHODS.items()}}
+KINDS: dict[str, Any] = {**CONFIG_SECTIONS, **{f"methods.{name}": method for name, method in METHODS.items()}}
 KEYS = sorted(f"{section}.{key}" for section, kind in KINDS.items() for key in field_names(kind))
 
 # At, just within and just beyond what is allowed or can be held.
@@ -149,14 +149,14 @@ def test_assignments_that_cannot_be(judge):
 
 @pytest.mark.parametrize("name", ["a\0.yaml", f"{'a' * 5000}.yaml", "\ud800.yaml", ".yaml", "", ".", "/"])
 def test_names_that_no_file_has(judge, name):
-    assert judge("train", "--preset", name, "--dry-run").code == 2
-    assert judge("train", "--preset", "quickstart", "--config", name, "--dry-run").code == 2
+    assert judge("train", "--preset", name, "--dry-run").exit_code == 2
+    assert judge("train", "--preset", "quickstart", "--config", name, "--dry-run").exit_code == 2
 
 
 def test_a_file_whose_name_is_no_text_is_a_file(loaded, tmp_path, monkeypatch):
     """The name has to be shown, on an output that takes text alone."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedmosaic_cli.cli.listen", lambda: None)
+    monkeypatch.setattr("fedmosaic_cli.cli.install_signal_handlers", lambda: None)
     monkeypatch.setattr("sys.argv", ["fedmosaic", "train", "--preset", "ours.yaml", "--dry-run"])
     shown = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="utf-8"))
@@ -269,14 +269,14 @@ def plausible() -> dict[str, list[Any]]:
     """By key, what presets say and what its type allows."""
     values: dict[str, list[Any]] = {key: [] for key in KEYS}
     for preset in PRESETS:
-        for key, value in flat(read(preset)).items():
+        for key, value in flatten_keys(read_yaml(preset)).items():
             if key in values:
                 values[key].append(value)
     for section, kind in KINDS.items():
         fields = getattr(kind, "model_fields", None) or kind.__pydantic_fields__
         for key, described in fields.items():
             values[f"{section}.{key}"] += [described.default, *choices(described.annotation)]
-    values["data.dataset"] += [*SOURCES]
+    values["data.dataset"] += [*DATASETS]
     return values
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from fedmosaic_cli.runner import environment
 from fedmosaic_cli.storage import syscalls
-from fedmosaic_cli.storage.files import read_sealed, remove, sealed
-from fedmosaic_cli.storage.lock import locked
+from fedmosaic_cli.storage.files import read_checksummed_json, remove_path, to_checksummed_json
+from fedmosaic_cli.storage.lock import directory_lock
 from tests.faults.conftest import PARTITION, REPORT, RUN, TRAIN, results
 from tests.faults.test_damage import LONGER
 
@@ -37,9 +37,9 @@ def other_versions():
     return {**real_versions(), "torch": "1.0", "typer": "0.1"}
 
 
-real_versions = environment.versions
+real_versions = environment.package_versions
 OTHER = {
-    "libraries": ("torch was", lambda patch: patch.setattr(environment, "versions", other_versions)),
+    "libraries": ("torch was", lambda patch: patch.setattr(environment, "package_versions", other_versions)),
     "instructions": (
         "the CPU's instructions was",
         lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "ABACUS"),
@@ -56,11 +56,11 @@ def test_other_circumstances_are_refused_or_marked_for_good(finished, type_in, m
     before = files_of(finished)
     change(monkeypatch)
     refused = type_in(*LONGER)
-    assert refused.code == 2
+    assert refused.exit_code == 2
     assert words in refused.stderr
     assert ACCEPT in refused.stderr
     assert files_of(finished) == before
-    assert type_in(*LONGER, ACCEPT).code == 0
+    assert type_in(*LONGER, ACCEPT).exit_code == 0
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["nonidentical"][0].startswith(f"after round 3: {words}")
     monkeypatch.undo()
@@ -69,9 +69,9 @@ def test_other_circumstances_are_refused_or_marked_for_good(finished, type_in, m
 def test_a_run_that_was_marked_stays_marked_and_the_report_says_so(finished, type_in):
     faster = (*LONGER, "--set", "train.lr=0.5")
     assert "train.lr was" in type_in(*faster).stderr
-    assert type_in(*faster, ACCEPT).code == 0
+    assert type_in(*faster, ACCEPT).exit_code == 0
     further = [word if word != "5" else "6" for word in faster]
-    assert type_in(*further).code == 0, "from here on it is the same run"
+    assert type_in(*further).exit_code == 0, "from here on it is the same run"
     summary = json.loads((finished / "summary.json").read_text())
     assert len(summary["nonidentical"]) == 1
     for form, mark in (("--markdown", "†"), ("--latex", "\\textdagger{}"), ("--csv", ACCEPT), ("--json", ACCEPT)):
@@ -82,15 +82,15 @@ def test_a_run_that_was_marked_stays_marked_and_the_report_says_so(finished, typ
 @pytest.mark.parametrize("change", ["model.hidden=[5]", "train.optimizer=sgd", "data.alpha=3"])
 def test_what_would_be_another_run_is_refused_whatever_one_accepts(finished, type_in, change):
     ending = type_in(*LONGER, ACCEPT, "--set", change)
-    assert ending.code == 2
+    assert ending.exit_code == 2
     assert ending.stderr.count("\n") == 1
 
 
 def test_other_shards_under_the_same_name_are_noticed(finished, type_in, tmp_path):
     shutil.rmtree(tmp_path / "shards")
-    assert type_in(*PARTITION, "--seed", "3").code == 0
+    assert type_in(*PARTITION, "--seed", "3").exit_code == 0
     ending = type_in(*LONGER)
-    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (2, 1)
     assert "partition_seed was 0 and is now 3" in ending.stderr
 
 
@@ -99,14 +99,14 @@ def test_what_auto_chose_may_be_asked_for_by_name(finished, type_in):
     place = without.index("--set", without.index("methods.fedmosaic.warmup_rounds=1"))
     bare = without[:place] + without[place + 1 :]
     assert "the execution was threads and is now stacked" in type_in(*bare, "--execution", "stacked").stderr
-    assert type_in(*bare, "--execution", "threads").code == 0
+    assert type_in(*bare, "--execution", "threads").exit_code == 0
 
 
 def test_no_room_is_known_before_anything_is_written(type_in, undisturbed, tmp_path, monkeypatch):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 3000)
     ending = type_in(*TRAIN)
-    assert (ending.code, ending.stderr.count("\n")) == (4, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (4, 1)
     assert "MB of room are needed" in ending.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -116,28 +116,28 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(type_in, undisturbed, tm
     room = iter([10**9, 10**9, 10**9])
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: next(room, 0))
     ending = type_in(*TRAIN)
-    assert ending.code == 4
+    assert ending.exit_code == 4
     assert "go on with --resume" in ending.stderr.splitlines()[-1]
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10**9)
     again = type_in(*TRAIN)
     assert "resumed after round 2" in again.stderr
     for arguments in (("evaluate", str(RUN)), REPORT):
-        assert type_in(*arguments).code == 0
+        assert type_in(*arguments).exit_code == 0
     assert results(tmp_path) == results(undisturbed)
 
 
 def test_a_directory_in_use_names_its_user_and_is_not_touched(finished, type_in):
-    with locked(finished):
+    with directory_lock(finished):
         before = files_of(finished)
         ending = type_in(*LONGER)
-        assert (ending.code, ending.stderr.count("\n")) == (3, 1)
+        assert (ending.exit_code, ending.stderr.count("\n")) == (3, 1)
         assert f"process {os.getpid()} on" in ending.stderr
         assert files_of(finished) == before
 
 
 def test_nobody_is_refused_for_a_lock_that_was_left_behind(finished, type_in):
     (finished / ".lock").write_text('{"pid": 1, "host": "gone", "since": "long ago"}')
-    assert type_in(*LONGER).code == 0
+    assert type_in(*LONGER).exit_code == 0
     assert not (finished / ".lock").exists()
 
 
@@ -221,12 +221,12 @@ def test_a_process_that_outlives_its_terminal_does(undisturbed, tmp_path):
 @pytest.mark.parametrize("schema", [1, 99])
 def test_a_checkpoint_of_another_version_names_the_version(finished, type_in, schema):
     for manifest in finished.glob("checkpoints/*/manifest.json"):
-        content = {**read_sealed(manifest), "schema": schema}
+        content = {**read_checksummed_json(manifest), "schema": schema}
         content["environment"]["versions"]["fedmosaic"] = "12.0"
-        manifest.write_bytes(sealed(content))
+        manifest.write_bytes(to_checksummed_json(content))
     before = files_of(finished)
     ending = type_in(*LONGER)
-    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (2, 1)
     assert f"checkpoint of schema {schema}" in ending.stderr
     assert "fedmosaic 12.0" in ending.stderr
     assert files_of(finished) == before
@@ -238,29 +238,29 @@ def test_a_bug_leaves_its_traceback_in_the_run_directory(type_in, undisturbed, t
     def buggy(*arguments):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("fedmosaic_cli.runner.run.summarise", buggy)
+    monkeypatch.setattr("fedmosaic_cli.runner.run.build_summary", buggy)
     ending = type_in(*TRAIN)
-    assert ending.code == 1
+    assert ending.exit_code == 1
     assert ending.stderr.splitlines()[-1].startswith("error: ZeroDivisionError: a bug (a bug in fedmosaic)")
     assert "Traceback" not in ending.stderr
     assert "in buggy" in (tmp_path / RUN / "crash.txt").read_text()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert type_in(*TRAIN).code == 0
+    assert type_in(*TRAIN).exit_code == 0
     assert not (tmp_path / RUN / "crash.txt").exists()
 
 
 def test_shards_that_do_not_fit_are_not_begun(type_in, tmp_path, monkeypatch):
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10_000)
     ending = type_in(*PARTITION, "--export")
-    assert (ending.code, ending.stderr.count("\n")) == (4, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (4, 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_readers_do_not_care_who_writes(finished, type_in):
-    with locked(finished):
-        assert type_in("evaluate", str(RUN)).code == 0
-        assert type_in("report").code == 0
+    with directory_lock(finished):
+        assert type_in("evaluate", str(RUN)).exit_code == 0
+        assert type_in("report").exit_code == 0
 
 
 def test_a_failure_before_the_first_round_leaves_nothing_in_the_way(type_in, undisturbed, tmp_path, monkeypatch):
@@ -269,31 +269,31 @@ def test_a_failure_before_the_first_round_leaves_nothing_in_the_way(type_in, und
     def greedy(*arguments, **more):
         raise MemoryError
 
-    monkeypatch.setattr("fedmosaic_cli.runner.run.assemble", greedy)
-    assert type_in(*TRAIN).code == 4
+    monkeypatch.setattr("fedmosaic_cli.runner.run.build_federation", greedy)
+    assert type_in(*TRAIN).exit_code == 4
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert type_in(*(word for word in TRAIN if word != "--resume")).code == 0
+    assert type_in(*(word for word in TRAIN if word != "--resume")).exit_code == 0
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished"])
 def test_where_checkpoints_are_gone_nothing_is_begun_again_unasked(finished, type_in, state):
     shutil.rmtree(finished / "checkpoints")
     if state == "finished":
-        assert type_in(*TRAIN).code == 0, "there is nothing to do"
+        assert type_in(*TRAIN).exit_code == 0, "there is nothing to do"
     else:
         for name in ("summary.json", "SHA256SUMS"):
             (finished / name).unlink()
     before = files_of(finished)
     ending = type_in(*LONGER)
-    assert (ending.code, ending.stderr.count("\n")) == (3, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (3, 1)
     assert "its checkpoints are gone" in ending.stderr
     assert files_of(finished) == before
 
 
 def test_the_first_of_many_runs_is_not_begun_if_the_last_cannot_be(finished, type_in):
     both = ("baseline", "local", "fedavg", *TRAIN[1 : TRAIN.index("methods.fedmosaic.warmup_rounds=1") - 1])
-    assert type_in(*both).code == 0
+    assert type_in(*both).exit_code == 0
     other = finished.parents[1] / "fedavg" / "seed-0"
     (other / "summary.json").unlink()
     for manifest in other.glob("checkpoints/*/manifest.json"):
@@ -301,7 +301,7 @@ def test_the_first_of_many_runs_is_not_begun_if_the_last_cannot_be(finished, typ
     longer = [word if word != "3" else "5" for word in both]
     local = files_of(finished.parents[1] / "local")
     ending = type_in(*longer)
-    assert ending.code == 3
+    assert ending.exit_code == 3
     assert "fedavg" in ending.stderr
     assert files_of(finished.parents[1] / "local") == local
 
@@ -319,11 +319,11 @@ SENSELESS = {
 @pytest.mark.parametrize("change", SENSELESS.values(), ids=SENSELESS)
 def test_a_checkpoint_that_makes_no_sense_is_passed_over(finished, type_in, change):
     path = finished / "checkpoints" / "round-00003" / "manifest.json"
-    manifest = read_sealed(path)
+    manifest = read_checksummed_json(path)
     change(manifest)
-    path.write_bytes(sealed(manifest))
+    path.write_bytes(to_checksummed_json(manifest))
     ending = type_in(*LONGER)
-    assert ending.code == 0, ending.stderr
+    assert ending.exit_code == 0, ending.stderr
     assert "using the checkpoint of round 2" in ending.stderr
 
 
@@ -334,17 +334,17 @@ ODD_PLACES = ["config.yaml", "env.json", "rounds.jsonl", "SHA256SUMS", "summary.
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 def test_what_is_no_file_is_neither_read_nor_replaced(finished, type_in, name, kind):
     """A pipe could be read for ever; and nothing is taken away before it is clear that the run can go on."""
-    remove(finished / name)
+    remove_path(finished / name)
     (os.mkfifo if kind == "pipe" or name in ("models", "checkpoints") else os.mkdir)(finished / name)
     before = files_of(finished)
     for arguments in (("report",), ("evaluate", str(RUN))):
-        assert type_in(*arguments).code in (0, 2)
+        assert type_in(*arguments).exit_code in (0, 2)
     (finished / "evaluation.json").write_bytes(before[finished / "evaluation.json"])
     ending = type_in(*LONGER)
-    if ending.code == 0:
+    if ending.exit_code == 0:
         assert "manifest" in name, ending.stderr
         return
-    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (2, 1)
     assert str(RUN / name) in ending.stderr
     assert files_of(finished) == before
 
@@ -360,7 +360,7 @@ def test_digests_that_are_none_are_named(finished, type_in, content):
 
 def test_a_finished_run_has_no_other_learning_rate(finished, type_in):
     ending = type_in(*TRAIN, "--set", "train.lr=0.5", ACCEPT)
-    assert ending.code == 2
+    assert ending.exit_code == 2
     assert "the run is finished, under another configuration: train.lr" in ending.stderr
 
 
@@ -368,21 +368,21 @@ def test_a_run_without_its_configuration_is_still_one(finished, type_in):
     (finished / "config.yaml").unlink()
     assert "mend the run with --resume" in type_in("evaluate", str(RUN)).stderr
     assert "FedMosaic" in type_in("report").stdout
-    assert type_in(*TRAIN).code == 0
-    assert type_in("evaluate", str(RUN)).code == 0
+    assert type_in(*TRAIN).exit_code == 0
+    assert type_in("evaluate", str(RUN)).exit_code == 0
 
 
 @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e12"])
 def test_a_grace_that_no_clock_knows(type_in, tmp_path, grace):
     ending = type_in(*TRAIN, "--grace", grace)
-    assert (ending.code, ending.stderr.count("\n")) == (2, 1)
+    assert (ending.exit_code, ending.stderr.count("\n")) == (2, 1)
     assert "--grace" in ending.stderr
 
 
 def test_a_client_may_be_left_out_of_a_run_that_it_had_stopped(type_in, tmp_path):
     wild = ("baseline", "local", "--preset", "quickstart", "--rounds", "2", "--set", "train.optimizer=sgd", "-q")
     wild = (*wild, "--set", "clients.0.lr=1e20", "--set", "train.local_steps=1")
-    assert type_in(*wild).code == 1
-    assert type_in(*wild, "--resume", "--on-nan", "skip").code == 0
+    assert type_in(*wild).exit_code == 1
+    assert type_in(*wild, "--resume", "--on-nan", "skip").exit_code == 0
     summary = json.loads((tmp_path / "runs" / "quickstart" / "local" / "seed-0" / "summary.json").read_text())
     assert (summary["nonidentical"], summary["left_out"]) == ([], {"0": 2})

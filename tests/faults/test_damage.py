@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.storage.files import is_temporary
+from fedmosaic_cli.storage.files import is_temporary_path
 from tests.faults.conftest import EVALUATE, REPORT, RUN, TRAIN, results
 
 LONGER = tuple("5" if word == "3" and TRAIN[place - 1] == "--rounds" else word for place, word in enumerate(TRAIN))
@@ -62,16 +62,16 @@ def suffer(injure, chance, type_in, undisturbed, longer, tmp_path) -> str:
         patch.chdir(home)
         told = look(type_in, home, undisturbed, what)
         mended = type_in(*TRAIN)
-        assert mended.code == 0, (what, mended.stderr)
+        assert mended.exit_code == 0, (what, mended.stderr)
         names = {str(RUN / name) for name in ("evaluation.json",)}
         after, before = results(home), results(undisturbed)
         assert {n: c for n, c in after.items() if n not in names} == {n: c for n, c in before.items() if n not in names}
         told |= "warning" in mended.stderr
         further = type_in(*LONGER)
-        assert further.code == 0, (what, further.stderr)
+        assert further.exit_code == 0, (what, further.stderr)
         told |= "warning" in further.stderr
         for arguments in (EVALUATE, REPORT):
-            assert type_in(*arguments).code == 0, what
+            assert type_in(*arguments).exit_code == 0, what
     assert results(home) == results(longer), what
     if told:
         return "told"
@@ -85,8 +85,8 @@ def look(type_in, home, undisturbed, what) -> bool:
     told = False
     for arguments in (EVALUATE, REPORT):
         ending = type_in(*arguments)
-        if ending.code:
-            assert ending.code == 2, (what, ending.stderr)
+        if ending.exit_code:
+            assert ending.exit_code == 2, (what, ending.stderr)
             assert "Traceback" not in ending.stderr
             told = True
         told |= "skipped" in ending.stderr or "damaged" in ending.stderr
@@ -131,6 +131,6 @@ def test_a_run_without_a_whole_checkpoint_ends_in_one_line_and_is_left_alone(typ
         manifest.write_text("{}")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     ending = type_in(*LONGER)
-    assert (ending.code, ending.stderr.splitlines()[-1].count("no valid checkpoint")) == (3, 1)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and not is_temporary(path)}
+    assert (ending.exit_code, ending.stderr.splitlines()[-1].count("no valid checkpoint")) == (3, 1)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and not is_temporary_path(path)}
     assert after == before

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from fedmosaic_cli.storage.checkpoints import load_newest
+from fedmosaic_cli.storage.checkpoints import read_newest_checkpoint
 from tests.faults.conftest import PARTITION, RUN, TRAINING, leftovers, results
 from tests.faults.machine import ENDS, KINDS, SHORT, FaultyDisk, StoppedMachine
 
@@ -19,7 +19,7 @@ def requests_of(scenario, type_in, tmp_path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         faultless = FaultyDisk(patch, tmp_path, tmp_path)
         for arguments in SCENARIOS[scenario]:
-            assert type_in(*arguments).code == 0
+            assert type_in(*arguments).exit_code == 0
     return faultless.requests
 
 
@@ -36,7 +36,7 @@ def play(scenario, kind, at, type_in, tmp_path, undisturbed) -> str:
         outcome = hit(scenario, kind, at, type_in, home, attic)
         for arguments in SCENARIOS[scenario]:
             again = type_in(*arguments)
-            assert again.code == 0, (kind, at, again.stderr)
+            assert again.exit_code == 0, (kind, at, again.stderr)
     expected = results(undisturbed)
     wanted = expected if scenario != "partition" else {n: c for n, c in expected.items() if n.startswith("shards/")}
     assert results(home) == wanted, (kind, at)
@@ -54,8 +54,8 @@ def hit(scenario, kind, at, type_in, home, attic) -> str:
             except StoppedMachine:
                 break
             told = max(told, ending.rounds_told)
-            if ending.code:
-                assert ending.code == 4, (kind, at, ending.stderr)
+            if ending.exit_code:
+                assert ending.exit_code == 4, (kind, at, ending.stderr)
                 lines = [line for line in ending.stderr.splitlines() if line.startswith("error: ")]
                 assert len(lines) == 1, (kind, at, ending.stderr)
                 assert "Traceback" not in ending.stderr
@@ -63,7 +63,7 @@ def hit(scenario, kind, at, type_in, home, attic) -> str:
         if not faulty.off:
             return "no matter"
     # However it ended: the last round that was told of is there, and whole.
-    checkpoint, damaged = load_newest(home / RUN / "checkpoints")
+    checkpoint, damaged = read_newest_checkpoint(home / RUN / "checkpoints")
     assert not damaged, (kind, at)
     assert (checkpoint.round if checkpoint else 0) >= told
     return "machine stopped"

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from fedmosaic_cli.storage.checkpoints import load_newest
+from fedmosaic_cli.storage.checkpoints import read_newest_checkpoint
 from tests.faults.conftest import RUN, leftovers
 from tests.faults.processes import PIPELINE, ROUNDS, TRAIN, orphans, results, run, start
 
@@ -60,7 +60,7 @@ def interrupted(folder, chance, uninterrupted, most=1000) -> Counter[str]:
 def check_standing(folder) -> None:
     """After a kill, the newest checkpoint is whole, and at most one logged round is not in it."""
     log = folder / RUN / "rounds.jsonl"
-    checkpoint, damaged = load_newest(folder / RUN / "checkpoints")
+    checkpoint, damaged = read_newest_checkpoint(folder / RUN / "checkpoints")
     assert not damaged
     logged = [line for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
     rounds = json.loads(logged[-1])["round"] if logged else 0

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.storage.files import sealed, sha256
+from fedmosaic_cli.storage.files import sha256, to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
 from tests.faults.conftest import PICTURE
 from tests.faults.judge import Judge
@@ -52,7 +52,7 @@ def made(tmp_path_factory) -> Made:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("fedmosaic_cli.runner.prepare.pictures", lambda manifest: {"distribution.png": PICTURE})
+        patch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {"distribution.png": PICTURE})
         for name, more in (("plain", ()), ("exported", ("--export",))):
             arguments = ["partition", "--scheme", "iid", "--clients", "3", "--public-size", "30", "--out", name, *more]
             assert CliRunner().invoke(app, arguments).exit_code == 0
@@ -78,7 +78,7 @@ def train(judge: Judge, given: object, folder: Path) -> int:
 @pytest.mark.parametrize("kind", ["plain", "exported"])
 def test_what_was_made_can_be_used(judge, made, tmp_path, kind):
     lay_out(made[kind], tmp_path)
-    assert judge(*DRY).code == 0
+    assert judge(*DRY).exit_code == 0
     assert train(judge, "nothing wrong", tmp_path) == 0
 
 
@@ -152,7 +152,7 @@ def test_what_is_no_file(judge, made, tmp_path, name):
     for make in ways:
         lay_out({other: data for other, data in made["plain"].items() if other != name}, tmp_path)
         make()
-        assert judge(*DRY, given=name).code == 2
+        assert judge(*DRY, given=name).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_no_file(judge, made, tmp_path, name):
 )
 def test_a_manifest_that_is_none(judge, made, tmp_path, text):
     lay_out({**made["plain"], MANIFEST: text.encode()}, tmp_path)
-    assert judge(*DRY, given=text).code == 2
+    assert judge(*DRY, given=text).exit_code == 2
 
 
 def manifest_of(files: Files) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def manifest_of(files: Files) -> dict[str, Any]:
 
 def resealed(files: Files, content: dict[str, Any]) -> Files:
     """The same files with another manifest, which has a digest and a checksum as if it were ours."""
-    return {**files, MANIFEST: sealed({**content, "digest": manifest_digest(content)})}
+    return {**files, MANIFEST: to_checksummed_json({**content, "digest": manifest_digest(content)})}
 
 
 def places(content: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -274,7 +274,7 @@ def test_many_manifests_that_make_no_sense(judge, made, tmp_path, kind, todo):
 def test_a_wrong_kind_for_what_is_read(judge, made, tmp_path, key, value):
     files = made["plain"]
     lay_out(resealed(files, {**manifest_of(files), key: value}), tmp_path)
-    assert judge(*DRY, given=(key, value)).code == 2
+    assert judge(*DRY, given=(key, value)).exit_code == 2
 
 
 def test_everything_is_there_or_it_is_refused(judge, made, tmp_path):
@@ -288,7 +288,7 @@ def test_everything_is_there_or_it_is_refused(judge, made, tmp_path):
             holder = holder[step]
         del holder[key]
         lay_out(resealed(files, content), tmp_path)
-        if judge(*DRY, given=place).code == 0:
+        if judge(*DRY, given=place).exit_code == 0:
             assert train(judge, place, tmp_path) == 0
 
 
@@ -299,7 +299,7 @@ def test_a_client_of_another_name(judge, made, tmp_path, number):
     content["clients"][0]["id"] = number
     content["files"] |= {"client-001.npz": content["files"]["client-000.npz"]}
     lay_out(resealed(files, content), tmp_path)
-    assert judge(*DRY, given=number).code == 2
+    assert judge(*DRY, given=number).exit_code == 2
 
 
 def to_npy(array: np.ndarray) -> bytes:
@@ -375,7 +375,7 @@ def test_hostile_arrays(judge, made, tmp_path, what):
     for name, key in ((PUBLIC, "index"), (CLIENTS[1], "train")):
         data = to_zip([(f"{key}.npy", MEMBERS[what]), ("test.npy", to_npy(np.arange(3)))], method)
         lay_out(vouched_for(made["plain"], name, data), tmp_path)
-        assert judge(*DRY, given=what).code == 2
+        assert judge(*DRY, given=what).exit_code == 2
     index = np.load(io.BytesIO(made["exported"][PUBLIC]))["index"]
     data = to_zip([("index.npy", to_npy(index)), ("images.npy", MEMBERS[what])], method)
     lay_out(vouched_for(made["exported"], PUBLIC, data), tmp_path)
@@ -398,7 +398,7 @@ def test_members_that_nobody_asked_for(judge, made, tmp_path):
     assert sorted(tmp_path.parent.rglob("*")) == before
     twice = to_zip([("index.npy", index), ("index.npy", to_npy(np.arange(3)))])
     lay_out(vouched_for(made["plain"], PUBLIC, twice), tmp_path)
-    assert judge(*DRY).code == 2
+    assert judge(*DRY).exit_code == 2
 
 
 # Each difference is positive, since the largest ones wrap around; what lies in between is not in range.
@@ -430,7 +430,7 @@ def test_indices_that_make_no_sense(judge, made, tmp_path, what):
     changed = vouched_for(files, PUBLIC, to_zip([("index.npy", to_npy(array))]), {"index": array})
     for examples in (1797, 10**12):
         lay_out(resealed(changed, {**manifest_of(changed), "examples": examples}), tmp_path)
-        assert judge(*DRY, given=what).code == 2
+        assert judge(*DRY, given=what).exit_code == 2
 
 
 def test_examples_that_the_data_does_not_have(judge, made, tmp_path):

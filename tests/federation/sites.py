@@ -8,45 +8,45 @@ from pathlib import Path
 
 import torch
 
-from fedmosaic_cli.config.layers import Layers
-from fedmosaic_cli.config.run_config import RunConfig, resolve_run
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.federation.coordinator import Elsewhere
-from fedmosaic_cli.federation.policy import Policy
+from fedmosaic_cli.federation.coordinator import RemoteOptions
+from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
-from fedmosaic_cli.federation.transport import Answer, Loss
-from fedmosaic_cli.runner.prepare import deal
-from fedmosaic_cli.runner.run import Finished, Terms, run
-from fedmosaic_cli.storage.runs import RunFiles
-from fedmosaic_cli.storage.shards import Shards
+from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.runner.prepare import load_and_partition
+from fedmosaic_cli.runner.run import RunFinished, RunOptions, run_experiment
+from fedmosaic_cli.storage.runs import RunDirectory
+from fedmosaic_cli.storage.shards import ShardSet
 
 CPU = torch.device("cpu")
 CLIENTS = 3
-ANYTHING = Policy("models")
+ANYTHING = SitePolicy("models")
 
 
-def exported(folder: Path, clients: int = CLIENTS, **settings) -> Shards:
+def exported(folder: Path, clients: int = CLIENTS, **settings) -> ShardSet:
     """Digits, dealt to a few clients and written with their examples."""
     data = DataSettings(scheme="dirichlet", alpha=0.5, clients=clients, public_size=60, **settings)
-    return deal(data, 0, folder / "shards", Place(folder)).written(export=True)
+    return load_and_partition(data, 0, folder / "shards", DataDirs(folder)).save(export=True)
 
 
-def configured(shards: Shards, method: str, folder: Path, *assignments: str, seed: int = 0) -> RunConfig:
+def configured(shards: ShardSet, method: str, folder: Path, *assignments: str, seed: int = 0) -> RunConfig:
     """A short run of a method on these shards, clients one by one as at sites."""
-    layers = Layers()
+    layers = ConfigLayers()
     layers.add("shards", {"data": shards.partition.settings.model_dump(mode="json")})
     short = ("train.rounds=4", "train.local_steps=3", "train.execution=threads", "model.name=mlp", "train.workers=1")
     for assignment in (*short, *assignments):
-        layers.set(assignment)
-    return resolve_run("toy", layers, method, seed, Place(folder), shards.partition.seed)
+        layers.add_assignment(assignment)
+    return resolve_run_config("toy", layers, method, seed, DataDirs(folder), shards.partition.seed)
 
 
 class Sites:
     """Implements `federation.transport.Carrier`. `spoil` may change what comes back: (client, letter, answer) -> answer."""
 
-    def __init__(self, shards: Shards, folder: Path, policy: Policy = ANYTHING) -> None:
+    def __init__(self, shards: ShardSet, folder: Path, policy: SitePolicy = ANYTHING) -> None:
         self.shards = shards
         self.folder = folder
         self.policy = policy
@@ -56,7 +56,7 @@ class Sites:
 
     def site(self, client: int) -> Site:
         shard = load_site_shard(self.shards.path / f"client-{client:03d}.npz")
-        return Site(shard, self.folder / f"site-{client}", CPU, Place(self.folder), self.policy)
+        return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), self.policy)
 
     def restart(self, client: int) -> None:
         """As after a crash: what is not on disk is gone."""
@@ -65,14 +65,14 @@ class Sites:
     def present(self) -> set[int]:
         return set(self.sites)
 
-    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[Answer | Loss]:
+    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[ClientResponse | ClientFailure]:
         for client, letter in reversed(letters.items()):
-            answer = self.spoil(client, letter, self.sites[client].answer(letter))
+            answer = self.spoil(client, letter, self.sites[client].handle_request(letter))
             if answer is None:
-                yield Loss(client, "deadline")
+                yield ClientFailure(client, "deadline")
             else:
                 self.letters.append((client, letter, answer))
-                yield Answer(client, answer)
+                yield ClientResponse(client, answer)
 
     def close(self) -> None:
         pass
@@ -82,11 +82,13 @@ class Sites:
         yield self
 
 
-def play(config: RunConfig, shards: Shards, folder: Path, sites: Sites | None = None, **how) -> RunFiles:
+def play(config: RunConfig, shards: ShardSet, folder: Path, sites: Sites | None = None, **how) -> RunDirectory:
     """Make a run, with clients in this process or at sites. What it leaves on disk."""
     folder.mkdir(exist_ok=True)
-    files = RunFiles(folder)
-    elsewhere = None if sites is None else Elsewhere("test", sites.opened, wait=5.0, **how)
-    events = list(run(config, shards, files, Place(folder), Terms(device="cpu", elsewhere=elsewhere)))
-    assert isinstance(events[-1], Finished)
+    files = RunDirectory(folder)
+    elsewhere = None if sites is None else RemoteOptions("test", sites.opened, join_timeout_seconds=5.0, **how)
+    events = list(
+        run_experiment(config, shards, files, DataDirs(folder), RunOptions(device="cpu", remote_options=elsewhere))
+    )
+    assert isinstance(events[-1], RunFinished)
     return files

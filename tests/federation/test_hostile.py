@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedmosaic_cli import __version__
-from fedmosaic_cli.errors import FailedRunError, RequestError
+from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.policy import Policy
-from fedmosaic_cli.federation.protocol import Letter, RefusedLetterError
+from fedmosaic_cli.federation.policy import SitePolicy
+from fedmosaic_cli.federation.protocol import ProtocolError, ProtocolMessage
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.labels import wire
 from tests.federation.sites import Sites, configured, exported, play
@@ -32,7 +32,7 @@ def shards(tmp_path_factory):
 
 def changed_head(**changes):
     def change(letter):
-        return Letter({**letter.head, **changes}, letter.parts)
+        return ProtocolMessage({**letter.head, **changes}, letter.parts)
 
     return change
 
@@ -42,7 +42,7 @@ def changed_opinion(change):
 
     def changed(letter):
         kind, data = letter.parts["opinion"]
-        return Letter(letter.head, {"opinion": (kind, change(data))})
+        return ProtocolMessage(letter.head, {"opinion": (kind, change(data))})
 
     return changed
 
@@ -51,21 +51,21 @@ def resealed(**changes):
     """An opinion that says something else of itself, in good form."""
 
     def change(data):
-        envelope = wire.envelope_of(data)
+        envelope = wire.parse_header(data)
         fields = {name: changes.get(name, getattr(envelope, name)) for name in ("run", "public", "round", "client")}
-        head = list(wire.HEADER.unpack_from(data))
+        head = list(wire.HEADER_STRUCT.unpack_from(data))
         head[7:11] = fields.values()
-        body = wire.HEADER.pack(*head) + data[wire.HEADER.size : -wire.CHECKSUM]
-        return body + wire.checksum(body)
+        body = wire.HEADER_STRUCT.pack(*head) + data[wire.HEADER_STRUCT.size : -wire.CHECKSUM_BYTES]
+        return body + wire.message_checksum(body)
 
     return changed_opinion(change)
 
 
 def not_a_number(data):
     """Expertise that is none, where it travels as it is."""
-    body = bytearray(data[: -wire.CHECKSUM])
+    body = bytearray(data[: -wire.CHECKSUM_BYTES])
     body[-4:] = np.float32(np.nan).tobytes()
-    return bytes(body) + wire.checksum(bytes(body))
+    return bytes(body) + wire.message_checksum(bytes(body))
 
 
 OPINIONS = {
@@ -89,7 +89,7 @@ def test_an_opinion_that_lies_about_itself_does_not_count(lie, shards, tmp_path)
 
     def spoil(client, letter, answer):
         spoilt = client == 1 and asked(letter, "turn", 2)
-        return protocol.write(change(protocol.read(answer))) if spoilt else answer
+        return protocol.encode_protocol_message(change(protocol.decode_protocol_message(answer))) if spoilt else answer
 
     sites.spoil = spoil
     files = play(config, shards, tmp_path / "run", sites)
@@ -99,48 +99,80 @@ def test_an_opinion_that_lies_about_itself_does_not_count(lie, shards, tmp_path)
 
 
 def without_sense(letter):
-    return Letter({**letter.head, "notes": {"accuracy": 1.0}}, letter.parts)
+    return ProtocolMessage({**letter.head, "notes": {"accuracy": 1.0}}, letter.parts)
 
 
 LETTERS = {
-    "another round": (lambda a: protocol.write(changed_head(round=3)(protocol.read(a))), "wrong_round"),
-    "another client": (lambda a: protocol.write(changed_head(client=0)(protocol.read(a))), "unknown_client"),
-    "another run": (lambda a: protocol.write(changed_head(run="other")(protocol.read(a))), "wrong_run"),
+    "another round": (
+        lambda a: protocol.encode_protocol_message(changed_head(round=3)(protocol.decode_protocol_message(a))),
+        "wrong_round",
+    ),
+    "another client": (
+        lambda a: protocol.encode_protocol_message(changed_head(client=0)(protocol.decode_protocol_message(a))),
+        "unknown_client",
+    ),
+    "another run": (
+        lambda a: protocol.encode_protocol_message(changed_head(run="other")(protocol.decode_protocol_message(a))),
+        "wrong_run",
+    ),
     "an answer to something else": (
-        lambda a: protocol.write(changed_head(kind="exam")(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(changed_head(kind="exam")(protocol.decode_protocol_message(a))),
         "wrong_round",
     ),
     "oversized": (lambda a: a + bytes(1 << 21), "too_large"),
     "a flipped bit": (lambda a: a[:-20] + bytes([a[-20] ^ 1]) + a[-19:], "checksum"),
     "nothing": (lambda a: b"", "truncated"),
     "garbage": (lambda a: bytes(200), "bad_magic"),
-    "the log's own words": (lambda a: protocol.write(without_sense(protocol.read(a))), "bad_notes"),
-    "notes that are none": (lambda a: protocol.write(changed_head(notes=[1])(protocol.read(a))), "bad_notes"),
+    "the log's own words": (
+        lambda a: protocol.encode_protocol_message(without_sense(protocol.decode_protocol_message(a))),
+        "bad_notes",
+    ),
+    "notes that are none": (
+        lambda a: protocol.encode_protocol_message(changed_head(notes=[1])(protocol.decode_protocol_message(a))),
+        "bad_notes",
+    ),
     "a number beyond all": (
-        lambda a: protocol.write(changed_head(notes={"x": 10**400})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(notes={"x": 10**400})(protocol.decode_protocol_message(a))
+        ),
         "bad_notes",
     ),
     "a number that would spoil sums": (
-        lambda a: protocol.write(changed_head(notes={"trust": 1e308})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(notes={"trust": 1e308})(protocol.decode_protocol_message(a))
+        ),
         "bad_notes",
     ),
     "what the server says of all": (
-        lambda a: protocol.write(changed_head(notes={"degraded": 1})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(notes={"degraded": 1})(protocol.decode_protocol_message(a))
+        ),
         "bad_notes",
     ),
     "marks among the notes": (
-        lambda a: protocol.write(changed_head(notes={"global_accuracy": 0.5})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(notes={"global_accuracy": 0.5})(protocol.decode_protocol_message(a))
+        ),
         "bad_notes",
     ),
     "a mark beyond all": (
-        lambda a: protocol.write(changed_head(mark={"accuracy": 10**400, "loss": 0.1})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(mark={"accuracy": 10**400, "loss": 0.1})(protocol.decode_protocol_message(a))
+        ),
         "bad_mark",
     ),
     "a mark above all": (
-        lambda a: protocol.write(changed_head(mark={"accuracy": 2.0, "loss": 0.1})(protocol.read(a))),
+        lambda a: protocol.encode_protocol_message(
+            changed_head(mark={"accuracy": 2.0, "loss": 0.1})(protocol.decode_protocol_message(a))
+        ),
         "bad_mark",
     ),
-    "no message": (lambda a: protocol.write(Letter(protocol.read(a).head, {"model": ("weights", b"")})), "wrong_parts"),
+    "no message": (
+        lambda a: protocol.encode_protocol_message(
+            ProtocolMessage(protocol.decode_protocol_message(a).header, {"model": ("weights", b"")})
+        ),
+        "wrong_parts",
+    ),
 }
 
 
@@ -151,16 +183,16 @@ def test_an_answer_that_makes_no_sense_is_as_good_as_none(lie, shards, tmp_path)
     sites.spoil = lambda c, letter, answer: change(answer) if c == 1 and asked(letter, "turn", 2) else answer
     files = play(config, shards, tmp_path / "run", sites)
     assert rows_of(files, 2)[1]["lost"] == reason
-    assert files.summary()["lost"] == {"1": 1}
+    assert files.read_summary()["lost"] == {"1": 1}
 
 
 def spoilt_run(shards, folder, config, change, kind, number=None):
     """A run in which client 1's answer of a kind is changed."""
 
     def spoil(client, letter, answer):
-        head = protocol.read(letter).head
+        head = protocol.decode_protocol_message(letter).header
         there = client == 1 and head["kind"] == kind and number in (None, head.get("round"))
-        return protocol.write(change(protocol.read(answer))) if there else answer
+        return protocol.encode_protocol_message(change(protocol.decode_protocol_message(answer))) if there else answer
 
     sites = Sites(shards, folder)
     sites.spoil = spoil
@@ -177,14 +209,14 @@ def test_an_exam_that_makes_no_sense_leaves_the_mark_as_it_was(mark, shards, tmp
 
 @pytest.mark.parametrize("number", [2, "many", [1], None])
 def test_a_site_that_cries_wolf_says_so_in_one_line(number, shards, tmp_path):
-    wolf = Letter({"kind": "error", "error": "diverged", "round": number, "text": "it\nall\x1b[2J"})
-    with pytest.raises(FailedRunError, match=r"client 1 diverged in round (0|2) .* it all \[2J is not finite"):
+    wolf = ProtocolMessage({"kind": "error", "error": "diverged", "round": number, "text": "it\nall\x1b[2J"})
+    with pytest.raises(RunFailedError, match=r"client 1 diverged in round (0|2) .* it all \[2J is not finite"):
         spoilt_run(shards, tmp_path, configured(shards, "fedmosaic", tmp_path), lambda _: wolf, "turn", 2)
 
 
 def test_where_clients_that_diverge_are_left_out_none_ends_the_run(shards, tmp_path):
     config = configured(shards, "fedmosaic", tmp_path, "train.on_nan=skip")
-    wolf = Letter({"kind": "error", "error": "diverged", "round": 2, "text": "all"})
+    wolf = ProtocolMessage({"kind": "error", "error": "diverged", "round": 2, "text": "all"})
     files = spoilt_run(shards, tmp_path, config, lambda _: wolf, "turn", 2)
     assert rows_of(files, 2)[1]["lost"] == "diverged: all"
 
@@ -193,7 +225,7 @@ def test_where_clients_that_diverge_are_left_out_none_ends_the_run(shards, tmp_p
 def test_a_device_that_is_none_is_not_shown(device, shards, tmp_path):
     config = configured(shards, "fedmosaic", tmp_path, "train.rounds=1")
     files = spoilt_run(shards, tmp_path, config, changed_head(device=device), "join")
-    assert files.summary()["device"] == "cpu, unknown"
+    assert files.read_summary()["device"] == "cpu, unknown"
 
 
 KRR = {"round": 1, "mechanism": "krr", "count": 60, "epsilon": 0.1}
@@ -211,7 +243,7 @@ KRR = {"round": 1, "mechanism": "krr", "count": 60, "epsilon": 0.1}
 )
 def test_a_ledger_that_is_none_ends_the_run_in_one_line(ledger, shards, tmp_path):
     config = configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=1")
-    with pytest.raises(FailedRunError, match=r"client 1 answers nonsense \(finish\): look at its site"):
+    with pytest.raises(RunFailedError, match=r"client 1 answers nonsense \(finish\): look at its site"):
         spoilt_run(shards, tmp_path, config, changed_head(ledger=ledger), "finish")
 
 
@@ -219,14 +251,16 @@ def test_a_ledger_of_very_many_rounds_arrives(shards, tmp_path):
     config = configured(shards, "fedct", tmp_path, *SPARING, "train.rounds=1")
     ledger = [{**KRR, "round": number} for number in range(1, 5001)]
     files = spoilt_run(shards, tmp_path, config, changed_head(ledger=ledger), "finish")
-    assert files.summary()["privacy"]["rounds"] == 5000
+    assert files.read_summary()["privacy"]["rounds"] == 5000
 
 
 def with_weights(change):
     def changed(answer):
-        letter = protocol.read(answer)
+        letter = protocol.decode_protocol_message(answer)
         kind, data = letter.parts["model"]
-        return protocol.write(Letter(letter.head, {"model": (kind, save(change(load(data))))}))
+        return protocol.encode_protocol_message(
+            ProtocolMessage(letter.header, {"model": (kind, save(change(load(data))))})
+        )
 
     return changed
 
@@ -253,7 +287,9 @@ def test_a_model_that_is_none_is_not_averaged(lie, shards, tmp_path):
 def join(site, planned, /, **changes):
     head = {"kind": "join", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "version": __version__}
     plan = {"config": planned.to_dict(), "shards": site.shard.shards.digest}
-    return protocol.read(site.answer(protocol.write(Letter({**head, **plan, **changes})))).head
+    return protocol.decode_protocol_message(
+        site.answer(protocol.encode_protocol_message(ProtocolMessage({**head, **plan, **changes})))
+    ).header
 
 
 @pytest.mark.parametrize(
@@ -271,7 +307,7 @@ def join(site, planned, /, **changes):
     ],
 )
 def test_a_site_shares_what_its_people_agreed_to_and_no_more(sharing, method, joins, shards, tmp_path):
-    site = Sites(shards, tmp_path, Policy(sharing)).sites[0]
+    site = Sites(shards, tmp_path, SitePolicy(sharing)).sites[0]
     answer = join(site, configured(shards, method, tmp_path))
     assert answer["kind"] == ("join" if joins else "error")
     if not joins:
@@ -281,7 +317,7 @@ def test_a_site_shares_what_its_people_agreed_to_and_no_more(sharing, method, jo
 
 
 def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_path):
-    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=8)).sites[0]
     for privacy, joins in (((), False), (("privacy.epsilon=8", "privacy.labels=krr"), True)):
         config = configured(shards, "fedct", tmp_path, *privacy)
         assert (join(site, config)["kind"] == "join") is joins
@@ -291,7 +327,7 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
 
 def turn(site, planned, number):
     head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
-    return protocol.read(site.answer(protocol.write(Letter(head)))).head
+    return protocol.decode_protocol_message(site.answer(protocol.encode_protocol_message(ProtocolMessage(head)))).header
 
 
 def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):
@@ -302,7 +338,7 @@ def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):
 
 
 def test_what_was_spent_counts_when_a_run_is_planned_anew(shards, tmp_path):
-    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=8)).sites[0]
     config = configured(shards, "fedct", tmp_path, *SPARING)
     join(site, config)
     assert [turn(site, config, number)["kind"] for number in (1, 2)] == ["turn", "turn"]
@@ -318,7 +354,7 @@ def test_what_was_spent_counts_when_a_run_is_planned_anew(shards, tmp_path):
     ],
 )
 def test_an_epsilon_that_only_looks_small_is_refused(more, words, shards, tmp_path):
-    site = Sites(shards, tmp_path, Policy("labels", max_epsilon=8)).sites[0]
+    site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=8)).sites[0]
     assert words in join(site, configured(shards, "fedct", tmp_path, *SPARING, *more))["text"]
 
 
@@ -346,9 +382,9 @@ def test_a_plan_that_lies_about_the_public_set_is_refused(shards, tmp_path):
 
 
 def test_people_who_change_their_minds_are_heard_in_runs_that_were_begun(shards, tmp_path):
-    sites, config = Sites(shards, tmp_path, Policy("models")), configured(shards, "fedavg", tmp_path)
+    sites, config = Sites(shards, tmp_path, SitePolicy("models")), configured(shards, "fedavg", tmp_path)
     assert join(sites.sites[0], config)["kind"] == "join"
-    sites.policy = Policy("labels")
+    sites.policy = SitePolicy("labels")
     sites.restart(0)
     assert "this site shares labels" in turn(sites.sites[0], config, 1)["text"]
 
@@ -381,7 +417,7 @@ def test_a_plan_of_pooled_data_or_of_attacks_is_refused(shards, tmp_path):
 
 
 def test_one_site_that_refuses_ends_the_run_before_it_begins(shards, tmp_path):
-    sites = Sites(shards, tmp_path, Policy("labels"))
+    sites = Sites(shards, tmp_path, SitePolicy("labels"))
     with pytest.raises(RequestError, match=r"the site of client \d refuses, refused: FedAvg would send model"):
         play(configured(shards, "fedavg", tmp_path), shards, tmp_path / "run", sites)
 
@@ -389,14 +425,16 @@ def test_one_site_that_refuses_ends_the_run_before_it_begins(shards, tmp_path):
 def test_a_site_that_did_not_join_plays_nothing(shards, tmp_path):
     site = Sites(shards, tmp_path).sites[0]
     head = {"kind": "turn", "run": "toy/fedct/seed-0/0123456789abcdef", "round": 1}
-    answer = protocol.read(site.answer(protocol.write(Letter(head)))).head
+    answer = protocol.decode_protocol_message(
+        site.handle_request(protocol.encode_protocol_message(ProtocolMessage(head)))
+    ).header
     assert "has not joined" in answer["text"]
 
 
 @given(st.binary(max_size=300))
 def test_a_site_has_an_answer_to_anything(shards, tmp_path_factory, data):
     site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
-    assert protocol.read(site.answer(data)).head["kind"] == "error"
+    assert protocol.decode_protocol_message(site.handle_request(data)).header["kind"] == "error"
 
 
 HEADS = st.dictionaries(
@@ -416,40 +454,43 @@ HEADS = st.dictionaries(
 @given(HEADS)
 def test_a_site_has_an_answer_to_any_head(shards, tmp_path_factory, head):
     site = Sites(shards, tmp_path_factory.getbasetemp()).sites[0]
-    body = protocol.squeezed(json.dumps(head).encode())
-    data = protocol.FRONT.pack(protocol.MAGIC, protocol.VERSION, len(body)) + body
-    assert protocol.read(site.answer(data + protocol.checksum(data))).head["kind"] == "error"
+    body = protocol.compress_header(json.dumps(head).encode())
+    data = protocol.PREAMBLE.pack(protocol.MAGIC, protocol.PROTOCOL_VERSION, len(body)) + body
+    assert (
+        protocol.decode_protocol_message(site.handle_request(data + protocol.protocol_checksum(data))).header["kind"]
+        == "error"
+    )
 
 
 PARTS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
-    st.tuples(st.sampled_from(protocol.KINDS), st.binary(max_size=50)),
+    st.tuples(st.sampled_from(protocol.PART_KINDS), st.binary(max_size=50)),
     max_size=3,
 )
 
 
 @given(PARTS)
 def test_a_letter_is_read_as_it_was_written(parts):
-    letter = Letter({"kind": "turn", "round": 3}, parts)
-    assert protocol.read(protocol.write(letter)) == letter
+    letter = ProtocolMessage({"kind": "turn", "round": 3}, parts)
+    assert protocol.decode_protocol_message(protocol.encode_protocol_message(letter)) == letter
 
 
 @given(PARTS, st.data())
 def test_any_flipped_bit_is_found(parts, data):
-    written = bytearray(protocol.write(Letter({"kind": "turn"}, parts)))
+    written = bytearray(protocol.encode_protocol_message(ProtocolMessage({"kind": "turn"}, parts)))
     place = data.draw(st.integers(0, 8 * len(written) - 1))
     written[place // 8] ^= 1 << place % 8
-    with pytest.raises(RefusedLetterError):
-        protocol.read(bytes(written))
+    with pytest.raises(ProtocolError):
+        protocol.decode_protocol_message(bytes(written))
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"{}" * 9, b"\xff" * 40, protocol.squeezed(b"[1]"), protocol.squeezed(b" " * (1 << 21))]
+    "head", [b"", b"{}" * 9, b"\xff" * 40, protocol.compress_header(b"[1]"), protocol.compress_header(b" " * (1 << 21))]
 )
 def test_a_head_that_is_none_or_grows_without_end_is_refused(head):
-    data = protocol.FRONT.pack(protocol.MAGIC, protocol.VERSION, len(head)) + head
-    with pytest.raises(RefusedLetterError, match="bad_head"):
-        protocol.read(data + protocol.checksum(data))
+    data = protocol.PREAMBLE.pack(protocol.MAGIC, protocol.PROTOCOL_VERSION, len(head)) + head
+    with pytest.raises(ProtocolError, match="bad_head"):
+        protocol.decode_protocol_message(data + protocol.protocol_checksum(data))
 
 
 def test_a_shard_of_other_shards_or_a_changed_one_is_refused(shards, tmp_path):
@@ -459,7 +500,7 @@ def test_a_shard_of_other_shards_or_a_changed_one_is_refused(shards, tmp_path):
     carried.mkdir()
     for name in ("manifest.json", "public.npz", "client-001.npz"):
         shutil.copy(shards.path / name, carried)
-    assert load_site_shard(carried / "client-001.npz").client == 1
+    assert load_site_shard(carried / "client-001.npz").client_id == 1
     shutil.copy(shards.path / "client-000.npz", carried / "client-001.npz")
     with pytest.raises(RequestError, match="damaged"):
         load_site_shard(carried / "client-001.npz")

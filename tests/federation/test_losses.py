@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from fedmosaic_cli.errors import FailedRunError, RequestError, RunStateError
+from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.transport import Answer
-from fedmosaic_cli.runner.run import Terms, run
+from fedmosaic_cli.federation.transport import ClientResponse
+from fedmosaic_cli.runner.run import RunOptions, run_experiment
 from fedmosaic_cli.storage.privacy_section import privacy_lines
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunDirectory
 from tests.federation.sites import Sites, configured, exported, play
 
 
@@ -22,12 +22,12 @@ def shards(tmp_path_factory):
 
 
 def asked(letter, kind, number):
-    head = protocol.read(letter).head
+    head = protocol.decode_protocol_message(letter).header
     return (head["kind"], head.get("round")) == (kind, number)
 
 
 def rows_of(files, number):
-    return [row for row in files.rounds() if row["round"] == number]
+    return [row for row in files.read_rounds() if row["round"] == number]
 
 
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg", "perfedckt"])
@@ -38,8 +38,8 @@ def test_one_may_be_lost_in_a_round_and_take_part_in_the_next(method, shards, tm
     [_, lost, _] = rows_of(files, 2)
     assert lost["lost"] == "deadline"
     assert (lost["bits_up"], lost["bits_down"], lost["loss_private"]) == (0, 0, None)
-    assert [row["client"] for row in files.rounds() if "lost" in row] == [1]
-    assert files.summary()["lost"] == {"1": 1}
+    assert [row["client"] for row in files.read_rounds() if "lost" in row] == [1]
+    assert files.read_summary()["lost"] == {"1": 1}
     if method == "fedmosaic":
         assert lost["accuracy"] == rows_of(files, 1)[1]["accuracy"], "as far as anybody knows its model is the same"
         assert lost["message"] == "missing"
@@ -57,14 +57,14 @@ def test_too_few_are_asked_once_more_and_then_the_run_stops_where_it_can_go_on(s
         return answer
 
     sites.spoil = down
-    with pytest.raises(FailedRunError, match=r"1 of 3 clients took part in round 3, 2 are needed \(--quorum\)"):
+    with pytest.raises(RunFailedError, match=r"1 of 3 clients took part in round 3, 2 are needed \(--quorum\)"):
         play(config, shards, tmp_path / "run", sites)
     assert sorted(asked_for) == [1, 1, 2, 2]
     sites.spoil = lambda client, letter, answer: answer
     there = play(config, shards, tmp_path / "run", sites)
     here = play(config, shards, tmp_path / "here")
-    assert there.rounds() == here.rounds(), "nobody was lost in any round that counts"
-    assert there.summary()["models"] == here.summary()["models"]
+    assert there.read_rounds() == here.read_rounds(), "nobody was lost in any round that counts"
+    assert there.read_summary()["models"] == here.read_summary()["models"]
 
 
 def test_who_was_only_slow_is_heard_when_asked_once_more(shards, tmp_path):
@@ -80,7 +80,7 @@ def test_who_was_only_slow_is_heard_when_asked_once_more(shards, tmp_path):
     sites.spoil = slow
     there = play(config, shards, tmp_path / "run", sites)
     here = play(config, shards, tmp_path / "here")
-    assert there.rounds() == here.rounds()
+    assert there.read_rounds() == here.read_rounds()
 
 
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg", "apfl", "gated"])
@@ -96,8 +96,8 @@ def test_sites_that_are_started_again_before_every_letter_make_no_difference(met
     sites.ask = restarted
     there = play(config, shards, tmp_path / "run", sites)
     here = play(config, shards, tmp_path / "here")
-    assert there.rounds() == here.rounds()
-    assert there.summary()["models"] == here.summary()["models"]
+    assert there.read_rounds() == here.read_rounds()
+    assert there.read_summary()["models"] == here.read_summary()["models"]
 
 
 class CoordinatorKilledError(BaseException):
@@ -129,11 +129,11 @@ def test_a_coordinator_that_dies_goes_on_and_sites_say_again_what_they_said(meth
     files = play(config, shards, tmp_path / "run", sites)
     again = {client: answer for client, letter, answer in sites.letters if asked(letter, kind, number)}
     assert {client: again[client] for client in before} == before, "the same bytes: no noise is drawn twice"
-    assert [row["round"] for row in files.rounds()] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert [row["round"] for row in files.read_rounds()] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     if method == "fedavg":
-        assert files.rounds() == play(config, shards, tmp_path / "here").rounds()
+        assert files.read_rounds() == play(config, shards, tmp_path / "here").read_rounds()
     else:
-        ledger = files.summary()["privacy"]["ledger"]
+        ledger = files.read_summary()["privacy"]["ledger"]
         assert sorted(entry["rounds"] for entry in ledger) == [1, 4], "a histogram once, labels in every round"
 
 
@@ -147,12 +147,12 @@ def test_a_site_that_has_forgotten_what_it_was_sent_is_sent_it_again(shards, tmp
     ask = forgetful.ask
 
     def forgetting(asked_letters, seconds):
-        forgetful.sites[0]._parts = None
+        forgetful.sites[0]._cached_parts = None
         return ask(asked_letters, seconds)
 
     forgetful.ask = forgetting
     files = play(config, shards, tmp_path / "again", forgetful)
-    assert files.rounds() == play(config, shards, tmp_path / "here").rounds()
+    assert files.read_rounds() == play(config, shards, tmp_path / "here").read_rounds()
     sizes = {client: len(letter) for client, letter, _ in forgetful.letters if asked(letter, "turn", 3)}
     assert sizes[0] > 10_000
     assert sizes[1] < 300
@@ -171,9 +171,9 @@ def test_a_site_that_lost_what_it_had_learnt_does_not_begin_anew_unnoticed(what,
         return answer
 
     sites.spoil = lose
-    with pytest.raises(FailedRunError, match=r"all rounds are played, but not everybody is here, client 1: refused: "):
+    with pytest.raises(RunFailedError, match=r"all rounds are played, but not everybody is here, client 1: refused: "):
         play(config, shards, tmp_path / "run", sites)
-    lost = [row["lost"] for row in RunFiles(tmp_path / "run").rounds() if "lost" in row]
+    lost = [row["lost"] for row in RunDirectory(tmp_path / "run").read_rounds() if "lost" in row]
     told = "has not joined the run" if what == "everything" else "remembers round 0 and has answered in round 2"
     assert len(lost) == 2
     assert all(told in reason for reason in lost)
@@ -185,26 +185,28 @@ def test_a_site_that_lost_what_it_had_learnt_does_not_begin_anew_unnoticed(what,
 def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.present = lambda: {0, 2}
-    with pytest.raises(FailedRunError, match=r"not everybody joined within 5 s \(--wait\), client 1: start their"):
+    with pytest.raises(RunFailedError, match=r"not everybody joined within 5 s \(--wait\), client 1: start their"):
         play(config, shards, tmp_path / "run", sites)
 
 
 def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
-    from fedmosaic_cli.data.data_dirs import Place
-    from fedmosaic_cli.federation.coordinator import Elsewhere
-    from fedmosaic_cli.runner.run import Stopped, Waiting
-    from fedmosaic_cli.storage.runs import RunFiles
+    from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.federation.coordinator import RemoteOptions
+    from fedmosaic_cli.runner.run import RunStopped, WaitingForClients
+    from fedmosaic_cli.storage.runs import RunDirectory
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.present = set
     (tmp_path / "run").mkdir()
     seen = []
-    terms = Terms(
-        device="cpu", elsewhere=Elsewhere("test", sites.opened), asked_to_stop=lambda: Waiting({0, 1, 2}) in seen
+    terms = RunOptions(
+        device="cpu",
+        remote_options=RemoteOptions("test", sites.opened),
+        should_stop=lambda: WaitingForClients({0, 1, 2}) in seen,
     )
-    for event in run(config, shards, RunFiles(tmp_path / "run"), Place(tmp_path), terms):
+    for event in run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), terms):
         seen.append(event)
-    assert seen[-1] == Stopped(0)
+    assert seen[-1] == RunStopped(0)
 
 
 def test_noise_at_sites_comes_from_no_seed(shards, tmp_path):
@@ -214,12 +216,12 @@ def test_noise_at_sites_comes_from_no_seed(shards, tmp_path):
         sites = Sites(shards, tmp_path / name)
         files.append(play(config, shards, tmp_path / f"run-{name}", sites))
         said.append([answer for _, letter, answer in sites.letters if asked(letter, "turn", 1)])
-    assert files[0].summary()["privacy"]["noise"] == "system"
-    assert "without noise: the accuracies and losses" in privacy_lines(files[0].summary()["privacy"])[-1]
+    assert files[0].read_summary()["privacy"]["noise"] == "system"
+    assert "without noise: the accuracies and losses" in privacy_lines(files[0].read_summary()["privacy"])[-1]
     assert all(one != two for one, two in zip(*said, strict=True))
-    here = play(config, shards, tmp_path / "here").summary()["privacy"]
+    here = play(config, shards, tmp_path / "here").read_summary()["privacy"]
     assert here["noise"] == "seeded"
-    assert here["total_epsilon"] == files[0].summary()["privacy"]["total_epsilon"]
+    assert here["total_epsilon"] == files[0].read_summary()["privacy"]["total_epsilon"]
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
@@ -235,49 +237,51 @@ def test_a_run_at_sites_can_be_prolonged(shards, tmp_path):
     short, long = (configured(shards, "fedmosaic", tmp_path, f"train.rounds={n}") for n in (2, 4))
     sites = Sites(shards, tmp_path)
     play(short, shards, tmp_path / "run", sites)
-    assert play(long, shards, tmp_path / "run", sites).rounds() == play(long, shards, tmp_path / "here").rounds()
+    assert (
+        play(long, shards, tmp_path / "run", sites).read_rounds() == play(long, shards, tmp_path / "here").read_rounds()
+    )
 
 
 def test_a_run_that_is_begun_anew_does_not_meet_what_sites_remember(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     first = play(config, shards, tmp_path / "first", sites)
     second = play(config, shards, tmp_path / "second", sites)
-    assert first.rounds() == second.rounds()
+    assert first.read_rounds() == second.read_rounds()
     tokens = {json.loads((files.path / "env.json").read_text())["federation"]["token"] for files in (first, second)}
     assert len(tokens) == 2
 
 
 def test_a_client_that_diverges_ends_the_run_as_it_does_in_one_process(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path, "train.lr=1e30"), Sites(shards, tmp_path)
-    with pytest.raises(FailedRunError, match=r"client \d diverged in round 1 of fedmosaic-frequency, seed 0"):
+    with pytest.raises(RunFailedError, match=r"client \d diverged in round 1 of fedmosaic-frequency, seed 0"):
         play(config, shards, tmp_path / "run", sites)
 
 
 def test_a_site_that_breaks_down_says_so_and_is_lost(shards, tmp_path, monkeypatch):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
-    play_turn = sites.sites[1]._turn
+    play_turn = sites.sites[1]._handle_local_round
 
     def breaking(letter):
         if letter.head["round"] == 2:
             raise ZeroDivisionError("nobody foresaw this")
         return play_turn(letter)
 
-    monkeypatch.setattr(sites.sites[1], "_turn", breaking)
+    monkeypatch.setattr(sites.sites[1], "_handle_local_round", breaking)
     files = play(config, shards, tmp_path / "run", sites)
     assert rows_of(files, 2)[1]["lost"] == "failed: ZeroDivisionError at the site"
     assert "nobody foresaw this" in (tmp_path / "site-1" / "crash.txt").read_text()
 
 
 def test_a_loss_that_is_no_number_is_a_divergence_and_no_crash(shards, tmp_path, monkeypatch):
-    from fedmosaic_cli.engine.client_pool import Mark
+    from fedmosaic_cli.engine.client_pool import EvalResult
     from fedmosaic_cli.federation import site
 
     def examined(method, client, exam, server):
-        return Mark(exam.client, exam.owner, 0.5, float("nan") if client.round == 2 else 1.0, {})
+        return EvalResult(exam.client, exam.owner_id, 0.5, float("nan") if client.round == 2 else 1.0, {})
 
-    monkeypatch.setattr(site, "examined", examined)
+    monkeypatch.setattr(site, "evaluate_client", examined)
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
-    with pytest.raises(FailedRunError, match=r"diverged in round 2 .* its loss on test examples is not finite"):
+    with pytest.raises(RunFailedError, match=r"diverged in round 2 .* its loss on test examples is not finite"):
         play(config, shards, tmp_path / "run", sites)
 
 
@@ -291,27 +295,32 @@ def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards
 
     def slow(asked_letters, seconds):
         answers = list(ask(asked_letters, seconds))
-        for answer in sorted(answers, key=lambda answer: answer.client):  # the last is the one that never comes
-            clock[0] += 10.0 if isinstance(answer, Answer) else seconds
+        for answer in sorted(answers, key=lambda answer: answer.client_id):  # the last is the one that never comes
+            clock[0] += 10.0 if isinstance(answer, ClientResponse) else seconds
             yield answer
         waits.append(seconds)
 
     sites.ask = slow
     sites.spoil = lambda client, letter, answer: (
-        None if client == 2 and protocol.read(letter).kind == "turn" else answer
+        None if client == 2 and protocol.decode_protocol_message(letter).kind == "turn" else answer
     )
     play(config, shards, tmp_path / "run", sites, quorum=2)
     assert waits[1:5] == [3600, 90, 90, 90], "the first is the invitation"
 
 
 def test_events_name_the_lost(shards, tmp_path):
-    from fedmosaic_cli.data.data_dirs import Place
-    from fedmosaic_cli.federation.coordinator import Elsewhere
-    from fedmosaic_cli.runner.run import RoundDone
+    from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.federation.coordinator import RemoteOptions
+    from fedmosaic_cli.runner.run import RoundCompleted
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.spoil = lambda client, letter, answer: None if client == 2 and asked(letter, "turn", 1) else answer
     (tmp_path / "run").mkdir()
-    terms = Terms(device="cpu", elsewhere=Elsewhere("test", sites.opened))
-    events = run(config, shards, RunFiles(tmp_path / "run"), Place(tmp_path), terms)
-    assert [event.lost for event in events if isinstance(event, RoundDone)] == [{2: "deadline"}, {}, {}, {}]
+    terms = RunOptions(device="cpu", remote_options=RemoteOptions("test", sites.opened))
+    events = run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), terms)
+    assert [event.failed_clients for event in events if isinstance(event, RoundCompleted)] == [
+        {2: "deadline"},
+        {},
+        {},
+        {},
+    ]

@@ -14,15 +14,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.data.data_settings import MOST_CLIENTS
-from fedmosaic_cli.data.site_data import to_grey
+from fedmosaic_cli.data.data_settings import MAX_CLIENTS
+from fedmosaic_cli.data.site_data import to_grayscale
 from fedmosaic_cli.federation.site import Site
-from fedmosaic_cli.federation.site_package import NUMBERS, numbered, read_packed
-from fedmosaic_cli.federation.site_shards import exported_description, load_site_shard
-from fedmosaic_cli.runner.cost_estimates import facts_of_shards
+from fedmosaic_cli.federation.site_package import INDEX_BLOCK_SIZE, numbered_shard, read_package
+from fedmosaic_cli.federation.site_shards import load_site_shard, read_exported_description
+from fedmosaic_cli.runner.cost_estimates import dimensions_from_shards
 from fedmosaic_cli.storage import shards as records
-from fedmosaic_cli.storage.files import sealed
-from fedmosaic_cli.storage.shard_manifest import Manifest
+from fedmosaic_cli.storage.files import to_checksummed_json
+from fedmosaic_cli.storage.shard_manifest import ShardManifest
 from tests.conftest import fedmosaic
 from tests.federation.sites import ANYTHING, CPU, Place, Sites, configured, play
 
@@ -123,7 +123,7 @@ def descriptions_of(folder: Path) -> list[Path]:
 class OwnSites(Sites):
     """Each with a directory of its own, in which nobody else's file lies."""
 
-    def __init__(self, shards: records.Shards, home: Path, folder: Path) -> None:
+    def __init__(self, shards: records.ShardSet, home: Path, folder: Path) -> None:
         self.home = home
         super().__init__(shards, folder)
 
@@ -135,24 +135,24 @@ class OwnSites(Sites):
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
 def test_a_run_with_sites_is_the_run_where_all_files_are(method, three_sites, tmp_path):
     assert sorted(path.name for path in (three_sites / "ours").iterdir()) == ["manifest.json", "public.npz"]
-    described = exported_description(three_sites / "ours")
+    described = read_exported_description(three_sites / "ours")
     shutil.copytree(three_sites / "ours", tmp_path / "ours")
     for client in range(3):
         shutil.copy(three_sites / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "ours")
-    whole = records.load(tmp_path / "ours")
+    whole = records.read_shards(tmp_path / "ours")
     assert whole.digest == described.digest
     config = configured(described, method, tmp_path)
     here = play(config, whole, tmp_path / "here")
     there = play(config, described, tmp_path / "there", OwnSites(described, three_sites, tmp_path))
     assert (there.path / "rounds.jsonl").read_bytes() == (here.path / "rounds.jsonl").read_bytes()
-    assert there.summary()["models"] == here.summary()["models"]
-    assert {row["client"] for row in here.rounds() if "val_accuracy" in row} == {1}
+    assert there.read_summary()["models"] == here.read_summary()["models"]
+    assert {row["client"] for row in here.read_rounds() if "val_accuracy" in row} == {1}
 
 
 def test_a_description_tells_counts_and_no_example(three_sites):
     for client, path in enumerate(descriptions_of(three_sites)):
         content = json.loads(path.read_text())
-        packed = read_packed(path)
+        packed = read_package(path)
         assert content.keys() - {"val"} == {
             *("schema", "client", "class_names", "image_shape", "train", "test"),
             *("sha256", "file_sha256", "public_sha256", "checksum"),
@@ -166,23 +166,23 @@ def test_a_description_tells_counts_and_no_example(three_sites):
 
 
 def test_the_manifest_is_one_of_exported_shards(three_sites):
-    described = exported_description(three_sites / "ours")
+    described = read_exported_description(three_sites / "ours")
     manifest = described.manifest
-    Manifest.model_validate(manifest)
+    ShardManifest.model_validate(manifest)
     assert manifest["dataset"] == "ours"
     assert manifest["public"]["class_counts"] is None
     assert manifest["tested_on"] == "each client's own test part"
     assert manifest["parameters"]["test_fraction"] is None
     assert [client["id"] for client in manifest["clients"]] == [0, 1, 2]
     held = 30 + sum(client[part]["size"] for client in manifest["clients"] for part in ("train", "test"))
-    assert facts_of_shards(described).megabytes == pytest.approx((held + 2) * SIDE * SIDE * 3 / 1e6)
+    assert dimensions_from_shards(described).data_mb == pytest.approx((held + 2) * SIDE * SIDE * 3 / 1e6)
 
 
 def test_examples_are_those_of_the_files(three_sites):
     shard = load_site_shard(three_sites / "site-2" / "shard" / "client-002.npz")
     [own] = shard.partition.shards
     for part in ("train", "test"):
-        index = own.parts()[part]
+        index = own.splits()[part]
         files = sorted((three_sites / "site-2" / part).rglob("*.png"))
         images = [np.asarray(Image.open(file)) for file in files]
         assert np.array_equal(shard.dataset.images[index], images)
@@ -193,14 +193,14 @@ def test_examples_are_those_of_the_files(three_sites):
 
 
 def test_numbers_of_the_last_client_fit_into_a_manifest():
-    last = numbered(MOST_CLIENTS - 1, {"train": 2, "test": 3, "val": 1})
-    assert last.train.tolist() == [MOST_CLIENTS * NUMBERS, MOST_CLIENTS * NUMBERS + 1]
-    assert last.validation.tolist() == [MOST_CLIENTS * NUMBERS + 5]
-    assert (MOST_CLIENTS + 1) * NUMBERS <= 10**12
+    last = numbered_shard(MAX_CLIENTS - 1, {"train": 2, "test": 3, "val": 1})
+    assert last.train.tolist() == [MAX_CLIENTS * INDEX_BLOCK_SIZE, MAX_CLIENTS * INDEX_BLOCK_SIZE + 1]
+    assert last.validation.tolist() == [MAX_CLIENTS * INDEX_BLOCK_SIZE + 5]
+    assert (MAX_CLIENTS + 1) * INDEX_BLOCK_SIZE <= 10**12
 
 
 def test_site_init_takes_the_shard_once_the_manifest_is_beside_it(three_sites, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.federation.flower.keys.make_node_key", lambda path: path)
+    monkeypatch.setattr("fedmosaic_cli.federation.flower.keys.create_node_key", lambda path: path)
     shutil.copytree(three_sites / "site-0" / "shard", tmp_path / "shard")
     shard = tmp_path / "shard" / "client-000.npz"
     init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site")
@@ -358,12 +358,14 @@ def test_colour_images_become_grey_where_the_public_set_is(one_site, tmp_path):
 
 def test_grey_is_pillow_s():
     every = np.random.default_rng(0).integers(0, 256, size=(20, 16, 16, 3), dtype=np.uint8)
-    assert np.array_equal(to_grey(every)[..., 0], [np.asarray(Image.fromarray(image).convert("L")) for image in every])
+    assert np.array_equal(
+        to_grayscale(every)[..., 0], [np.asarray(Image.fromarray(image).convert("L")) for image in every]
+    )
 
 
 def test_long_work_shows_how_far_it_is(one_site, monkeypatch):
     site, public = one_site
-    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0.0)
     assert "decoding images  100%" in fine(pack(site, 0, public))
     open_images = ("federation", "public", "--images", site.parent / "open", "--image-size")
     assert "decoding images  100%" in fine(call(*open_images, "7", "--out", site / "public.npz"))
@@ -377,7 +379,7 @@ def test_images_that_cannot_be_read_are_left_out_and_noted(one_site):
     text = fine(pack(site, 0, public))
     assert "note: left out, cannot be read: cat/broken-00.png (not an image)" in text
     assert "note: ... and 2 more, --json tells all" in text
-    assert read_packed(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
+    assert read_package(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
     assert "broken" not in (site / "shard" / "client-000.json").read_text()
 
 
@@ -431,7 +433,7 @@ def changed(path: Path, target: Path, **values: Any) -> Path:
     """A description that says something else, under a checksum that is right."""
     content = {**json.loads(path.read_text()), **values}
     del content["checksum"]
-    target.write_bytes(sealed({key: value for key, value in content.items() if value != "gone"}))
+    target.write_bytes(to_checksummed_json({key: value for key, value in content.items() if value != "gone"}))
     return target
 
 

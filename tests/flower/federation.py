@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.federation.flower.flower_processes import marked
-from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
-from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.federation.flower.superlink import Place
-from fedmosaic_cli.federation.flower.supervised import MARK
-from fedmosaic_cli.federation.transport import Answer, Loss
-from fedmosaic_cli.machine import PARENT
+from fedmosaic_cli.federation.flower.flower_processes import marked_processes
+from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
+from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
+from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
+from fedmosaic_cli.federation.flower.supervised import MARKER_VARIABLE
+from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.machine import PARENT_PID_VARIABLE
 
 
 class Federation:
@@ -27,9 +27,9 @@ class Federation:
     def __init__(self, folder: Path, clients: int = 3) -> None:
         self.folder = folder
         self.clients = range(clients)
-        self.papers = make_authority(folder / "papers", ["127.0.0.1", "localhost"])
-        self.keys = {client: make_node_key(folder / f"site-{client}") for client in self.clients}
-        self.carrier = FlowerCarrier(self.keys, Place(papers=self.papers))
+        self.papers = create_certificate_authority(folder / "papers", ["127.0.0.1", "localhost"])
+        self.keys = {client: create_node_key(folder / f"site-{client}") for client in self.clients}
+        self.carrier = FlowerTransport(self.keys, SuperLinkAddress(credentials=self.papers))
         self.sites: dict[str, subprocess.Popen[bytes]] = {}
         for client in self.clients:
             self.start(client)
@@ -39,7 +39,7 @@ class Federation:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         key = key or self.folder / f"site-{client}"
-        arguments = [str(client), self.carrier.address, str(root or self.papers.authority), str(key), str(folder)]
+        arguments = [str(client), self.carrier.address, str(root or self.papers.ca_certificate), str(key), str(folder)]
         self.sites[name or str(client)] = start_site(*arguments)
 
     def diary(self, client: int, name: str = "") -> list[dict[str, Any]]:
@@ -48,19 +48,22 @@ class Federation:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_all(self, seconds: float = 60) -> None:
-        wait(lambda: self.carrier.present() == set(self.clients), seconds)
+        wait(lambda: self.carrier.reachable_clients() == set(self.clients), seconds)
 
-    def ask(self, word: str = "echo x", seconds: float = 60, **others: str) -> dict[int, Answer | Loss]:
+    def ask(
+        self, word: str = "echo x", seconds: float = 60, **others: str
+    ) -> dict[int, ClientResponse | ClientFailure]:
         """One round; clients named `c1=...` get another letter."""
         letters = {client: others.get(f"c{client}", word).encode() for client in self.clients}
-        outcomes = list(self.carrier.ask(letters, seconds))
-        assert sorted(outcome.client for outcome in outcomes) == list(self.clients)
-        return {outcome.client: outcome for outcome in outcomes}
+        outcomes = list(self.carrier.send_requests(letters, seconds))
+        assert sorted(outcome.client_id for outcome in outcomes) == list(self.clients)
+        return {outcome.client_id: outcome for outcome in outcomes}
 
-    def echoes(self, word: str = "echo x", **others: str) -> dict[int, Answer]:
+    def echoes(self, word: str = "echo x", **others: str) -> dict[int, ClientResponse]:
         """What all answer if nothing is wrong."""
         return {
-            client: Answer(client, f"{client}:{others.get(f'c{client}', word)}".encode()) for client in self.clients
+            client: ClientResponse(client, f"{client}:{others.get(f'c{client}', word)}".encode())
+            for client in self.clients
         }
 
     def room_of_site(self, client: int) -> Path:
@@ -82,7 +85,7 @@ class Federation:
 def start_site(*arguments: str) -> subprocess.Popen[bytes]:
     """A site that does not outlive the tests."""
     command = [sys.executable, "-m", "tests.flower.site", *arguments]
-    return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
+    return subprocess.Popen(command, env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())})
 
 
 def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.3) -> float:
@@ -105,7 +108,9 @@ def mark_of(process: int) -> Path | None:
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    return next((Path(os.fsdecode(one.split(b"=")[1])) for one in variables if one.startswith(MARK.encode())), None)
+    return next(
+        (Path(os.fsdecode(one.split(b"=")[1])) for one in variables if one.startswith(MARKER_VARIABLE.encode())), None
+    )
 
 
 def command_of(process: int) -> str:
@@ -117,6 +122,6 @@ def command_of(process: int) -> str:
 
 def kill(room: Path, program: str) -> None:
     """Kill one of Flower's programs in a room."""
-    victims = [process for process in marked(room) if program in command_of(process)]
+    victims = [process for process in marked_processes(room) if program in command_of(process)]
     assert len(victims) == 1, victims
     os.kill(victims[0], signal.SIGKILL)

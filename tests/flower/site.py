@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from fedmosaic_cli.federation.flower.supernode import Event, Node
-from fedmosaic_cli.machine import end_with_parent
+from fedmosaic_cli.federation.flower.supernode import ConnectionEvent, SuperNode
+from fedmosaic_cli.machine import die_with_parent
 
 
 def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
@@ -23,8 +23,8 @@ def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
         with diary.open("a") as file:
             file.write(json.dumps({"what": what, "detail": detail, "pid": os.getpid(), "time": time.time()}) + "\n")
 
-    def tell(event: Event) -> None:
-        note(event.what, event.detail)
+    def tell(event: ConnectionEvent) -> None:
+        note(event.kind, event.detail)
 
     def answer(letter: bytes) -> bytes:
         word = letter.split(b" ")[0].decode()
@@ -40,10 +40,10 @@ def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     papers = {} if root == "-" else {"root": Path(root), "key": Path(key)}
-    with Node(int(client), superlink, answer, tell=tell, **papers) as node:
+    with SuperNode(int(client), superlink, answer, on_event=tell, **papers) as node:
         node.serve(lambda: bool(stopping))
 
 
 if __name__ == "__main__":
-    end_with_parent()
+    die_with_parent()
     main(*sys.argv[1:])

@@ -13,7 +13,7 @@ import pytest
 
 from fedmosaic_cli.federation.flower.superlink import free_port
 from fedmosaic_cli.storage import checkpoints
-from fedmosaic_cli.storage.runs import RunFiles
+from fedmosaic_cli.storage.runs import RunDirectory
 from tests.conftest import fedmosaic
 from tests.flower.commands import Command, listening
 from tests.flower.federation import wait
@@ -36,8 +36,8 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def run_of(folder: Path, runs: str, method: str = "fedmosaic-frequency") -> RunFiles:
-    return RunFiles(folder / runs / "shards" / method / "seed-0")
+def run_of(folder: Path, runs: str, method: str = "fedmosaic-frequency") -> RunDirectory:
+    return RunDirectory(folder / runs / "shards" / method / "seed-0")
 
 
 def here(place: Path, runs: str, *options: str, methods: tuple[str, ...] = ("fedmosaic",)) -> None:
@@ -47,11 +47,11 @@ def here(place: Path, runs: str, *options: str, methods: tuple[str, ...] = ("fed
     assert done.returncode == 0, done.stderr
 
 
-def same(one: RunFiles, other: RunFiles) -> None:
+def same(one: RunDirectory, other: RunDirectory) -> None:
     """Two runs tell the same of every round, came to the same consensus, and to the same models."""
     assert (one.path / "rounds.jsonl").read_bytes() == (other.path / "rounds.jsonl").read_bytes()
-    assert one.summary()["models"] == other.summary()["models"]
-    states = [checkpoints.load_newest(files.checkpoints)[0] for files in (one, other)]
+    assert one.read_summary()["models"] == other.read_summary()["models"]
+    states = [checkpoints.read_newest_checkpoint(files.checkpoints_dir)[0] for files in (one, other)]
     servers = [
         {name: a.tobytes() for name, a in state.arrays.items() if name.startswith("server/")} for state in states
     ]
@@ -67,7 +67,7 @@ def test_a_federation_with_tls_is_the_run_in_one_process(place):
     command.nothing_is_left()
     for method in ("fedmosaic-frequency", *METHODS[1:]):
         same(run_of(place, "here", method), run_of(place, "there", method))
-        summary = run_of(place, "there", method).summary()
+        summary = run_of(place, "there", method).read_summary()
         assert summary["federation"] == {"engine": "flower", "sites": 3, "models": "at the sites"}
         for name, digest in summary["models"].items():
             [model] = place.glob(f"sites/shards/*/runs/shards/{method}/*/*/models/{name}")
@@ -85,7 +85,7 @@ def test_a_coordinator_that_ends_takes_everything_along_and_goes_on(place, numbe
     command.process.send_signal(number)
     assert command.ended() == (-9 if number == signal.SIGKILL else 128 + number)
     command.nothing_is_left(30)
-    assert not run_of(place, runs).finished()
+    assert not run_of(place, runs).is_finished()
     again = Command(*options, "--resume", cwd=place)
     assert again.ended() == 0, again.said
     assert "resumed after round" in again.said
@@ -163,7 +163,7 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
         here(place, "uninterrupted", "--rounds", "5")
     sites = {client: hand.start(client) for client in range(3)}
     command = hand.train("--rounds", "5", "--deadline", "150")
-    command.wait_for("round 1/5")
+    command.on_waiting("round 1/5")
     told = json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))
     assert told["running"]
     assert told["connection"] == "connected"
@@ -182,9 +182,9 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
 def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
     sites = {client: hand.start(client) for client in range(3)}
     command = hand.train("--rounds", "6", "--deadline", "12")
-    command.wait_for("round 1/6")
+    command.on_waiting("round 1/6")
     sites[2].process.send_signal(signal.SIGKILL)
-    command.wait_for("warning: lost in round")
+    command.on_waiting("warning: lost in round")
     hand.start(2)
     assert command.ended(400) in (0, 1), command.said
     if command.process.returncode:  # too late for the end of the last round: then it goes on
@@ -192,7 +192,7 @@ def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
         wait(lambda: not listening(hand.port), 30)
         again = hand.train("--rounds", "6", "--resume", "--deadline", "150")
         assert again.ended(400) == 0, again.said
-    rows = run_of(hand.folder, "runs").rounds()
+    rows = run_of(hand.folder, "runs").read_rounds()
     lost = [row for row in rows if "lost" in row]
     assert lost
     assert {row["client"] for row in lost} == {2}
@@ -208,7 +208,7 @@ def test_a_hostile_site_is_heard_and_not_believed(hand):
     hand.commands.append(Command(cwd=Path.cwd(), program=program))
     command = hand.train("--rounds", "6", *FLOATS)
     assert command.ended(400) == 0, command.said
-    rows = [row for row in run_of(hand.folder, "runs").rounds() if row["client"] == 2]
+    rows = [row for row in run_of(hand.folder, "runs").read_rounds() if row["client"] == 2]
     fates = [row.get("lost") or row.get("message") for row in rows]
     assert fates == ["accepted", "future_round", "wrong_public_set", "expertise_nonfinite", "too_large", "accepted"]
 
@@ -219,7 +219,7 @@ def test_the_superlink_dies_in_the_middle_and_nobody_notices(hand, place):
     for client in range(3):
         hand.start(client)
     command = hand.train("--rounds", "5", "--deadline", "300")
-    command.wait_for("round 2/5")
+    command.on_waiting("round 2/5")
     [victim] = [line for line in command.left() if "flower-superlink" in line]
     os.kill(int(victim.split()[0]), signal.SIGKILL)
     assert command.ended(500) == 0, command.said

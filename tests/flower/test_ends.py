@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.errors import ResourceError
-from fedmosaic_cli.federation.flower.flower_processes import marked
-from fedmosaic_cli.federation.flower.flower_transport import FlowerCarrier
-from fedmosaic_cli.federation.flower.keys import make_authority, make_node_key
-from fedmosaic_cli.federation.flower.runtime_dir import Room
-from fedmosaic_cli.federation.flower.superlink import Place
-from fedmosaic_cli.federation.transport import Answer
+from fedmosaic_cli.federation.flower.flower_processes import marked_processes
+from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
+from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
+from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
+from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
+from fedmosaic_cli.federation.transport import ClientResponse
 from tests.flower.federation import Federation, start_site, wait
 
 pytestmark = pytest.mark.flower
@@ -34,14 +34,14 @@ def is_free(address: str) -> bool:
 
 
 def test_a_coordinator_that_closes_leaves_nothing(tmp_path):
-    papers = make_authority(tmp_path / "papers", ["127.0.0.1"])
-    carrier = FlowerCarrier({0: make_node_key(tmp_path / "site-0")}, Place(papers=papers))
-    room, address = carrier._room.path, carrier.address
-    assert len(marked(room)) >= 3
+    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1"])
+    carrier = FlowerTransport({0: create_node_key(tmp_path / "site-0")}, SuperLinkAddress(credentials=papers))
+    room, address = carrier._runtime_dir.path, carrier.address
+    assert len(marked_processes(room)) >= 3
     assert room.stat().st_mode & 0o777 == 0o700
     assert not is_free(address)
     carrier.close()
-    assert marked(room) == []
+    assert marked_processes(room) == []
     assert is_free(address)
     assert not room.exists()
 
@@ -51,12 +51,12 @@ def test_a_coordinator_that_is_killed_leaves_nothing_either(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
         told = json.loads(coordinator.stdout.readline())
         room = Path(told["room"])
-        assert len(marked(room)) >= 3
+        assert len(marked_processes(room)) >= 3
         coordinator.kill()
-    wait(lambda: marked(room) == [], 20, pause=0.05)
+    wait(lambda: marked_processes(room) == [], 20, pause=0.05)
     assert is_free(told["address"])
     assert room.exists()
-    Room().close()  # whoever comes next clears up
+    RuntimeDir().close()  # whoever comes next clears up
     assert not room.exists()
 
 
@@ -67,22 +67,22 @@ def test_sites_that_end_leave_nothing_and_those_that_are_killed_neither(tmp_path
         rooms = [federation.room_of_site(client) for client in federation.clients]
         federation.sites["0"].terminate()
         federation.sites["0"].wait(timeout=20)
-        assert marked(rooms[0]) == []
+        assert marked_processes(rooms[0]) == []
         assert not rooms[0].exists()
         federation.sites["1"].kill()
         federation.sites["1"].wait()
-        wait(lambda: marked(rooms[1]) == [], 20, pause=0.05)
-        wait(lambda: federation.carrier.present() == set(), 20)
+        wait(lambda: marked_processes(rooms[1]) == [], 20, pause=0.05)
+        wait(lambda: federation.carrier.reachable_clients() == set(), 20)
     finally:
         federation.close()
 
 
 def test_a_rehearsal_without_keys(tmp_path):
-    with FlowerCarrier({0: None, 1: None}) as carrier:
+    with FlowerTransport({0: None, 1: None}) as carrier:
         sites = [start_site(str(client), carrier.address, "-", "-", str(tmp_path)) for client in (0, 1)]
         try:
-            answers = {answer.client: answer for answer in carrier.ask({0: b"echo a", 1: b"echo b"}, 90)}
-            assert answers == {0: Answer(0, b"0:echo a"), 1: Answer(1, b"1:echo b")}
+            answers = {answer.client_id: answer for answer in carrier.send_requests({0: b"echo a", 1: b"echo b"}, 90)}
+            assert answers == {0: ClientResponse(0, b"0:echo a"), 1: ClientResponse(1, b"1:echo b")}
         finally:
             for site in sites:
                 site.terminate()
@@ -90,10 +90,10 @@ def test_a_rehearsal_without_keys(tmp_path):
 
 
 def test_a_port_that_is_taken(tmp_path):
-    papers = make_authority(tmp_path / "papers", ["127.0.0.1"])
+    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1"])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        place = Place(port=taken.getsockname()[1], papers=papers)
+        place = SuperLinkAddress(port=taken.getsockname()[1], credentials=papers)
         with pytest.raises(ResourceError, match="Address already in use"):
-            FlowerCarrier({0: make_node_key(tmp_path / "site-0")}, place)
+            FlowerTransport({0: create_node_key(tmp_path / "site-0")}, place)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedmosaic_cli.federation.transport import Answer, Loss
+from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
 from tests.flower.federation import Federation, kill, wait
 
 pytestmark = pytest.mark.flower
@@ -26,13 +26,13 @@ def test_what_is_sent_arrives_and_what_is_answered_comes_back(federation):
     assert federation.ask() == federation.echoes()
     payload = bytes(range(256)) * 400
     answers = list(federation.carrier.ask({1: b"echo " + payload}, 60))
-    assert answers == [Answer(1, b"1:echo " + payload)]
-    assert list(federation.carrier.ask({2: b""}, 60)) == [Answer(2, b"2:")]
+    assert answers == [ClientResponse(1, b"1:echo " + payload)]
+    assert list(federation.carrier.ask({2: b""}, 60)) == [ClientResponse(2, b"2:")]
 
 
 def test_who_is_late_is_lost_and_takes_part_again(federation):
     outcomes = federation.ask("echo a", seconds=12, c1="sleep-20 a")
-    assert outcomes == federation.echoes("echo a") | {1: Loss(1, "deadline")}
+    assert outcomes == federation.echoes("echo a") | {1: ClientFailure(1, "deadline")}
     assert federation.ask("echo b", seconds=60) == federation.echoes("echo b")
 
 
@@ -62,15 +62,15 @@ def test_a_site_that_stays_away_is_gone(federation):
     federation.sites["2"].wait()
     wait(lambda: 2 not in federation.carrier.present(), 30)
     outcomes = federation.ask("echo w", seconds=15)
-    assert outcomes == federation.echoes("echo w") | {2: Loss(2, "gone")}
+    assert outcomes == federation.echoes("echo w") | {2: ClientFailure(2, "gone")}
     federation.start(2)
     federation.wait_for_all()
 
 
 def test_a_key_that_nobody_registered_is_refused_and_nobody_else_minds(federation):
-    from fedmosaic_cli.federation.flower.keys import make_node_key
+    from fedmosaic_cli.federation.flower.keys import create_node_key
 
-    make_node_key(federation.folder / "stranger")
+    create_node_key(federation.folder / "stranger")
     federation.start(1, key=federation.folder / "stranger", name="strange")
     wait(lambda: any(note["what"] == "refused" for note in federation.diary(1, "strange")), 40)
     assert federation.ask("echo v") == federation.echoes("echo v")
@@ -80,10 +80,10 @@ def test_a_key_that_nobody_registered_is_refused_and_nobody_else_minds(federatio
 
 
 def test_a_superlink_that_the_authority_does_not_vouch_for_is_not_spoken_to(federation):
-    from fedmosaic_cli.federation.flower.keys import make_authority
+    from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 
-    other = make_authority(federation.folder / "other", ["127.0.0.1"])
-    federation.start(2, root=other.authority, name="deceived")
+    other = create_certificate_authority(federation.folder / "other", ["127.0.0.1"])
+    federation.start(2, root=other.ca_certificate, name="deceived")
     wait(lambda: any(note["what"] == "refused" for note in federation.diary(2, "deceived")), 40)
     told = next(note["detail"] for note in federation.diary(2, "deceived") if note["what"] == "refused")
     assert "certificate" in told.lower(), told

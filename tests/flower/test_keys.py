@@ -7,17 +7,17 @@ import pytest
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.keys import (
     check_certificate,
-    check_key,
+    check_private_key,
     check_public_key,
-    make_authority,
-    make_node_key,
+    create_certificate_authority,
+    create_node_key,
 )
 
 pytest.importorskip("cryptography")
 
 
 def test_an_authority_and_what_it_vouches_for(tmp_path):
-    papers = make_authority(tmp_path / "papers", ["127.0.0.1", "::1", "link.example"])
+    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1", "::1", "link.example"])
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "papers").iterdir()}
     assert modes["ca.key"] == modes["server.key"] == 0o600
     assert sorted(modes) == ["ca.crt", "ca.key", "server.key", "server.pem"]
@@ -26,59 +26,59 @@ def test_an_authority_and_what_it_vouches_for(tmp_path):
     with pytest.raises(RequestError, match=r"does not name other\.example, but 127\.0\.0\.1, ::1, link\.example"):
         check_certificate(papers.certificate, "other.example")
     with pytest.raises(RequestError, match="names no host"):
-        check_certificate(papers.authority, "127.0.0.1")
+        check_certificate(papers.ca_certificate, "127.0.0.1")
 
 
 def test_the_certificate_is_the_authority_s(tmp_path):
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    papers = make_authority(tmp_path, ["127.0.0.1"])
-    root = x509.load_pem_x509_certificate(papers.authority.read_bytes())
+    papers = create_certificate_authority(tmp_path, ["127.0.0.1"])
+    root = x509.load_pem_x509_certificate(papers.ca_certificate.read_bytes())
     certificate = x509.load_pem_x509_certificate(papers.certificate.read_bytes())
     certificate.verify_directly_issued_by(root)
-    other = make_authority(tmp_path / "other", ["127.0.0.1"])
+    other = create_certificate_authority(tmp_path / "other", ["127.0.0.1"])
     with pytest.raises(InvalidSignature):
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(other.authority.read_bytes()))
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(other.ca_certificate.read_bytes()))
 
 
 @pytest.mark.parametrize("there", ["ca.crt", "ca.key", "server.pem", "server.key"])
 def test_nothing_is_overwritten(tmp_path, there):
     (tmp_path / there).write_text("mine")
     with pytest.raises(RequestError, match="there is one already"):
-        make_authority(tmp_path, ["127.0.0.1"])
+        create_certificate_authority(tmp_path, ["127.0.0.1"])
     assert [path.name for path in tmp_path.iterdir()] == [there]
 
 
 def test_a_time_that_is_over(tmp_path):
-    papers = make_authority(tmp_path, ["127.0.0.1"], days=0)
+    papers = create_certificate_authority(tmp_path, ["127.0.0.1"], days=0)
     with pytest.raises(RequestError, match="the certificate expired on"):
         check_certificate(papers.certificate, "127.0.0.1")
 
 
 def test_a_certificate_for_nobody(tmp_path):
     with pytest.raises(RequestError, match="must name a host"):
-        make_authority(tmp_path, [])
+        create_certificate_authority(tmp_path, [])
 
 
 def test_a_key_for_a_site(tmp_path):
-    public = make_node_key(tmp_path / "keys" / "site")
+    public = create_node_key(tmp_path / "keys" / "site")
     assert public == tmp_path / "keys" / "site.pub"
     assert (tmp_path / "keys" / "site").stat().st_mode & 0o777 == 0o600
     assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
     assert (tmp_path / "keys" / "site").read_text().startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
-    check_key(tmp_path / "keys" / "site")
+    check_private_key(tmp_path / "keys" / "site")
     check_public_key(public)
     with pytest.raises(RequestError, match="there is one already"):
-        make_node_key(tmp_path / "keys" / "site")
+        create_node_key(tmp_path / "keys" / "site")
 
 
 def test_what_is_no_key_and_a_key_that_others_can_read(tmp_path):
-    public = make_node_key(tmp_path / "site")
+    public = create_node_key(tmp_path / "site")
     (tmp_path / "text").write_text("no key")
     for check, path, message in (
-        (check_key, public, "not the private key of a site"),
-        (check_key, tmp_path / "none", "file is missing"),
+        (check_private_key, public, "not the private key of a site"),
+        (check_private_key, tmp_path / "none", "file is missing"),
         (check_public_key, tmp_path / "site", "not the public key of a site"),
         (check_public_key, tmp_path / "text", "not the public key of a site"),
         (check_certificate, tmp_path / "text", "not a certificate"),
@@ -88,4 +88,4 @@ def test_what_is_no_key_and_a_key_that_others_can_read(tmp_path):
             check(path)
     (tmp_path / "site").chmod(0o644)
     with pytest.raises(RequestError, match="others can read this key"):
-        check_key(tmp_path / "site")
+        check_private_key(tmp_path / "site")

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fedmosaic_cli.federation.flower import nginx as proxy
-from fedmosaic_cli.federation.flower.keys import make_authority
+from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 from fedmosaic_cli.federation.flower.superlink import free_port
 
 pytest.importorskip("cryptography")
@@ -47,19 +47,19 @@ class Echo(BaseHTTPRequestHandler):
 @pytest.fixture
 def proxied(tmp_path, monkeypatch):
     """A server that echoes behind nginx with our settings, in a directory with a space in its name."""
-    monkeypatch.setattr(proxy, "PORT", free_port())
-    monkeypatch.setattr(proxy, "OUTSIDE", f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(proxy, "SUPERLINK_PORT", free_port())
+    monkeypatch.setattr(proxy, "PUBLIC_PORT", f"127.0.0.1:{free_port()}")
     folder = tmp_path / "the federation"
-    papers = make_authority(folder, ["fed.example.org", "localhost", "127.0.0.1"])
-    server = ThreadingHTTPServer(("127.0.0.1", proxy.PORT), Echo)
+    papers = create_certificate_authority(folder, ["fed.example.org", "localhost", "127.0.0.1"])
+    server = ThreadingHTTPServer(("127.0.0.1", proxy.SUPERLINK_PORT), Echo)
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shown.load_cert_chain(papers.certificate, papers.key)
+    shown.load_cert_chain(papers.certificate, papers.private_key)
     server.socket = shown.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    (folder / "nginx.conf").write_text(proxy.proxy_text(folder, "fed.example.org"))
+    (folder / "nginx.conf").write_text(proxy.nginx_config(folder, "fed.example.org"))
     nginx = subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"])
     try:
-        yield ssl.create_default_context(cafile=papers.authority)
+        yield ssl.create_default_context(cafile=papers.ca_certificate)
     finally:
         nginx.terminate()
         nginx.wait(timeout=20)
@@ -71,7 +71,7 @@ def post(path: str, trust: ssl.SSLContext, body: bytes = b"x") -> tuple[int, byt
     """What comes back from outside; nginx may need a moment to start."""
     for _ in range(100):
         try:
-            host, _, port = proxy.OUTSIDE.rpartition(":")
+            host, _, port = proxy.PUBLIC_PORT.rpartition(":")
             line = http.client.HTTPSConnection(host, int(port), context=trust, timeout=20)
             line.request("POST", path, body)
             answer = line.getresponse()

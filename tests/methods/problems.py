@@ -32,17 +32,17 @@ def pulled_optimum(client, anchor: torch.Tensor, strength: float) -> torch.Tenso
 
 def server_model(method: Method, toy: Toy, rounds: int = 3) -> Parameters:
     """The global model after so many rounds."""
-    return played(method, toy, rounds).standing.server["model"]
+    return played(method, toy, rounds).state.server["model"]
 
 
 def uploads(method: Method, toy: Toy = TOYS["uneven"]) -> tuple[Federation, dict[int, Parameters]]:
     """A federation, and what its clients would send in the first round."""
     federation = toy.federation(method)
     sent = {}
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         client.begin_round(1)
-        received = {"model": {k: v.clone() for k, v in federation.standing.server["model"].items()}}
-        sent[client.id] = method.local_round(client, received, federation.world)["model"].values
+        received = {"model": {k: v.clone() for k, v in federation.state.server["model"].items()}}
+        sent[client.id] = method.local_round(client, received, federation.ctx)["model"].values
     return federation, sent
 
 

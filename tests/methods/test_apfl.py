@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
@@ -19,22 +19,24 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 class Overwritten(APFL):
     """The private model is trained by itself and then replaced by the mixture."""
 
-    def train(self, client, received):
+    def train_local_model(self, client, received):
         client.train("model")
         client.train("private")
-        client.state["private"] = params.mixed(client.state["private"], client.state["model"], client.state["alpha"])
+        client.state["private"] = params.interpolate(
+            client.state["private"], client.state["model"], client.state["alpha"]
+        )
 
 
 class StepsTwice(APFL):
     """The gradient of the shared copy is used again in the step of the private one."""
 
-    def train(self, client, received):
+    def train_local_model(self, client, received):
         for step in client.steps():
             gradient = step.gradient(client.state["model"])
-            client.descend("model", gradient)
-            client.descend("model", gradient)
-            mixture = params.mixed(client.state["private"], client.state["model"], self.alpha, gradient)
-            client.descend("private", step.gradient(mixture))
+            client.optimizer_step("model", gradient)
+            client.optimizer_step("model", gradient)
+            mixture = params.interpolate(client.state["private"], client.state["model"], self.alpha, gradient)
+            client.optimizer_step("private", step.gradient(mixture))
 
 
 @EVERY_TOY
@@ -48,8 +50,8 @@ def test_a_mixture_of_the_private_model_alone_is_local_training(toy):
 def test_a_mixture_without_the_private_model_leaves_it_alone(toy):
     federation = played(APFL(alpha=0.0, adaptive=False), toy)
     for client, personal in personal_models(federation).items():
-        state = federation.standing.clients[client].state
-        assert same([state["private"]], [federation.world.init])
+        state = federation.state.clients[client].state
+        assert same([state["private"]], [federation.ctx.initial_model])
         assert same([personal], [state["copy"]])
 
 
@@ -66,19 +68,19 @@ def test_a_copy_that_steps_twice_would_be_seen():
 def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
     method = APFL()
     federation = played(method, TOYS["even"], rounds=2)
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     private, copy = client.state["private"], client.state["copy"]
     step = next(iter(client.steps()))
     positions = client._private_batches("private")[0]
 
     def loss(alpha):
-        module = client.learner.module(params.mixed(private, copy, alpha))
+        module = client.learner.module(params.interpolate(private, copy, alpha))
         inputs, labels = client.private.inputs(positions), client.private.labels[positions]
         return torch.nn.functional.cross_entropy(module(inputs), labels).item()
 
-    gradient = step.gradient(params.mixed(private, copy, 0.4))
+    gradient = step.gradient(params.interpolate(private, copy, 0.4))
     difference = (loss(0.4 + 1e-6) - loss(0.4 - 1e-6)) / 2e-6
-    assert method.alpha_slope(private, copy, gradient) == pytest.approx(difference, abs=1e-6)
+    assert method.alpha_gradient(private, copy, gradient) == pytest.approx(difference, abs=1e-6)
 
 
 @pytest.mark.parametrize("alpha_lr", [0.5, 1e3])
@@ -86,32 +88,32 @@ def test_a_round_by_hand(alpha_lr):
     """Plain steps: w moves, then v along the gradient at the mixture with the new w, times alpha, which moves once."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=0.2, local_steps=3)
     federation = played(APFL(alpha=0.3, alpha_lr=alpha_lr), toy, rounds=1)
-    for client in federation.standing.clients:
-        v = w = federation.world.init
+    for client in federation.state.clients:
+        v = w = federation.ctx.initial_model
         alpha = 0.3
         for step in client.steps():
-            w = params.moved(w, step.gradient(w), -0.2)
-            at_mixture = step.gradient(params.mixed(v, w, alpha))
+            w = params.add_scaled(w, step.gradient(w), -0.2)
+            at_mixture = step.gradient(params.interpolate(v, w, alpha))
             slope = sum(((v[n] - w[n]) * at_mixture[n]).sum().item() for n in v)
-            v = params.moved(v, at_mixture, -0.2 * alpha)
+            v = params.add_scaled(v, at_mixture, -0.2 * alpha)
             if step.number == 1:
                 alpha = min(max(alpha - alpha_lr * slope, 0.0), 1.0)
         assert client.state["alpha"] == pytest.approx(alpha, rel=1e-12)
-        assert client.notes["alpha"] == client.state["alpha"]
+        assert client.metrics["alpha"] == client.state["alpha"]
         assert close([client.state["private"]], [v], 1e-13)
         assert client.state["alpha"] in (0.0, 1.0) if alpha_lr > 1 else 0 < client.state["alpha"] < 1
 
 
 def test_alpha_stays_where_it_is_unless_it_learns():
     federation = TOYS["even"].federation(APFL(alpha=0.25, adaptive=False))
-    with federation.workers:
-        assert {row["alpha"] for done in play(federation, 2) for row in done.rows} == {0.25}
+    with federation.worker_pool:
+        assert {row["alpha"] for done in run_rounds(federation, 2) for row in done.rows} == {0.25}
 
 
 def test_the_mixture_does_not_replace_the_private_model():
     federation = played(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
-        assert not same([personal], [federation.standing.clients[client].state["private"]])
+        assert not same([personal], [federation.state.clients[client].state["private"]])
     assert not same(models(Overwritten(), TOYS["even"]), models(APFL(), TOYS["even"]))
 
 
@@ -126,6 +128,6 @@ def test_identities_hold_with_batch_statistics():
 def test_the_mixture_has_the_statistics_that_it_was_run_with():
     federation = played(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
-        private = federation.standing.clients[client].state["private"]
+        private = federation.state.clients[client].state["private"]
         assert torch.equal(personal["body.2.running_mean"], private["body.2.running_mean"])
         assert not torch.equal(personal["body.2.weight"], private["body.2.weight"])

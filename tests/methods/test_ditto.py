@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import Leash
+from fedmosaic_cli.engine.method import ProximalTerm
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
@@ -19,31 +19,31 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 class GlobalFirst(Ditto):
     """The other order, with the anchor kept as it was received."""
 
-    def train(self, client, received):
-        anchor = params.copy(received)
+    def train_local_model(self, client, received):
+        anchor = params.clone(received)
         client.train("model")
-        client.train("personal", leash=Leash(anchor, self.mu))
+        client.train("personal", proximal=ProximalTerm(anchor, self.mu))
 
 
 class WrongAnchor(Ditto):
     """The other order, pulled towards the copy that was just trained in place."""
 
-    def train(self, client, received):
+    def train_local_model(self, client, received):
         client.train("model")
-        client.train("personal", leash=Leash(received, self.mu))
+        client.train("personal", proximal=ProximalTerm(received, self.mu))
 
 
 class Frozen(Ditto):
     """The server's model stays where it is."""
 
-    def aggregate(self, server, uploads, world):
+    def aggregate(self, server, uploads, ctx):
         return server
 
 
 class EvaluatesGlobal(Ditto):
     """What a list with both kinds of accuracies may end up reporting."""
 
-    def personal(self, server, client):
+    def personal_model(self, server, client):
         return server["model"]
 
 
@@ -70,8 +70,8 @@ def test_the_order_of_the_passes_does_not_matter_but_the_anchor_does():
 @pytest.mark.parametrize("mu", [0.2, 2.0])
 def test_the_personal_model_ends_where_the_squared_distance_says(mu):
     federation = played(Frozen(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
-    anchor = federation.world.init[WEIGHT]
-    for client in federation.standing.clients:
+    anchor = federation.ctx.initial_model[WEIGHT]
+    for client in federation.state.clients:
         optimum = pulled_optimum(client, anchor, mu)
         assert torch.allclose(client.state["personal"][WEIGHT], optimum, rtol=0, atol=1e-10)
 
@@ -81,14 +81,14 @@ def test_a_strong_pull_leaves_no_room():
     away = []
     for mu in (0.0, 1.0, 90.0):
         federation = played(Frozen(mu=mu), toy)
-        away.append(distance(federation.standing.clients[0].state["personal"], federation.world.init))
+        away.append(distance(federation.state.clients[0].state["personal"], federation.ctx.initial_model))
     assert away[0] > away[1] > 20 * away[2] > 0
 
 
 def test_the_personal_model_is_examined_and_the_global_one_beside_it():
     federation = played(Ditto(), TOYS["uneven"])
     personal = personal_models(federation)
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         assert personal[client.id] is client.state["personal"]
-        assert federation.method.global_model(federation.standing.server, client) is federation.standing.server["model"]
+        assert federation.method.global_model(federation.state.server, client) is federation.state.server["model"]
     assert not same(list(personal.values()), models(EvaluatesGlobal(), TOYS["uneven"]))

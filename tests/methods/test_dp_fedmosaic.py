@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.labels.privacy.accounting import Release
-from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM, LEDGER, rates_of, released
-from fedmosaic_cli.labels.wire import ExpertiseCode, LabelCode
+from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, LEDGER_KEY, privatize, reporting_rates
+from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.runner.run_state import capture, restore
+from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import TOYS, dealt, from_disk, models, played, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust="stabilised")
@@ -53,10 +53,10 @@ def test_noise_that_is_there_makes_a_difference_and_the_same_one_again(method, l
 
 def said(federation, client, number, labels):
     """What a client would send of these labels in a round."""
-    player = federation.standing.clients[client]
+    player = federation.state.clients[client]
     player.begin_round(number)
-    form = federation.method.opinion_form(federation.world)
-    return released(labels, np.full(len(labels), 0.5), player, federation.world, form)
+    form = federation.method.message_spec(federation.ctx)
+    return privatize(labels, np.full(len(labels), 0.5), player, federation.ctx, form)
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
@@ -72,10 +72,10 @@ def test_noise_is_fresh_for_every_client_and_round(labels):
 
 def test_the_histogram_is_told_once_and_said_again_as_it_was():
     federation = TOY.changed(privacy=NOISY).federation(FREQUENCY)
-    with federation.workers:
-        told = [federation.standing.clients[0].state[HISTOGRAM].clone() for _ in play(federation, 4)]
+    with federation.worker_pool:
+        told = [federation.state.clients[0].state[HISTOGRAM_KEY].clone() for _ in run_rounds(federation, 4)]
     assert all(torch.equal(told[0], later) for later in told[1:])
-    ledger = federation.standing.clients[0].state[LEDGER]
+    ledger = federation.state.clients[0].state[LEDGER_KEY]
     assert [entry["mechanism"] for entry in ledger] == ["krr", "histogram", "krr", "krr", "krr"]
     assert [entry["round"] for entry in ledger] == [1, 1, 2, 3, 4]
 
@@ -83,8 +83,8 @@ def test_the_histogram_is_told_once_and_said_again_as_it_was():
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
 def test_the_ledger_has_every_message_and_nothing_else(method):
     federation = played(replace(method, warmup_rounds=3), TOY.changed(privacy=NOISY), rounds=5)
-    for client in federation.standing.clients:
-        labels = [Release.from_dict(entry) for entry in client.state[LEDGER] if entry["mechanism"] == "krr"]
+    for client in federation.state.clients:
+        labels = [Release.from_dict(entry) for entry in client.state[LEDGER_KEY] if entry["mechanism"] == "krr"]
         assert [(release.round, release.count, release.epsilon) for release in labels] == [
             (number, 40, 1.0) for number in (3, 4, 5)
         ]
@@ -97,11 +97,11 @@ def test_going_on_after_a_break_neither_draws_nor_spends_anything_twice(method, 
     whole = played(method, toy, rounds=5)
     broken = played(method, toy, rounds=2)
     continued = toy.federation(method)
-    restore(continued, *from_disk(capture(broken.standing)), 2)
-    with continued.workers:
-        for _ in play(continued, 5):
+    restore_state(continued, *from_disk(capture_state(broken.state)), 2)
+    with continued.worker_pool:
+        for _ in run_rounds(continued, 5):
             pass
-    left, right = capture(whole.standing), capture(continued.standing)
+    left, right = capture_state(whole.state), capture_state(continued.state)
     assert left[1] == right[1]
     assert all(np.array_equal(left[0][name], right[0][name]) for name in left[0])
 
@@ -109,9 +109,9 @@ def test_going_on_after_a_break_neither_draws_nor_spends_anything_twice(method, 
 def test_a_release_that_would_exceed_the_limit_is_not_made():
     toy = TOY.changed(privacy={**NOISY, "max_epsilon": 90.0})
     federation = toy.federation(FREQUENCY)
-    with federation.workers, pytest.raises(FedMosaicError, match="above the limit of 90"):
-        list(play(federation, 10))
-    spent = [len(client.state[LEDGER]) for client in federation.standing.clients]
+    with federation.worker_pool, pytest.raises(FedMosaicError, match="above the limit of 90"):
+        list(run_rounds(federation, 10))
+    spent = [len(client.state[LEDGER_KEY]) for client in federation.state.clients]
     assert 0 < min(spent) < 10
 
 
@@ -119,45 +119,49 @@ def test_a_release_that_would_exceed_the_limit_is_not_made():
     ("method", "privacy", "labels", "expertise", "up"),
     [
         # 40 labels of 3 classes: 2 bits each as classes, 3 as bits; expertise 8 bits, a value an example or a class.
-        (FREQUENCY, {"labels": "krr"}, LabelCode.INDEX, ExpertiseCode.HISTOGRAM, 80 + 24),
-        (FREQUENCY, {"labels": "xor", "expertise": "gaussian"}, LabelCode.BITS, ExpertiseCode.LEVELS, 120 + 320),
+        (FREQUENCY, {"labels": "krr"}, LabelEncoding.INDEX, ExpertiseEncoding.HISTOGRAM, 80 + 24),
+        (
+            FREQUENCY,
+            {"labels": "xor", "expertise": "gaussian"},
+            LabelEncoding.BITS,
+            ExpertiseEncoding.LEVELS,
+            120 + 320,
+        ),
         (
             ENTROPY,
             {"labels": "krr", "expertise": "none", "noise_multiplier": None},
-            LabelCode.INDEX,
-            ExpertiseCode.NONE,
+            LabelEncoding.INDEX,
+            ExpertiseEncoding.NONE,
             80,
         ),
         (
             replace(ENTROPY, expertise_bits="float32"),
             {"labels": "krr"},
-            LabelCode.INDEX,
-            ExpertiseCode.LEVELS,
+            LabelEncoding.INDEX,
+            ExpertiseEncoding.LEVELS,
             80 + 320,
         ),
-        (FedCT(), {"labels": "xor"}, LabelCode.BITS, ExpertiseCode.NONE, 120),
+        (FedCT(), {"labels": "xor"}, LabelEncoding.BITS, ExpertiseEncoding.NONE, 120),
     ],
 )
 def test_what_travels_is_as_small_as_noise_allows(method, privacy, labels, expertise, up):
     federation = TOY.changed(privacy={**NOISY, **privacy}).federation(method)
-    form = method.opinion_form(federation.world)
-    assert (form.labels, form.expertise) == (labels, expertise)
-    with federation.workers:
-        rows = next(play(federation, 1)).rows
-    assert {row["bits_up"] for row in rows} == {up} == {method.traffic(federation.world, 40).up}
+    form = method.message_spec(federation.ctx)
+    assert (form.label_encoding, form.expertise_encoding) == (labels, expertise)
+    with federation.worker_pool:
+        rows = next(run_rounds(federation, 1)).rows
+    assert {row["bits_up"] for row in rows} == {up} == {method.traffic(federation.ctx, 40).uplink_bits}
     assert {row["message"] for row in rows} == {"accepted"}
 
 
 def test_the_server_knows_how_often_labels_are_others():
-    krr, xor = (
-        TOY.changed(privacy={**NOISY, "labels": labels}).federation(FREQUENCY).world for labels in ("krr", "xor")
-    )
-    rates = rates_of(krr)
-    assert rates.hit / rates.false == pytest.approx(np.e)
-    assert rates.hit + 2 * rates.false == pytest.approx(1)
-    rates = rates_of(xor)
-    assert rates.hit + rates.false == pytest.approx(1)
-    assert rates.false == pytest.approx(1 / (1 + np.exp(0.5)))
+    krr, xor = (TOY.changed(privacy={**NOISY, "labels": labels}).federation(FREQUENCY).ctx for labels in ("krr", "xor"))
+    rates = reporting_rates(krr)
+    assert rates.true_positive / rates.false_positive == pytest.approx(np.e)
+    assert rates.true_positive + 2 * rates.false_positive == pytest.approx(1)
+    rates = reporting_rates(xor)
+    assert rates.true_positive + rates.false_positive == pytest.approx(1)
+    assert rates.false_positive == pytest.approx(1 / (1 + np.exp(0.5)))
 
 
 def test_noise_depends_on_nobody_s_labels():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedbn import FedBN
 from fedmosaic_cli.models.architectures import ARCHITECTURES
@@ -22,8 +22,8 @@ STATISTICS = {name for name in NORM if name.rpartition(".")[2] not in ("weight",
 class ByName(FedBN):
     """Keeps what is called `bn`, as published repositories do."""
 
-    def kept(self, world):
-        return frozenset(name for name in world.init if "bn" in name)
+    def local_parameter_names(self, ctx):
+        return frozenset(name for name in ctx.initial_model if "bn" in name)
 
 
 class OddlyNamed(Normalised):
@@ -42,8 +42,8 @@ def test_without_batch_normalisation_it_is_fedavg(toy, policy):
 
 
 def test_without_batch_normalisation_it_says_so():
-    assert "FedAvg" in FedBN().caution(rounds=3, participants=3, batch_norm=False)
-    assert not FedBN().caution(rounds=3, participants=3, batch_norm=True)
+    assert "FedAvg" in FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=False)
+    assert not FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=True)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
@@ -51,9 +51,9 @@ class TestWithBatchNorm:
     def test_batch_normalisation_stays_at_home_and_the_rest_is_common(self):
         federation = TOYS["even"].federation(FedBN())
         trained = {}
-        with federation.workers:
-            for _ in play(federation, 2):
-                trained = {client.id: client.state["kept"] for client in federation.standing.clients}
+        with federation.worker_pool:
+            for _ in run_rounds(federation, 2):
+                trained = {client.id: client.state["kept"] for client in federation.state.clients}
         personal = personal_models(federation)
         for client, model in personal.items():
             assert trained[client].keys() == NORM
@@ -75,20 +75,20 @@ class TestWithBatchNorm:
             assert all(torch.equal(*pair) for pair in zip(here.values(), there.values(), strict=True))
 
     def test_what_stays_is_not_counted(self):
-        world = TOYS["even"].federation(FedBN()).world
-        everything = FedAvg().traffic(world, 0).up
+        world = TOYS["even"].federation(FedBN()).ctx
+        everything = FedAvg().traffic(world, 0).uplink_bits
         # Two parameters and two statistics for each of three channels, and a counter.
-        assert FedBN().traffic(world, 0).up == everything - 64 * (4 * 3 + 1)
+        assert FedBN().traffic(world, 0).uplink_bits == everything - 64 * (4 * 3 + 1)
 
     @pytest.mark.parametrize("method", [FedAvg(), FedBN()])
     def test_a_client_that_has_not_taken_part_takes_statistics_from_its_own_data(self, method):
         toy = TOYS["even"].changed(clients_per_round=1, bn_buffers="local")
         federation = toy.federation(method)
-        with federation.workers:
-            list(play(federation, 1))
-        idle = [client for client in federation.standing.clients if not client.state["has_statistics"]]
+        with federation.worker_pool:
+            list(run_rounds(federation, 1))
+        idle = [client for client in federation.state.clients if not client.state["has_statistics"]]
         assert len(idle) == 2
-        model = method.personal(federation.standing.server, idle[0])
+        model = method.personal_model(federation.state.server, idle[0])
         module = idle[0].learner.module(model).eval()
         seen = module.body[1](module.body[0](idle[0].private.inputs(slice(None))))
         assert torch.allclose(model["body.2.running_mean"], seen.mean(dim=0))
@@ -103,7 +103,7 @@ class TestWithBatchNorm:
         federation, average = of_client("average")
         _, local = of_client("local")
         _, drop = of_client("drop")
-        shares = [federation.world.sizes[client] for client in range(3)]
+        shares = [federation.ctx.client_sizes[client] for client in range(3)]
         for name in ("body.2.running_mean", "body.2.running_var"):
             mean = sum(n * model[name] for n, model in zip(shares, local, strict=True)) / sum(shares)
             assert torch.allclose(average[0][name], mean, rtol=0, atol=1e-12)
@@ -116,11 +116,11 @@ class TestWithBatchNorm:
 
     def test_dropped_statistics_are_taken_anew_to_examine_and_initial_to_train(self):
         federation = played(FedAvg(), TOYS["even"].changed(bn_buffers="drop"))
-        for client in federation.standing.clients:
-            initial = {name: federation.world.init[name] for name in STATISTICS}
+        for client in federation.state.clients:
+            initial = {name: federation.ctx.initial_model[name] for name in STATISTICS}
             assert same([client.state["kept"]], [initial])
-            personal = federation.method.personal(federation.standing.server, client)
-            fresh = client.statistics({**federation.standing.server["model"], **initial})
+            personal = federation.method.personal_model(federation.state.server, client)
+            fresh = client.running_statistics({**federation.state.server["model"], **initial})
             assert same([{name: personal[name] for name in STATISTICS}], [fresh])
             assert not torch.equal(personal["body.2.running_mean"], initial["body.2.running_mean"])
 
@@ -128,7 +128,9 @@ class TestWithBatchNorm:
     def test_payloads_follow_the_policy(self, policy):
         toy = TOYS["even"].changed(bn_buffers=policy)
         federation = toy.federation(FedAvg())
-        with federation.workers:
-            row = next(play(federation, 1)).rows[0]
-        scalars = sum(t.numel() for n, t in federation.world.init.items() if policy == "average" or n not in STATISTICS)
-        assert row["bits_up"] == row["bits_down"] == 64 * scalars == FedAvg().traffic(federation.world, 0).up
+        with federation.worker_pool:
+            row = next(run_rounds(federation, 1)).rows[0]
+        scalars = sum(
+            t.numel() for n, t in federation.ctx.initial_model.items() if policy == "average" or n not in STATISTICS
+        )
+        assert row["bits_up"] == row["bits_down"] == 64 * scalars == FedAvg().traffic(federation.ctx, 0).uplink_bits

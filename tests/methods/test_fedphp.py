@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.losses import Distillation, discrepancy
-from fedmosaic_cli.engine.method import World
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.losses import DistillationLoss, mmd2
+from fedmosaic_cli.engine.method import FederationInfo
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedphp import FedPHP
 from tests.methods.problems import server_model, uploads
@@ -22,19 +22,19 @@ TRANSFERS = pytest.mark.parametrize("transfer", ["distillation", "mmd"])
 class EvaluatesLocal(FedPHP):
     """The model just trained is examined."""
 
-    def hand_over(self, client, model, world):
+    def make_upload(self, client, model, ctx):
         client.state["last"] = model
-        return super().hand_over(client, model, world)
+        return super().make_upload(client, model, ctx)
 
-    def personal(self, server, client):
+    def personal_model(self, server, client):
         return client.state["last"]
 
 
 class NoCrossEntropy(FedPHP):
     """The defaults of a published library: all transfer, no labels."""
 
-    def train(self, client, received):
-        client.train("model", [self.lesson(client)], private_weight=0.0)
+    def train_local_model(self, client, received):
+        client.train("model", [self.transfer_term(client)], private_weight=0.0)
 
 
 @TRANSFERS
@@ -46,7 +46,7 @@ def test_without_transfer_the_global_model_is_fedavg(toy, transfer):
 
 def test_history_begins_with_the_first_local_model():
     federation, sent = uploads(FedPHP())
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         assert same([client.state["history"]], [sent[client.id]])
 
 
@@ -58,35 +58,35 @@ def test_history_without_momentum_is_the_last_local_model():
 def test_history_is_the_moving_average_of_local_models():
     class Recording(FedPHP):
         def hand_over(self, client, model, world):
-            record.setdefault(client.id, []).append(params.copy(model))
-            return super().hand_over(client, model, world)
+            record.setdefault(client.id, []).append(params.clone(model))
+            return super().make_upload(client, model, world)
 
     record: dict[int, list] = {}
     federation = played(Recording(), TOYS["even"])
     for client, [first, second, third] in record.items():
-        history = params.mixed(second, first, 1 - 0.9 * 1 / 3)
-        history = params.mixed(third, history, 1 - 0.9 * 2 / 3)
-        assert close([federation.standing.clients[client].state["history"]], [history], 1e-14)
+        history = params.interpolate(second, first, 1 - 0.9 * 1 / 3)
+        history = params.interpolate(third, history, 1 - 0.9 * 2 / 3)
+        assert close([federation.state.clients[client].state["history"]], [history], 1e-14)
 
 
 class Frozen(FedPHP):
     """All of the history survives."""
 
-    def inherited(self, times, world):
+    def history_weight(self, num_participations, ctx):
         return 1.0
 
 
 def test_all_of_history_can_survive():
     federation = played(Frozen(), TOYS["even"])
-    assert same(list(personal_models(federation).values()), [federation.world.init] * 3)
+    assert same(list(personal_models(federation).values()), [federation.ctx.initial_model] * 3)
 
 
 class ByRound(FedPHP):
     """The share follows the number of the round, not how often the client took part."""
 
-    def hand_over(self, client, model, world):
+    def make_upload(self, client, model, ctx):
         client.state["times"] = client.round - 1
-        return super().hand_over(client, model, world)
+        return super().make_upload(client, model, ctx)
 
 
 def test_history_counts_the_rounds_that_a_client_took_part_in():
@@ -94,13 +94,13 @@ def test_history_counts_the_rounds_that_a_client_took_part_in():
     sometimes = TOYS["even"].changed(clients_per_round=2, rounds=6)
     assert not same(models(ByRound(), sometimes, rounds=6), models(FedPHP(), sometimes, rounds=6))
     federation = played(FedPHP(), sometimes, rounds=6)
-    assert sum(client.state["times"] for client in federation.standing.clients) == 12
+    assert sum(client.state["times"] for client in federation.state.clients) == 12
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_what_is_inherited_grows_with_participation_to_its_ceiling(share):
-    world = World(num_classes=3, init={}, sizes={}, rounds=20, participation=share)
-    shares = [FedPHP().inherited(times, world) for times in range(30)]
+    world = FederationInfo(num_classes=3, initial_model={}, client_sizes={}, num_rounds=20, participation_rate=share)
+    shares = [FedPHP().history_weight(times, world) for times in range(30)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert shares[round(20 * share)] == pytest.approx(0.9)
@@ -110,12 +110,12 @@ def test_what_is_inherited_grows_with_participation_to_its_ceiling(share):
 @TRANSFERS
 def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
     federation = TOYS["even"].federation(FedPHP(transfer=transfer))
-    with federation.workers:
-        rows = [done.rows[0] for done in play(federation, 3)]
+    with federation.worker_pool:
+        rows = [done.rows[0] for done in run_rounds(federation, 3)]
     assert "loss_transfer" not in rows[0]
     assert rows[1]["loss_transfer"] > 0
     federation = played(FedPHP(transfer=transfer), TOYS["even"])
-    assert all(not tensor.requires_grad for tensor in federation.standing.clients[0].state["history"].values())
+    assert all(not tensor.requires_grad for tensor in federation.state.clients[0].state["history"].values())
 
 
 @TRANSFERS
@@ -123,8 +123,8 @@ def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     """One plain step of the second round, by hand."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
     federation = played(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
-    client = federation.standing.clients[0]
-    start, history = federation.standing.server["model"], client.state["history"]
+    client = federation.state.clients[0]
+    start, history = federation.state.server["model"], client.state["history"]
     client.begin_round(2)
     positions = client._private_batches("private")[0]
     inputs, labels = client.private.inputs(positions), client.private.labels[positions]
@@ -141,8 +141,8 @@ def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     names, weights = zip(*module.named_parameters(), strict=True)
     gradients = torch.autograd.grad(0.7 * ce + 0.3 * lesson, weights)
     expected = {name: start[name] - gradient for name, gradient in zip(names, gradients, strict=True)}
-    received = {"model": params.copy(start)}
-    sent = federation.method.local_round(client, received, federation.world)["model"].values
+    received = {"model": params.clone(start)}
+    sent = federation.method.local_round(client, received, federation.ctx)["model"].values
     assert close([sent], [expected], 1e-12)
 
 
@@ -165,22 +165,22 @@ def test_leaving_the_labels_out_would_be_seen():
     """Under other labels with the same teacher, that version moves the same way."""
     for method, expected in ((FedPHP(strength=1.0), True), (FedPHP(strength=0.5), False), (NoCrossEntropy(), True)):
         federation = played(FedPHP(), TOYS["even"], rounds=1)
-        client = federation.standing.clients[0]
+        client = federation.state.clients[0]
         client.begin_round(2)
         results = []
         for labels in (client.private.labels, (client.private.labels + 1) % 3):
             client.private.labels.copy_(labels)
-            client.state["model"] = params.copy(federation.standing.server["model"])
+            client.state["model"] = params.clone(federation.state.server["model"])
             client.state.pop("model.optimizer", None)
-            method.train(client, client.state["model"])
+            method.train_local_model(client, client.state["model"])
             results.append(client.state.pop("model"))
         assert same(results[:1], results[1:]) == expected
 
 
 def test_the_history_is_examined_not_the_model_just_trained():
     federation = played(FedPHP(), TOYS["even"])
-    before = [params.copy(model) for model in personal_models(federation).values()]
-    for tensor in federation.standing.server["model"].values():
+    before = [params.clone(model) for model in personal_models(federation).values()]
+    for tensor in federation.state.server["model"].values():
         tensor.add_(1.0)
     assert same(before, list(personal_models(federation).values()))
 
@@ -194,7 +194,7 @@ def test_the_student_is_not_softened():
 
     p = torch.tensor([1.0, 0.0], dtype=torch.float64).softmax(dim=0)
     q = Outputs.private_logits[0].log_softmax(dim=0)
-    assert Distillation(teacher, 1.0, 4.0).loss(Outputs()).item() == pytest.approx(-(p * q).sum().item(), rel=1e-12)
+    assert DistillationLoss(teacher, 1.0, 4.0).loss(Outputs()).item() == pytest.approx(-(p * q).sum().item(), rel=1e-12)
 
 
 clouds = st.integers(0, 10**6).map(
@@ -204,16 +204,16 @@ clouds = st.integers(0, 10**6).map(
 
 @given(clouds, clouds)
 def test_a_discrepancy_is_symmetric_and_never_negative(first, second):
-    assert discrepancy(first, first).item() == pytest.approx(0, abs=1e-12)
-    assert discrepancy(first, second).item() == pytest.approx(discrepancy(second, first).item(), rel=1e-9)
-    assert discrepancy(first, second).item() > -1e-12
+    assert mmd2(first, first).item() == pytest.approx(0, abs=1e-12)
+    assert mmd2(first, second).item() == pytest.approx(mmd2(second, first).item(), rel=1e-9)
+    assert mmd2(first, second).item() > -1e-12
 
 
 def test_a_discrepancy_falls_where_its_gradient_points():
     first = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
     second = torch.ones(3, 2, dtype=torch.float64)
-    discrepancy(first, second).backward()
+    mmd2(first, second).backward()
     assert (first.grad < 0).all(), "towards the other points"
     nothing = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
-    discrepancy(nothing, torch.zeros(2, 2, dtype=torch.float64)).backward()
+    mmd2(nothing, torch.zeros(2, 2, dtype=torch.float64)).backward()
     assert nothing.grad.isfinite().all(), "points in one place are no trouble"

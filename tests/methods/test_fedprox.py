@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import Leash
+from fedmosaic_cli.engine.method import ProximalTerm
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedprox import FedProx
 from tests.methods.problems import WEIGHT, distance, pulled_optimum, quadratic_toy, uploads
@@ -18,21 +18,21 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 class Unsquared(FedProx):
     """The pull of mu/2 ||w - anchor||, as in a published repository: its length does not depend on the distance."""
 
-    def train(self, client, received):
-        anchor = params.copy(received)
+    def train_local_model(self, client, received):
+        anchor = params.clone(received)
         for step in client.steps():
             model = client.state["model"]
             gradient = step.gradient(model)
             drift = {name: model[name] - anchor[name] for name in gradient}
             length = sum(tensor.square().sum() for tensor in drift.values()).sqrt().clamp_min(1e-12)
-            client.descend("model", params.moved(gradient, drift, (self.mu / length).item()))
+            client.optimizer_step("model", params.add_scaled(gradient, drift, (self.mu / length).item()))
 
 
 class Unfixed(FedProx):
     """The anchor is what is being trained, in place: there is no pull at all."""
 
-    def train(self, client, received):
-        client.train("model", leash=Leash(received, self.mu))
+    def train_local_model(self, client, received):
+        client.train("model", proximal=ProximalTerm(received, self.mu))
 
 
 @EVERY_TOY
@@ -52,9 +52,9 @@ def test_the_first_step_feels_no_pull(toy):
 def test_many_steps_end_where_the_squared_distance_says(mu):
     toy = quadratic_toy(local_steps=500, lr=0.3)
     federation, sent = uploads(FedProx(mu=mu), toy)
-    anchor = federation.world.init[WEIGHT]
+    anchor = federation.ctx.initial_model[WEIGHT]
     wrong = uploads(Unsquared(mu=mu), toy)[1]
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         optimum = pulled_optimum(client, anchor, mu)
         assert torch.allclose(sent[client.id][WEIGHT], optimum, rtol=0, atol=1e-10)
         assert not torch.allclose(wrong[client.id][WEIGHT], optimum, rtol=0, atol=1e-3)
@@ -68,7 +68,7 @@ def test_the_anchor_does_not_move_with_the_model():
 
 
 def test_a_tighter_leash_is_shorter():
-    start = TOYS["sgd"].federation(FedProx()).world.init
+    start = TOYS["sgd"].federation(FedProx()).ctx.initial_model
     ways = [distance(uploads(FedProx(mu=mu), TOYS["sgd"])[1][0], start) for mu in (0.0, 0.5, 2.0)]
     assert ways == sorted(ways, reverse=True)
     assert len(set(ways)) == 3

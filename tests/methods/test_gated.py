@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedmosaic_cli.engine.execution.modes import Execution
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.execution.modes import ExecutionMode
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.gated import Gated
+from fedmosaic_cli.methods.gated import GatedCoTraining
 from fedmosaic_cli.methods.local import Local
-from fedmosaic_cli.runner.run_state import capture, restore
+from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
 
-THREE = Gated(gate_folds=3, gate_budget=0.5, votes_from="self")
+THREE = GatedCoTraining(gate_folds=3, gate_budget=0.5, votes_from="self")
 NEVER, ALWAYS = replace(THREE, gate_z=1e30), replace(THREE, gate_z=-1e30, trust_min=0.0)
 BIG = dealt([24, 18, 30], public=21).changed(local_steps=12)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
@@ -24,8 +24,8 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 def rows_of(method: FedMosaic, toy: Toy, rounds: int) -> list[list[dict[str, Any]]]:
     federation = toy.changed(rounds=rounds).federation(method)
-    with federation.workers:
-        return [done.rows for done in play(federation, rounds)]
+    with federation.worker_pool:
+        return [done.rows for done in run_rounds(federation, rounds)]
 
 
 @EVERY_TOY
@@ -39,7 +39,7 @@ def test_a_client_that_is_gated_off_still_votes():
         assert all((row["message"] == "accepted") == (number >= 2) for row in rows if "message" in row)
         assert all(row["bits_up"] > 0 for row in rows) == (number >= 2)
     federation = played(NEVER, BIG.changed(rounds=8), rounds=8)
-    assert "labels" in federation.standing.server
+    assert "labels" in federation.state.server
 
 
 def test_a_gate_that_lets_everybody_pass_is_trust_by_agreement_from_the_first_consensus_on():
@@ -55,7 +55,7 @@ def test_a_gate_that_lets_everybody_pass_is_trust_by_agreement_from_the_first_co
 
 def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
     rounds = rows_of(ALWAYS, BIG, 10)
-    closes = ALWAYS.gate_closes(10)
+    closes = ALWAYS.gate_decision_round(10)
     assert closes == 5
     assert all(row["lambda"] == 0.0 for rows in rounds[:closes] for row in rows)
     assert all(row["lambda"] > 0.0 for rows in rounds[closes:] for row in rows)
@@ -77,17 +77,17 @@ def test_decisions_are_in_the_log_once_with_what_they_rest_on():
 def test_the_gate_is_opened_by_what_the_others_say():
     """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
     federation = played(THREE, BIG.changed(rounds=10), rounds=2)
-    server = federation.standing.server
+    server = federation.state.server
     assert set(server["without"]) == {"0", "1", "2"}
     uploads = {}
-    for client in federation.standing.clients:
-        message = federation.method.broadcast(server, client.id, federation.world)
+    for client in federation.state.clients:
+        message = federation.method.broadcast(server, client.id, federation.ctx)
         uploads[client.id] = message["without"].labels
         assert torch.equal(message["labels"].labels, server["labels"])
     assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
     after = played(THREE, BIG.changed(rounds=10), rounds=3)
-    assert "without" not in after.standing.server  # it travels once
-    assert "without" not in federation.method.broadcast(after.standing.server, 0, federation.world)
+    assert "without" not in after.state.server  # it travels once
+    assert "without" not in federation.method.broadcast(after.state.server, 0, federation.ctx)
 
 
 def test_one_client_alone_has_nobody_to_learn_from():
@@ -107,11 +107,11 @@ def test_too_little_data_for_a_test_means_no_collaboration():
 def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     toy = BIG.changed(rounds=9)
     stopped = played(method, toy, rounds=stop)
-    arrays, values = from_disk(capture(stopped.standing))
+    arrays, values = from_disk(capture_state(stopped.state))
     resumed = toy.federation(method)
-    restore(resumed, arrays, values, stop)
-    with resumed.workers:
-        for _ in play(resumed, 9):
+    restore_state(resumed, arrays, values, stop)
+    with resumed.worker_pool:
+        for _ in run_rounds(resumed, 9):
             pass
     assert same(list(personal_models(resumed).values()), models(method, toy, rounds=9))
 
@@ -119,7 +119,7 @@ def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
 @pytest.mark.parametrize("method", [THREE, ALWAYS], ids=["own", "on"])
 def test_stacked_clients_come_to_the_same(method):
     toy = BIG.changed(rounds=9)
-    kinds: tuple[Execution, ...] = ("threads", "stacked")
+    kinds: tuple[ExecutionMode, ...] = ("threads", "stacked")
     threads, stacked = (models(method, toy.changed(execution=kind), rounds=9) for kind in kinds)
     assert close(threads, stacked)
 
@@ -158,7 +158,7 @@ def test_prior_adjustment_of_no_strength_is_the_plain_loss():
 def test_a_shadow_votes_as_if_there_were_no_consensus():
     toy = BIG.changed(rounds=5)
     method = FedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
-    shadows = [client.state["voter"] for client in played(method, toy, rounds=5).standing.clients]
+    shadows = [client.state["voter"] for client in played(method, toy, rounds=5).state.clients]
     assert same(shadows, models(Local(), toy, rounds=5))
     assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
 
@@ -171,24 +171,24 @@ def test_trust_by_agreement_is_found_once_and_kept():
 
 
 def test_the_warmup_is_a_share_of_all_rounds_or_a_number_of_them():
-    assert [Gated().alone(rounds) for rounds in (3, 10, 30)] == [1, 2, 6]
-    assert Gated(warmup_rounds=8).alone(30) == 8
-    assert Gated(warmup_share=0.0).alone(30) == 1
+    assert [GatedCoTraining().num_warmup_rounds(rounds) for rounds in (3, 10, 30)] == [1, 2, 6]
+    assert GatedCoTraining(warmup_rounds=8).num_warmup_rounds(30) == 8
+    assert GatedCoTraining(warmup_share=0.0).num_warmup_rounds(30) == 1
 
 
 def test_what_a_gate_needs_is_a_network():
-    assert Gated().plays_with == "any network"
-    assert FedMosaic(trust="gated").plays_with == "any network"
-    assert FedMosaic(public_loss="prior-adjusted").plays_with == "any network"
-    assert FedMosaic(votes_from="doubting").plays_with == "any network"
-    assert FedMosaic().plays_with == FedMosaic(votes_from="shadow").plays_with == "anything"
+    assert GatedCoTraining().supported_learners == "any network"
+    assert FedMosaic(trust="gated").supported_learners == "any network"
+    assert FedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
+    assert FedMosaic(votes_from="doubting").supported_learners == "any network"
+    assert FedMosaic().supported_learners == FedMosaic(votes_from="shadow").supported_learners == "anything"
 
 
 def test_what_happens_when_depends_on_how_many_rounds_there_will_be():
-    assert Gated().looks_ahead
-    assert FedMosaic(trust="gated").looks_ahead
-    assert FedMosaic(warmup_share=0.2).looks_ahead
-    assert not FedMosaic().looks_ahead
+    assert GatedCoTraining().depends_on_total_rounds
+    assert FedMosaic(trust="gated").depends_on_total_rounds
+    assert FedMosaic(warmup_share=0.2).depends_on_total_rounds
+    assert not FedMosaic().depends_on_total_rounds
 
 
 def test_a_voter_without_doubt_is_a_shadow():
@@ -204,7 +204,7 @@ def test_a_doubting_voter_never_hears_of_the_consensus():
     toy = BIG.changed(rounds=6)
     trusting = FedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
     votes = [
-        [client.state["voter"] for client in played(method, toy, rounds=6).standing.clients]
+        [client.state["voter"] for client in played(method, toy, rounds=6).state.clients]
         for method in (trusting, replace(trusting, trust=0.0))
     ]
     assert same(*votes)
@@ -217,7 +217,7 @@ def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
     unsure = {}
     for doubt in (0.0, 1.0):
         method = FedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
-        client = played(method, toy, rounds=3).standing.clients[0]
+        client = played(method, toy, rounds=3).state.clients[0]
         unsure[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
     assert unsure[1.0] < unsure[0.0] - 0.1
 
@@ -228,7 +228,7 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
     plain = rows_of(FedMosaic(trust="paper"), toy, 4)
     assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
     federation = played(FedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
-    client, labels = federation.standing.clients[0], federation.standing.server["labels"]
+    client, labels = federation.state.clients[0], federation.state.server["labels"]
     own = torch.nn.functional.cross_entropy(client.predict_public(client.state["model"]), labels).item()
     assert rows[1][0]["loss_public"] == pytest.approx(own)
 
@@ -245,10 +245,10 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
     ],
 )
 def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected):
-    assert method.passes(rounds) == expected
+    assert method.local_passes(rounds) == expected
 
 
-@pytest.mark.parametrize("method", [THREE, ALWAYS, Gated(), replace(ALWAYS, votes_from="shadow")], ids=str)
+@pytest.mark.parametrize("method", [THREE, ALWAYS, GatedCoTraining(), replace(ALWAYS, votes_from="shadow")], ids=str)
 def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
     """Who passes the gate trains exactly as often."""
     from fedmosaic_cli.engine.client import SimulatedClient
@@ -263,6 +263,6 @@ def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
     monkeypatch.setattr(SimulatedClient, "train", counted)
     played(method, BIG.changed(rounds=10), rounds=10)
     most = max(trained.count(client) for client in range(3))
-    assert most <= method.passes(10)
+    assert most <= method.local_passes(10)
     if method.gate_z == -1e30:
-        assert most == method.passes(10)
+        assert most == method.local_passes(10)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.rounds import play
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from tests.methods.problems import WEIGHT, normal_equations, quadratic_toy, server_model, uploads
@@ -19,22 +19,22 @@ VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
 class AdaptsOnTestData(PerFedAvg):
     """As in a published repository: a leak."""
 
-    def personal(self, server, client):
+    def personal_model(self, server, client):
         test = client.tests
         loss = torch.nn.functional.cross_entropy
         module = client.learner.module(server["model"])
         gradients = torch.autograd.grad(loss(module(test.inputs(slice(None))), test.labels), list(module.parameters()))
         names = [name for name, _ in module.named_parameters()]
-        return params.moved(server["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
+        return params.add_scaled(server["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
 
 
 class AdaptsForAnEpoch(PerFedAvg):
     """As in another one: fine-tuning, not one step."""
 
-    def personal(self, server, client):
+    def personal_model(self, server, client):
         model = server["model"]
         for step in client.steps():
-            model = params.moved(model, step.gradient(model, keep_statistics=False), -self.alpha)
+            model = params.add_scaled(model, step.gradient(model, keep_statistics=False), -self.alpha)
         return model
 
 
@@ -52,8 +52,8 @@ def test_without_an_outer_step_the_model_never_moves(version):
     """Also where the run's learning rate is not 0: beta is no other name for it."""
     method = PerFedAvg(beta=0.0, version=version)
     federation, sent = uploads(method, TOYS["even"])
-    assert same(list(sent.values()), [federation.world.init] * 3)
-    assert close([server_model(method, TOYS["even"])], [federation.world.init])
+    assert same(list(sent.values()), [federation.ctx.initial_model] * 3)
+    assert close([server_model(method, TOYS["even"])], [federation.ctx.initial_model])
 
 
 @pytest.mark.usefixtures("quadratic")
@@ -63,8 +63,8 @@ def test_the_versions_differ_by_the_curvature():
     for version in ("first-order", "hessian-free"):
         method = PerFedAvg(alpha=alpha, beta=beta, version=version)
         federation, sent = uploads(method, quadratic_toy())
-        start = federation.world.init[WEIGHT]
-        for client in federation.standing.clients:
+        start = federation.ctx.initial_model[WEIGHT]
+        for client in federation.state.clients:
             a, b = normal_equations(client)
             inner = start - alpha * (start @ a - b)
             slope = inner @ a - b
@@ -76,12 +76,12 @@ def test_the_versions_differ_by_the_curvature():
 def test_the_curvature_is_the_derivative_of_the_gradient():
     method = PerFedAvg(alpha=0.3, version="hessian-free", delta=1e-5)
     federation = TOYS["even"].federation(method)
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     client.begin_round(1)
     step = next(iter(client.steps("curvature")))
-    model = federation.world.init
+    model = federation.ctx.initial_model
     direction = step.gradient(model)
-    ours = method.curvature(step, model, direction)
+    ours = method.hessian_vector_product(step, model, direction)
     positions = client._private_batches("curvature")[0]
     module = client.learner.module(model)
     loss = torch.nn.functional.cross_entropy(module(client.private.inputs(positions)), client.private.labels[positions])
@@ -98,15 +98,15 @@ def test_a_step_by_hand_on_three_independent_batches(version):
     alpha, beta, delta = 0.5, 0.2, 1e-3
     method = PerFedAvg(alpha=alpha, beta=beta, delta=delta, version=version)
     federation, sent = uploads(method, TOYS["even"].changed(optimizer="sgd", local_steps=2))
-    for client in federation.standing.clients:
-        w = federation.world.init
+    for client in federation.state.clients:
+        w = federation.ctx.initial_model
         for step in client.steps("inner", "curvature"):
-            outer = step.gradient(params.moved(w, step.gradient(w, "inner"), -alpha), "private")
+            outer = step.gradient(params.add_scaled(w, step.gradient(w, "inner"), -alpha), "private")
             if version == "hessian-free":
-                ahead = step.gradient(params.moved(w, outer, delta), "curvature")
-                behind = step.gradient(params.moved(w, outer, -delta), "curvature")
+                ahead = step.gradient(params.add_scaled(w, outer, delta), "curvature")
+                behind = step.gradient(params.add_scaled(w, outer, -delta), "curvature")
                 outer = {n: g - alpha * (ahead[n] - behind[n]) / (2 * delta) for n, g in outer.items()}
-            w = params.moved(w, outer, -beta)
+            w = params.add_scaled(w, outer, -beta)
         assert close([sent[client.id]], [w], 1e-13)
         batches = [torch.cat(client._private_batches(name)) for name in ("private", "inner", "curvature")]
         assert len({tuple(batch.tolist()) for batch in batches}) == 3
@@ -115,11 +115,11 @@ def test_a_step_by_hand_on_three_independent_batches(version):
 def test_it_adapts_by_one_step_on_training_data():
     toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
     federation = played(method, toy)
-    model = federation.standing.server["model"]
-    for client in federation.standing.clients:
+    model = federation.state.server["model"]
+    for client in federation.state.clients:
         gradient = client.gradient(model, "adaptation")
         expected = {name: model[name] - 0.5 * gradient[name] for name in model}
-        assert same([method.personal(federation.standing.server, client)], [expected])
+        assert same([method.personal_model(federation.state.server, client)], [expected])
     long = AdaptsForAnEpoch(alpha=0.5)
     assert not same(list(personal_models(federation).values()), models(long, toy))
 
@@ -130,10 +130,10 @@ def test_adapting_on_test_data_would_be_seen():
 
     def adapted(method, toy):
         federation = toy.federation(method)
-        for client, exam in zip(federation.standing.clients, federation.exams, strict=True):
+        for client, exam in zip(federation.state.clients, federation.eval_tasks, strict=True):
             client.tests = exam.test
-        with federation.workers:
-            list(play(federation, 2))
+        with federation.worker_pool:
+            list(run_rounds(federation, 2))
         return list(personal_models(federation).values())
 
     assert same(adapted(PerFedAvg(), toy), adapted(PerFedAvg(), other))
@@ -146,15 +146,15 @@ def test_trying_out_steps_leaves_no_trace_in_running_statistics(version):
     federation, sent = uploads(PerFedAvg(alpha=0.5, version=version), TOYS["even"])
     batches = TOYS["even"].train["local_steps"]
     assert all(model["body.2.num_batches_tracked"].item() == batches for model in sent.values())
-    before = params.copy(federation.standing.server["model"])
-    personal = federation.method.personal(federation.standing.server, federation.standing.clients[0])
-    assert same([before], [federation.standing.server["model"]])
+    before = params.clone(federation.state.server["model"])
+    personal = federation.method.personal_model(federation.state.server, federation.state.clients[0])
+    assert same([before], [federation.state.server["model"]])
     assert torch.equal(personal["body.2.running_mean"], before["body.2.running_mean"])
 
 
 @pytest.mark.usefixtures("with_batch_norm")
 def test_who_has_one_example_and_batch_statistics_cannot_adapt():
     federation = TOYS["tiny"].federation(PerFedAvg(alpha=0.5))
-    [lone] = federation.standing.clients[:1]
-    model = federation.method.personal(federation.standing.server, lone)
-    assert same([model], [federation.standing.server["model"]])
+    [lone] = federation.state.clients[:1]
+    model = federation.method.personal_model(federation.state.server, lone)
+    assert same([model], [federation.state.server["model"]])

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.clustering import cluster
-from fedmosaic_cli.engine.losses import TargetLogits
+from fedmosaic_cli.cotraining.clustering import cluster_clients
+from fedmosaic_cli.engine.losses import LogitMatchingLoss
 from fedmosaic_cli.engine.messages import Logits
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
@@ -22,8 +22,8 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 class Summed(PerFedCKT):
     """The distance is summed over classes, so that the strength grows with their number."""
 
-    def local_round(self, client, received, world):
-        terms = [TargetLogits(received["target"], self.mu * world.num_classes)] if received else []
+    def local_round(self, client, received, ctx):
+        terms = [LogitMatchingLoss(received["target"], self.mu * ctx.num_classes)] if received else []
         client.train("model", terms)
         return {"logits": Logits(client.predict_public(client.state["model"]))}
 
@@ -42,18 +42,18 @@ def test_the_first_round_is_local_training_and_the_second_is_not(toy):
 
 def test_one_cluster_means_the_mean_of_all():
     federation = played(PerFedCKT(clusters=1), TOYS["even"], rounds=1)
-    logits = [client.predict_public(client.state["model"]) for client in federation.standing.clients]
+    logits = [client.predict_public(client.state["model"]) for client in federation.state.clients]
     mean = torch.stack(logits).mean(dim=0)
-    for client in federation.standing.clients:
-        assert torch.allclose(federation.standing.server[str(client.id)], mean, rtol=0, atol=1e-12)
+    for client in federation.state.clients:
+        assert torch.allclose(federation.state.server[str(client.id)], mean, rtol=0, atol=1e-12)
 
 
 def test_with_a_cluster_for_everybody_the_target_is_one_s_own_and_the_next_step_local():
     toy = TOYS["even"].changed(local_steps=1)
     federation = played(PerFedCKT(clusters=3, mu=1.0), toy, rounds=1)
-    for client in federation.standing.clients:
+    for client in federation.state.clients:
         own = client.predict_public(client.state["model"])
-        assert torch.equal(federation.standing.server[str(client.id)], own)
+        assert torch.equal(federation.state.server[str(client.id)], own)
     # Up to the rounding of a pass over another batch, whose square is beyond notice.
     assert close(models(PerFedCKT(clusters=3, mu=1.0), toy, rounds=2), models(Local(), toy, rounds=2), 1e-14)
 
@@ -64,20 +64,20 @@ def test_distances_are_averaged_over_classes():
         public_logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
     targets = torch.tensor([[3.0, 2.0], [1.0, 0.0]])
-    assert TargetLogits(targets, 1.0).loss(Outputs()).item() == pytest.approx((0 + 4 + 0 + 4) / 4)
+    assert LogitMatchingLoss(targets, 1.0).loss(Outputs()).item() == pytest.approx((0 + 4 + 0 + 4) / 4)
     toy = TOYS["even"]
     assert not same(models(PerFedCKT(clusters=1), toy), models(Summed(clusters=1), toy))
 
 
 def test_targets_carry_no_gradient_and_no_message_holds_weights():
     federation = played(PerFedCKT(), TOYS["even"], rounds=1)
-    message = federation.method.broadcast(federation.standing.server, 0, federation.world)
+    message = federation.method.broadcast(federation.state.server, 0, federation.ctx)
     target = message["target"].values
     assert target.shape == (7, 3)
     assert not target.requires_grad
-    client = federation.standing.clients[0]
+    client = federation.state.clients[0]
     client.begin_round(2)
-    upload = federation.method.local_round(client, {"target": target}, federation.world)
+    upload = federation.method.local_round(client, {"target": target}, federation.ctx)
     assert [type(part) for part in upload.values()] == [Logits]
 
 
@@ -87,7 +87,7 @@ def test_equal_clients_learn_together():
     twins = (shards[0], replace(shards[0], client=1), shards[2])
     toy = toy.changed(partition=replace(toy.partition, shards=twins), batch_size=100)
     federation = played(PerFedCKT(clusters=2), toy, rounds=2)
-    server = federation.standing.server
+    server = federation.state.server
     assert torch.equal(server["0"], server["1"])
     assert not torch.equal(server["0"], server["2"])
 
@@ -107,23 +107,23 @@ def groups(numbers: list[int]) -> list[list[bool]]:
 @given(st.integers(0, 10**6), st.permutations(range(6)), st.permutations(range(5)))
 def test_clusters_depend_on_the_answers_alone(seed, clients, questions):
     given_answers = answers(seed)
-    expected = groups(cluster(given_answers, 3))
-    shuffled = groups(cluster([given_answers[client] for client in clients], 3))
+    expected = groups(cluster_clients(given_answers, 3))
+    shuffled = groups(cluster_clients([given_answers[client] for client in clients], 3))
     assert shuffled == [[expected[a][b] for b in clients] for a in clients]
-    assert groups(cluster([answer[list(questions)] for answer in given_answers], 3)) == expected
+    assert groups(cluster_clients([answer[list(questions)] for answer in given_answers], 3)) == expected
 
 
 def test_groups_that_lie_apart_are_found():
-    assert groups(cluster(answers(3), 3)) == [[a % 3 == b % 3 for b in range(6)] for a in range(6)]
+    assert groups(cluster_clients(answers(3), 3)) == [[a % 3 == b % 3 for b in range(6)] for a in range(6)]
 
 
 def test_more_clusters_than_different_answers_are_no_trouble():
     alike = [torch.ones(2, 2)] * 4
-    assert len(set(cluster(alike, 3))) == 1
-    assert len(set(cluster([torch.ones(2, 2), torch.zeros(2, 2)], 9))) == 2
+    assert len(set(cluster_clients(alike, 3))) == 1
+    assert len(set(cluster_clients([torch.ones(2, 2), torch.zeros(2, 2)], 9))) == 2
 
 
 def test_who_sits_a_round_out_keeps_its_target():
     toy = dealt([8, 8, 8]).changed(clients_per_round=2, rounds=4)
     federation = played(PerFedCKT(clusters=1), toy, rounds=4)
-    assert federation.standing.server.keys() == {"0", "1", "2"}
+    assert federation.state.server.keys() == {"0", "1", "2"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.models.architectures import ARCHITECTURES, build
-from fedmosaic_cli.models.model_settings import ESTIMATORS, READS, ModelSettings
+from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
+from fedmosaic_cli.models.model_settings import ESTIMATOR_NAMES, MODEL_KEYS, ModelSettings
 
 SHAPES = {
     "mlp": (1, 8, 8),
@@ -21,12 +21,12 @@ SMALL = {"alexnet-bn": {"width": 1 / 16}, "vit": {"width": 1 / 16}}
 
 
 def small(name, **more):
-    return build(ModelSettings(name=name, **{**SMALL.get(name, {}), **more}), SHAPES[name], 10)
+    return build_network(ModelSettings(name=name, **{**SMALL.get(name, {}), **more}), SHAPES[name], 10)
 
 
 def weights(name, shape, **more):
     with torch.device("meta"):
-        return sum(p.numel() for p in build(ModelSettings(name=name, **more), shape, 10).parameters())
+        return sum(p.numel() for p in build_network(ModelSettings(name=name, **more), shape, 10).parameters())
 
 
 def test_every_architecture_is_tried_here():
@@ -49,13 +49,13 @@ def test_logits_come_from_a_body_and_a_head(name):
 
 def test_every_model_says_which_keys_it_reads():
     fields = set(ModelSettings.model_fields) - {"name"}
-    assert READS.keys() == {*ARCHITECTURES, *ESTIMATORS}
-    assert frozenset().union(*READS.values()) == fields
+    assert MODEL_KEYS.keys() == {*ARCHITECTURES, *ESTIMATOR_NAMES}
+    assert frozenset().union(*MODEL_KEYS.values()) == fields
     changes = {"hidden": (9,), "width": 0.5, "patch": 2}
     for name, shape in SHAPES.items():
         plain = weights(name, shape)
         for key, value in changes.items():
-            assert (weights(name, shape, **{key: value}) != plain) == (key in READS[name]), (name, key)
+            assert (weights(name, shape, **{key: value}) != plain) == (key in MODEL_KEYS[name]), (name, key)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -106,7 +106,7 @@ def test_batch_normalisation_is_where_it_is_promised():
 )
 def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
     with pytest.raises(RequestError, match=words):
-        build(ModelSettings(**settings), shape, 10)
+        build_network(ModelSettings(**settings), shape, 10)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
 )
 def test_the_smallest_images_work(name, shape):
     settings = ModelSettings(name=name, width=1 / 16)
-    assert build(settings, shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)
+    assert build_network(settings, shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmosaic_cli.errors import RunStateError
-from fedmosaic_cli.storage.checkpoints import Checkpoint, all_in, load_newest, save
+from fedmosaic_cli.storage.checkpoints import Checkpoint, list_checkpoints, read_newest_checkpoint, write_checkpoint
 
 
 def checkpoint(number: int) -> Checkpoint:
@@ -17,29 +17,29 @@ def checkpoint(number: int) -> Checkpoint:
 
 def test_the_newest_comes_back_and_two_are_kept(tmp_path):
     for number in (1, 99_999, 100_000):
-        save(tmp_path, checkpoint(number))
-    found, damaged = load_newest(tmp_path)
+        write_checkpoint(tmp_path, checkpoint(number))
+    found, damaged = read_newest_checkpoint(tmp_path)
     assert (found.round, found.values, len(found.logs["rounds.jsonl"])) == (100_000, {"b": 100_000}, 500_000)
     assert damaged == {}
     assert found.arrays["a"].tolist() == [100_000] * 3
-    assert [path.name for path in all_in(tmp_path)] == ["round-99999", "round-100000"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["round-99999", "round-100000"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
 def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, name):
     for number in (1, 2):
-        save(tmp_path, checkpoint(number))
+        write_checkpoint(tmp_path, checkpoint(number))
     path = tmp_path / "round-00002" / name
     path.write_bytes(path.read_bytes()[:-3])
-    found, damaged = load_newest(tmp_path)
+    found, damaged = read_newest_checkpoint(tmp_path)
     assert found.round == 1
     assert "round-00002" in damaged[path.parent]
     assert path.exists(), "the damaged checkpoint is evidence and stays"
 
 
 def test_none_at_all_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
-    assert load_newest(tmp_path / "nothing") == (None, {})
-    save(tmp_path, checkpoint(1))
+    assert read_newest_checkpoint(tmp_path / "nothing") == (None, {})
+    write_checkpoint(tmp_path, checkpoint(1))
     (tmp_path / "round-00001" / "state.json").unlink()
     with pytest.raises(RunStateError, match="no valid checkpoint"):
-        load_newest(tmp_path)
+        read_newest_checkpoint(tmp_path)

@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.labels.trust_diagnosis import Diagnosis, diagnose
-from fedmosaic_cli.storage.run_summary import check_sense
+from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis, diagnose_trust
+from fedmosaic_cli.storage.run_summary import validate_summary
 from tests.report.runs_by_hand import summary_of
 
 FADED = "lambda is below 1e-6 for 2 of 3 clients since round 4: for them this is Local training"
@@ -39,7 +39,7 @@ def log(*courses, **more):
 
 
 def test_lambda_is_that_of_the_last_round_and_warm_up_rounds_do_not_count():
-    found = diagnose(log([0, 1e-9, 0.5], [0, 0.2, 0.25], [0, 0.2, 1e-7]), by_losses=True)
+    found = diagnose_trust(log([0, 1e-9, 0.5], [0, 0.2, 0.25], [0, 0.2, 1e-7]), is_loss_based=True)
     assert (found.clients, found.rounds) == (3, 2)
     assert (found.median_lambda, found.least_lambda, found.largest_lambda) == (0.25, 1e-7, 0.5)
     assert found.silent_clients == 1
@@ -50,27 +50,27 @@ def test_lambda_is_that_of_the_last_round_and_warm_up_rounds_do_not_count():
 
 def test_where_lambda_dies_for_most_clients_a_warning_says_since_when():
     rows = log([0, 0.5, 1e-9, 1e-9], [0, 1e-7, 0.1, 1e-9], [0, 0.1, 0.1, 2e-6])
-    [warning] = diagnose(rows, by_losses=True).warnings()
+    [warning] = diagnose_trust(rows, is_loss_based=True).warnings()
     assert warning.startswith(FADED)
     assert warning.endswith("nothing here tells of collaboration")
 
 
 def test_half_of_the_clients_is_not_most_of_them():
     rows = [row(2, client, 1e-9 if client < 2 else 1.0) for client in range(4)]
-    assert diagnose(rows, by_losses=True).silent_clients == 2
-    assert diagnose(rows, by_losses=True).warnings() == []
+    assert diagnose_trust(rows, is_loss_based=True).silent_clients == 2
+    assert diagnose_trust(rows, is_loss_based=True).warnings() == []
 
 
 def test_a_trust_of_0_that_was_asked_for_is_no_surprise():
-    assert diagnose(log([0, 0], [0, 0], [0, 0]), by_losses=False).warnings() == []
+    assert diagnose_trust(log([0, 0], [0, 0], [0, 0]), is_loss_based=False).warnings() == []
 
 
 def test_a_lambda_that_a_gate_set_to_0_has_not_died():
     rows = log([0, 0.0], [0, 0.0], [0, 0.9])
-    assert diagnose(rows, by_losses=True).warnings()
+    assert diagnose_trust(rows, is_loss_based=True).warnings()
     for line in rows[3:]:
         line |= {"gate_on": int(line["client"] == 2), "gate_trust": 0.4, "gate_gain": -0.01, "gate_error": 0.02}
-    found = diagnose(rows, by_losses=True)
+    found = diagnose_trust(rows, is_loss_based=True)
     assert (found.silent_clients, found.silent_by_gate) == (2, 2)
     assert found.warnings() == []
     assert [(each.client, each.round, each.on) for each in found.gate] == [(0, 2, False), (1, 2, False), (2, 2, True)]
@@ -82,7 +82,7 @@ def test_what_a_gate_shut_does_not_add_to_what_died():
     rows = [row(2, client, 0.0 if client < 3 else 0.5) for client in range(5)]
     for line in rows[:2]:
         line["gate_on"] = 0
-    found = diagnose(rows, by_losses=True)
+    found = diagnose_trust(rows, is_loss_based=True)
     assert (found.silent_clients, found.silent_by_gate, found.silent_since) == (3, 2, 2)
     assert found.warnings() == []
 
@@ -99,7 +99,7 @@ def test_what_a_gate_shut_does_not_add_to_what_died():
 def test_self_training_is_a_lambda_above_1_with_a_private_loss_that_rises(last, public, warned):
     """Compared with the first consensus: before it, models know nothing and every loss is high."""
     mine = [(0, 9.0), (1.2, 1.0), last]
-    found = diagnose(log(mine, mine, [0, 0.5, 0.5], public=public), by_losses=True)
+    found = diagnose_trust(log(mine, mine, [0, 0.5, 0.5], public=public), is_loss_based=True)
     assert found.self_training_clients == (2 if warned else 0)
     assert [warning.startswith(MEMORISED) for warning in found.warnings()] == [True] * warned
 
@@ -110,7 +110,7 @@ def test_means_are_over_clients_and_rounds_and_the_oracle_sees_the_last_vote():
         line |= {"vote_agreement": 0.5 + line["client"] / 4, "votes_differ": line["round"] / 10}
         line |= {"weighted_accuracy": 0.2 * line["round"], "majority_accuracy": 0.1 * line["round"]}
         line["public_share"] = 0.25 * (line["round"] - 1)
-    found = diagnose(rows, by_losses=False)
+    found = diagnose_trust(rows, is_loss_based=False)
     assert found.vote_agreement == 0.625
     assert found.votes_differ == pytest.approx(0.2)
     assert found.public_share == 0.375, "rounds without a consensus do not count"
@@ -119,14 +119,14 @@ def test_means_are_over_clients_and_rounds_and_the_oracle_sees_the_last_vote():
 
 def test_a_client_that_sat_the_last_round_out_counts_with_the_one_before():
     rows = [row(2, 0, 0.5), row(2, 1, 1e-9), row(3, 0, 0.7), {**row(3, 1, None), "bits_down": 0}]
-    found = diagnose(rows, by_losses=True)
+    found = diagnose_trust(rows, is_loss_based=True)
     assert (found.clients, found.silent_clients) == (2, 1)
     assert (found.least_lambda, found.largest_lambda) == (1e-9, 0.7)
 
 
 def test_without_a_consensus_there_is_nothing_to_say():
-    assert diagnose(log([0], [0]), by_losses=True) is None
-    assert diagnose([], by_losses=True) is None
+    assert diagnose_trust(log([0], [0]), is_loss_based=True) is None
+    assert diagnose_trust([], is_loss_based=True) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused(damage):
     rows = [row(2, client, 0.5) for client in range(2)]
     rows[-1] |= damage
     with pytest.raises((KeyError, TypeError, ValueError)):
-        diagnose(rows, by_losses=True)
+        diagnose_trust(rows, is_loss_based=True)
 
 
 def summary(**changes):
@@ -144,12 +144,12 @@ def summary(**changes):
 
 
 def test_a_summary_may_have_a_diagnosis_or_none(tmp_path):
-    entry = diagnose(log([0, 1e-9], [0, 1e-9], [0, 0.5]), by_losses=True).to_dict()
+    entry = diagnose_trust(log([0, 1e-9], [0, 1e-9], [0, 0.5]), is_loss_based=True).to_dict()
     assert entry["warnings"]
-    check_sense(summary(), tmp_path)
-    check_sense(summary(diagnosis=None), tmp_path)
-    check_sense(summary(diagnosis=entry), tmp_path)
-    assert Diagnosis.model_validate(entry).warnings() == entry["warnings"]
+    validate_summary(summary(), tmp_path)
+    validate_summary(summary(diagnosis=None), tmp_path)
+    validate_summary(summary(diagnosis=entry), tmp_path)
+    assert TrustDiagnosis.model_validate(entry).warnings() == entry["warnings"]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,6 @@ def test_a_summary_may_have_a_diagnosis_or_none(tmp_path):
     [("median_lambda", float("inf")), ("public_share", float("nan")), ("clients", 0), ("silent_share", 1.5)],
 )
 def test_a_diagnosis_that_makes_no_sense_is_damage(tmp_path, name, value):
-    entry = copy.deepcopy(diagnose(log([0, 1e-9]), by_losses=True).to_dict())
+    entry = copy.deepcopy(diagnose_trust(log([0, 1e-9]), is_loss_based=True).to_dict())
     with pytest.raises(RequestError, match=f"damaged, diagnosis.{name}"):
-        check_sense(summary(diagnosis={**entry, name: value}), tmp_path)
+        validate_summary(summary(diagnosis={**entry, name: value}), tmp_path)

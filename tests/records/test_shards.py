@@ -7,24 +7,24 @@ import json
 import numpy as np
 import pytest
 
-from fedmosaic_cli.config.run_config import fingerprint
-from fedmosaic_cli.data.data_dirs import Place
+from fedmosaic_cli.config.run_config import data_fingerprint
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.data.partitioning.partition import partition
-from fedmosaic_cli.data.resolve_settings import resolve
+from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.prepare import deal, open_shards
-from fedmosaic_cli.storage.exported_shards import load_exported
-from fedmosaic_cli.storage.files import read_sealed, sealed, sha256
+from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data
+from fedmosaic_cli.storage.exported_shards import load_exported_shards
+from fedmosaic_cli.storage.files import read_checksummed_json, sha256, to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
-from fedmosaic_cli.storage.shards import load
+from fedmosaic_cli.storage.shards import read_shards
 
-SETTINGS = resolve(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), Place())
+SETTINGS = resolve_data_settings(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), DataDirs())
 
 
 @pytest.fixture
 def shards(tmp_path):
-    return deal(SETTINGS, 3, tmp_path / "shards", Place()).written()
+    return load_and_partition(SETTINGS, 3, tmp_path / "shards", DataDirs()).save()
 
 
 def contents(folder):
@@ -32,18 +32,18 @@ def contents(folder):
 
 
 def test_what_was_written_comes_back(shards):
-    again = load(shards.path)
+    again = read_shards(shards.path)
     assert again.digest == shards.digest
     assert again.partition.settings == SETTINGS
     for ours, theirs in zip(again.partition.shards, shards.partition.shards, strict=True):
         assert np.array_equal(ours.train, theirs.train)
-        assert (ours.client, ours.flipped) == (theirs.client, theirs.flipped)
+        assert (ours.client, ours.has_flipped_labels) == (theirs.client, theirs.flipped)
 
 
 def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
-    again = deal(SETTINGS, 3, tmp_path / "again", Place()).written()
+    again = load_and_partition(SETTINGS, 3, tmp_path / "again", DataDirs()).save()
     assert contents(again.path) == contents(shards.path)
-    other = deal(SETTINGS, 4, tmp_path / "other", Place()).written()
+    other = load_and_partition(SETTINGS, 4, tmp_path / "other", DataDirs()).save()
     assert other.digest != shards.digest
 
 
@@ -60,18 +60,18 @@ def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
 )
 def test_settings_that_came_later_change_nothing_where_they_are_not_used(tmp_path, asked, begins, name):
     """Digests and names of directories as they were before there was `share` or `public_from`."""
-    settings = resolve(DataSettings(**asked), Place())
-    assert fingerprint(settings) == name
-    assert deal(settings, 7, tmp_path, Place()).shards.digest.startswith(begins)
+    settings = resolve_data_settings(DataSettings(**asked), DataDirs())
+    assert data_fingerprint(settings) == name
+    assert load_and_partition(settings, 7, tmp_path, DataDirs()).shards.digest.startswith(begins)
 
 
 def test_manifests_that_name_a_setting_without_use_load_too(shards):
-    manifest = read_sealed(shards.path / "manifest.json")
+    manifest = read_checksummed_json(shards.path / "manifest.json")
     assert "share" not in manifest["settings"]
     manifest["settings"]["share"] = 1.0
     manifest["digest"] = manifest_digest(manifest)
-    (shards.path / "manifest.json").write_bytes(sealed(manifest))
-    assert load(shards.path).partition.settings == SETTINGS
+    (shards.path / "manifest.json").write_bytes(to_checksummed_json(manifest))
+    assert read_shards(shards.path).partition.settings == SETTINGS
 
 
 def test_the_manifest_tells_what_cli_md_promises(shards):
@@ -87,20 +87,22 @@ def test_the_manifest_tells_what_cli_md_promises(shards):
 
 
 def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_path):
-    straight = deal(SETTINGS.model_copy(update={"flip_labels": ()}), 3, tmp_path / "straight", Place()).written()
+    straight = load_and_partition(
+        SETTINGS.model_copy(update={"flip_labels": ()}), 3, tmp_path / "straight", DataDirs()
+    ).save()
     flipped, plain = (s.manifest["clients"][2]["train"]["class_counts"] for s in (shards, straight))
     assert flipped == plain[::-1] != plain
 
 
 def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
-    assert deal(SETTINGS, 3, shards.path, Place()).written().digest == shards.digest
+    assert load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save().digest == shards.digest
     with pytest.raises(RequestError, match="other shards are here"):
-        deal(SETTINGS, 4, shards.path, Place()).written()
+        load_and_partition(SETTINGS, 4, shards.path, DataDirs()).save()
 
 
 def test_somebody_watches_the_writing(tmp_path):
     heard = []
-    deal(SETTINGS, 3, tmp_path / "s", Place(watch=lambda *words: heard.append(words))).written()
+    load_and_partition(SETTINGS, 3, tmp_path / "s", DataDirs(on_progress=lambda *words: heard.append(words))).save()
     assert heard == [("writing shards", number, 4) for number in (1, 2, 3, 4)]
 
 
@@ -128,7 +130,7 @@ def test_damage_is_found_and_the_file_is_named(shards, name, damage):
         data[len(data) // 3] ^= 0x10
         path.write_bytes({"truncate": data[: len(data) // 2], "flip": data, "empty": b""}[damage])
     with pytest.raises(RequestError) as refused:
-        load(shards.path)
+        read_shards(shards.path)
     assert name in str(refused.value) or (name == "manifest.json" and damage == "remove")
 
 
@@ -138,15 +140,15 @@ def test_swapped_files_are_found(shards):
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
     with pytest.raises(RequestError, match="shard file is damaged"):
-        load(shards.path)
+        read_shards(shards.path)
 
 
 ODD = SETTINGS.model_copy(update={"val_fraction": 0.2, "label_noise": 0.25, "label_noise_kind": "asymmetric"})
 
 
 def test_validation_parts_and_noisy_labels_come_back(tmp_path):
-    written = deal(ODD, 3, tmp_path / "odd", Place()).written()
-    again = load(written.path)
+    written = load_and_partition(ODD, 3, tmp_path / "odd", DataDirs()).save()
+    again = read_shards(written.path)
     for ours, theirs in zip(again.partition.shards, written.partition.shards, strict=True):
         assert np.array_equal(ours.validation, theirs.validation)
         assert np.array_equal(ours.noisy_labels, theirs.noisy_labels)
@@ -161,18 +163,18 @@ def rewrite(shards, name, digest_of, **changes):
     with np.load(shards.path / name) as content:
         arrays = {key: content[key] for key in content.files} | changes
     np.savez(shards.path / name, **arrays)
-    manifest = read_sealed(shards.path / "manifest.json")
+    manifest = read_checksummed_json(shards.path / "manifest.json")
     digest_of(manifest)["sha256"] = arrays_digest(arrays)
     manifest["files"][name] = sha256((shards.path / name).read_bytes())
     manifest["digest"] = manifest_digest(manifest)
-    (shards.path / "manifest.json").write_bytes(sealed(manifest))
+    (shards.path / "manifest.json").write_bytes(to_checksummed_json(manifest))
 
 
 def test_an_example_in_two_places_is_named_with_both(shards):
     theirs = shards.partition.shards[3].test
     rewrite(shards, "client-000.npz", lambda m: m["clients"][0], train=np.sort(theirs[:5]))
     with pytest.raises(RequestError, match=rf"example {theirs[0]} is in both client-000\.npz \(train\) and client-003"):
-        load(shards.path)
+        read_shards(shards.path)
 
 
 @pytest.mark.parametrize(
@@ -188,23 +190,23 @@ def test_an_example_in_two_places_is_named_with_both(shards):
 def test_indices_that_make_no_sense_are_refused(shards, index, words):
     rewrite(shards, "public.npz", lambda m: m["public"], index=index)
     with pytest.raises(RequestError, match=words):
-        load(shards.path)
+        read_shards(shards.path)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ODD])
 def test_exported_shards_hold_what_the_data_set_holds(tmp_path, settings):
-    plain = deal(settings, 3, tmp_path / "plain", Place())
-    exported = deal(settings, 3, tmp_path / "exported", Place()).written(export=True)
+    plain = load_and_partition(settings, 3, tmp_path / "plain", DataDirs())
+    exported = load_and_partition(settings, 3, tmp_path / "exported", DataDirs()).save(export=True)
     assert exported.digest == plain.shards.digest, "the same partition, whether or not it carries its examples"
-    again = load(exported.path)
-    assert again.exported
-    dataset, dealt = load_exported(again)
+    again = read_shards(exported.path)
+    assert again.has_examples
+    dataset, dealt = load_exported_shards(again)
     source = plain.dataset
     for ours, theirs in zip(dealt.shards, plain.shards.partition.shards, strict=True):
-        assert ours.parts().keys() == theirs.parts().keys()
-        for part in ours.parts():
-            assert np.array_equal(dataset.images[ours.parts()[part]], source.images[theirs.parts()[part]])
-            assert np.array_equal(ours.labels(part, dataset), theirs.labels(part, source))
+        assert ours.splits().keys() == theirs.splits().keys()
+        for part in ours.splits():
+            assert np.array_equal(dataset.images[ours.splits()[part]], source.images[theirs.splits()[part]])
+            assert np.array_equal(ours.split_labels(part, dataset), theirs.split_labels(part, source))
     assert np.array_equal(dataset.images[dealt.public], source.images[plain.shards.partition.public])
     assert set(dataset.labels[dealt.public].tolist()) == {-1}, "nobody knows them"
     with np.load(exported.path / "public.npz") as public:
@@ -213,19 +215,19 @@ def test_exported_shards_hold_what_the_data_set_holds(tmp_path, settings):
 
 @pytest.mark.parametrize("name", ["client-001.npz", "public.npz"])
 def test_damaged_examples_are_found(tmp_path, name):
-    exported = deal(SETTINGS, 3, tmp_path / "exported", Place()).written(export=True)
+    exported = load_and_partition(SETTINGS, 3, tmp_path / "exported", DataDirs()).save(export=True)
     with np.load(exported.path / name) as content:
         arrays = {key: content[key].copy() for key in content.files}
     key = next(key for key in arrays if key.endswith("images"))
     arrays[key][0, 0, 0, 0] ^= 1
     np.savez(exported.path / name, **arrays)
     with pytest.raises(RequestError, match=f"shard file is damaged .*{name}"):
-        open_shards(load(exported.path), Place())
+        load_shard_data(read_shards(exported.path), DataDirs())
 
 
 def test_plain_shards_are_not_taken_for_exported_ones(shards):
     with pytest.raises(RequestError, match="without the examples"):
-        deal(SETTINGS, 3, shards.path, Place()).written(export=True)
+        load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save(export=True)
 
 
 def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
@@ -235,20 +237,20 @@ def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
     real.images[0, 0, 0, 0] ^= 1
     monkeypatch.setattr(digits, "load_digits", lambda: real)
     with pytest.raises(RequestError, match="not the data these shards were made from"):
-        open_shards(shards, Place())
+        load_shard_data(shards, DataDirs())
 
 
 def test_own_data_is_found_where_the_shards_were_made(tmp_path, monkeypatch):
-    source = deal(SETTINGS, 3, tmp_path / "x", Place()).dataset
+    source = load_and_partition(SETTINGS, 3, tmp_path / "x", DataDirs()).dataset
     np.savez(tmp_path / "mine.npz", x=source.images, y=source.labels)
-    place = Place(tmp_path / "mine.npz")
-    settings = resolve(DataSettings(dataset="npz", scheme="iid", clients=3), place)
-    made = deal(settings, 0, tmp_path / "shards", place).written()
+    place = DataDirs(tmp_path / "mine.npz")
+    settings = resolve_data_settings(DataSettings(dataset="npz", scheme="iid", clients=3), place)
+    made = load_and_partition(settings, 0, tmp_path / "shards", place).save()
     monkeypatch.chdir(tmp_path / "shards")
-    dataset, dealt = open_shards(load(made.path), Place())
+    dataset, dealt = load_shard_data(read_shards(made.path), DataDirs())
     assert len(dataset) == len(source)
-    assert len(partition(dataset, settings, 0).public) == len(dealt.public) == 179
+    assert len(partition_dataset(dataset, settings, 0).public) == len(dealt.public) == 179
     (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
     with pytest.raises(RequestError, match=r"data of these shards is gone .*mine\.npz"):
-        open_shards(load(made.path), Place(tmp_path / "elsewhere"))
-    assert len(open_shards(load(made.path), Place(tmp_path / "moved.npz"))[0]) == len(source)
+        load_shard_data(read_shards(made.path), DataDirs(tmp_path / "elsewhere"))
+    assert len(load_shard_data(read_shards(made.path), DataDirs(tmp_path / "moved.npz"))[0]) == len(source)

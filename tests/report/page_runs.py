@@ -7,10 +7,10 @@ import random
 import re
 from pathlib import Path
 
-from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.comparison import settings_of
-from fedmosaic_cli.report.comparison_table import Column, Table, rows_of
-from fedmosaic_cli.report.html.page import page
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.comparison_table import ComparisonTable, TableColumn, build_rows
+from fedmosaic_cli.report.html.page import build_page
 from tests.report import runs_by_hand
 from tests.report.runs_by_hand import manifest_of, summary_of
 
@@ -91,12 +91,14 @@ def small_federation(root: Path) -> Path:
 
 
 def table_of(settings, paper=False, **more):
-    columns = tuple(Column(setting.label, setting, setting.name) for setting in settings)
-    return Table("all", columns, rows_of(columns, [], paper), "What the numbers are.", paper=paper, **more)
+    columns = tuple(TableColumn(setting.label, setting, setting.name) for setting in settings)
+    return ComparisonTable(
+        "all", columns, build_rows(columns, [], paper), "What the numbers are.", has_published=paper, **more
+    )
 
 
 def page_of(root: Path, statistics=(), **more) -> str:
     """The page of all runs below a directory."""
-    frame, skipped = collect(root)
-    settings = settings_of(frame)
-    return page(settings, [table_of(settings, **more)], skipped, statistics).decode()
+    frame, skipped = collect_runs(root)
+    settings = comparison_groups(frame)
+    return build_page(settings, [table_of(settings, **more)], skipped, statistics).decode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmosaic_cli.storage.files import sealed, sha256
+from fedmosaic_cli.storage.files import sha256, to_checksummed_json
 
 CLASSES = ("cat", "dog")
 
@@ -94,7 +94,7 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "shards.json").write_bytes(sealed(manifest))
+    (folder / "shards.json").write_bytes(to_checksummed_json(manifest))
     (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

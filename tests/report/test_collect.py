@@ -9,13 +9,13 @@ import shutil
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.collect import collect
+from fedmosaic_cli.report.collect import collect_runs
 
 
 def test_a_copied_run_counts_once_and_the_kept_one_is_named(runs):
     first = runs("s", "local", 0, 0.9)
     shutil.copytree(first, first.with_name("seed-0-copy"))
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert list(frame.path) == [first]
     assert str(first) in skipped[0].reason
 
@@ -25,7 +25,7 @@ def test_runs_on_other_shards_are_not_mixed_in(runs):
     runs("s", "fedavg", 0, 0.9, digest="a" * 64)
     other = runs("s", "centralized", 0, 0.9, digest="b" * 64)
     runs("s", "centralized", 1, 0.9, digest="b" * 64)
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert sorted(zip(frame.method, frame.seed, strict=True)) == [("centralized", 1), ("fedavg", 0), ("local", 0)]
     assert [run.path for run in skipped] == [other]
     assert "(bbbbbb) are not those of the other runs of s with seed 0 (aaaaaa)" in skipped[0].reason
@@ -35,7 +35,7 @@ def test_of_two_runs_of_one_seed_the_one_on_the_common_shards_stays(runs):
     old = runs("s", "fedavg", 0, 0.1, digest="b" * 64, place="a/old")
     for variant in ("local", "centralized", "fedavg"):
         runs("s", variant, 0, 0.9, digest="a" * 64)
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert list(frame.accuracy) == [0.9] * 3
     assert [run.path for run in skipped] == [old]
 
@@ -57,7 +57,7 @@ def test_a_damaged_run_is_skipped_with_a_reason(runs, damage, reason):
     runs("s", "local", 0, 0.9)
     bad = runs("s", "fedavg", 0, 0.9)
     (bad / "summary.json").write_text(damage, encoding="latin-1")
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert len(frame) == 1
     assert [run.path for run in skipped] == [bad]
     assert reason in skipped[0].reason
@@ -95,7 +95,7 @@ def test_a_summary_with_a_wrong_value_is_skipped_with_a_reason(runs, key, value,
     bad = runs("s", "fedavg", 0, 0.9)
     summary = json.loads((bad / "summary.json").read_text())
     (bad / "summary.json").write_text(json.dumps({**summary, key: value}))
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert [run.path for run in skipped] == [bad]
     assert named in skipped[0].reason
     assert skipped[0].reason.isprintable()
@@ -104,7 +104,7 @@ def test_a_summary_with_a_wrong_value_is_skipped_with_a_reason(runs, key, value,
 
 def test_an_unfinished_run_is_skipped(runs):
     (runs("s", "local", 0, 0.9) / "summary.json").unlink()
-    frame, [skipped] = collect(runs.folder)
+    frame, [skipped] = collect_runs(runs.folder)
     assert frame.empty
     assert skipped.reason == "not finished, summary.json is missing"
 
@@ -116,7 +116,7 @@ def test_a_summary_that_is_no_file_is_called_so(runs):
         (run / "config.yaml").unlink()
     (folder / "summary.json").mkdir()
     (link / "summary.json").symlink_to("summary.json")
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert frame.empty
     assert [(run.path, run.reason) for run in skipped] == [
         (folder, "summary.json is not a file"),
@@ -134,7 +134,7 @@ def test_a_directory_that_nobody_may_look_into_is_named(runs, monkeypatch):
         return look(path)
 
     monkeypatch.setattr(os, "scandir", look_into)
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert len(frame) == 1
     assert [(run.path, run.reason) for run in skipped] == [(closed, "cannot be read: Permission denied")]
 
@@ -144,17 +144,17 @@ def test_runs_behind_links_are_found_once(runs, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "s").symlink_to(runs.folder.absolute() / "s")
     (folder / "loop").symlink_to(runs.folder.absolute())
-    assert len(collect(runs.folder)[0]) == 1
-    assert list(collect(tmp_path / "elsewhere")[0].method) == ["local"]
+    assert len(collect_runs(runs.folder)[0]) == 1
+    assert list(collect_runs(tmp_path / "elsewhere")[0].method) == ["local"]
 
 
 def test_what_lies_in_models_and_checkpoints_of_a_run_is_no_run(runs):
     folder = runs("s", "local", 0, 0.9)
     shutil.copytree(folder, folder / "checkpoints" / "round-00010")
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert (len(frame), skipped) == (1, [])
 
 
 def test_no_directory_is_a_wrong_request(tmp_path):
     with pytest.raises(RequestError, match="no such directory"):
-        collect(tmp_path / "missing")
+        collect_runs(tmp_path / "missing")

@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-from fedmosaic_cli.labels.trust_diagnosis import diagnose
-from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.comparison import settings_of
-from fedmosaic_cli.report.diagnosis_tables import MOST_DECISIONS, diagnosed, diagnosis_sheets
+from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.diagnosis_tables import MAX_GATE_DECISIONS, build_diagnosis_tables, diagnosed_runs
 from fedmosaic_cli.report.output_files import result_files
 from tests.report.page_runs import page_of
 from tests.report.runs_by_hand import Bench
@@ -24,7 +24,7 @@ def bench(tmp_path):
 
 
 def settings_in(bench):
-    return settings_of(collect(bench.folder)[0])
+    return comparison_groups(collect_runs(bench.folder)[0])
 
 
 def files_of(bench):
@@ -50,14 +50,14 @@ def test_a_row_a_run_with_its_clients_beside_local(bench):
     bench.write("fedavg", accuracy=0.9)
     bench.write("fedmosaic-entropy", change=told)
     bench.write("fedmosaic-entropy", seed=1, accuracy=0.3, change=told)  # Local has no such seed
-    [sheet] = diagnosis_sheets(settings_in(bench))
+    [sheet] = build_diagnosis_tables(settings_in(bench))
     assert sheet.title == "Diagnosis: quick"
     numbers = ("0.15", "0 of 2", "50.0", "12.5", "25.0", "75.0", "-")
     assert sheet.rows == (
         ("FedMosaic (entropy), seed 0", *numbers, "2/0/0", "+10.00"),
         ("FedMosaic (entropy), seed 1", *numbers, "-", "-"),
     )
-    assert [head for head in sheet.head if "oracle" in head] == [
+    assert [head for head in sheet.header if "oracle" in head] == [
         "right, weighted % (oracle)",
         "right, majority % (oracle)",
     ]
@@ -67,7 +67,7 @@ def test_a_row_a_run_with_its_clients_beside_local(bench):
 def test_without_co_training_there_is_nothing(bench):
     bench.write("local")
     bench.write("fedavg", change=lambda row: {**row, "lambda": 0.5})  # whatever a method calls so
-    assert diagnosis_sheets(settings_in(bench)) == []
+    assert build_diagnosis_tables(settings_in(bench)) == []
     assert not [name for name in files_of(bench) if name.startswith("diagnosis")]
     page = page_of(bench.folder)
     assert re.search(r'<section id="diagnosis"[^>]* hidden>', page)
@@ -76,11 +76,11 @@ def test_without_co_training_there_is_nothing(bench):
 def test_what_the_summary_says_is_taken_from_there(bench):
     run = bench.write("fedct")
     path = run / "summary.json"
-    entry = diagnose([{"round": 3, "client": 0, "lambda": 0.125, "bits_down": 8}], by_losses=False).to_dict()
+    entry = diagnose_trust([{"round": 3, "client": 0, "lambda": 0.125, "bits_down": 8}], is_loss_based=False).to_dict()
     path.write_text(json.dumps({**json.loads(path.read_text()), "diagnosis": entry}))
     (run / "rounds.jsonl").unlink()
-    [line] = diagnosed(settings_in(bench)[0])
-    assert line.found.median_lambda == 0.125
+    [line] = diagnosed_runs(settings_in(bench)[0])
+    assert line.diagnosis.median_lambda == 0.125
 
 
 def test_older_runs_are_diagnosed_from_their_logs(bench):
@@ -91,17 +91,17 @@ def test_older_runs_are_diagnosed_from_their_logs(bench):
     damaged = bench.write(hyperparameters={"trust": 1.0})
     (damaged / "rounds.jsonl").write_text('{"round": 2, "client": []}\n')
     [setting] = settings_in(bench)
-    found = {run.method: run.found for run in diagnosed(setting)}
+    found = {run.method: run.diagnosis for run in diagnosed_runs(setting)}
     assert len(found) == 2, (fades, constant)
     warnings = {name: diagnosis.warnings() for name, diagnosis in found.items()}
     assert [bool(warned) for name, warned in sorted(warnings.items())] == [False, True]
-    [sheet] = diagnosis_sheets([setting])
+    [sheet] = build_diagnosis_tables([setting])
     assert sheet.note.startswith("FedMosaic (entropy, trust=paper), seed 0: lambda is below 1e-6 for 2 of 2 clients")
 
 
 def test_what_gates_decided_stands_client_by_client(bench):
     bench.write("gated", change=gated)
-    first, gates = diagnosis_sheets(settings_in(bench))
+    first, gates = build_diagnosis_tables(settings_in(bench))
     assert first.rows[0][:3] == ("Gated co-training, seed 0", "0.25", "1 of 2")
     assert gates.title == "Decisions of the gate: quick"
     assert gates.rows == (
@@ -124,8 +124,8 @@ def test_what_gates_decided_stands_client_by_client(bench):
 
 
 def test_very_many_decisions_are_cut_short(bench):
-    clients = MOST_DECISIONS + 7
+    clients = MAX_GATE_DECISIONS + 7
     bench.write("gated", clients=clients, rounds=2, change=lambda row: {**row, "lambda": 0.5, "gate_on": 1})
-    *_, gates = diagnosis_sheets(settings_in(bench))
-    assert len(gates.rows) == MOST_DECISIONS
+    *_, gates = build_diagnosis_tables(settings_in(bench))
+    assert len(gates.rows) == MAX_GATE_DECISIONS
     assert gates.note.startswith("7 more are in the runs' summary.json.")

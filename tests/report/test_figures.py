@@ -9,27 +9,47 @@ import zlib
 import numpy as np
 import pytest
 
-from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.comparison import settings_of, title_of
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups, method_title
 from fedmosaic_cli.report.plots import figure_data as evidences
 from fedmosaic_cli.report.plots import figure_set as albums
 from fedmosaic_cli.report.plots.client_plots import (
-    chosen_clients,
-    clients_figure,
+    client_class_counts_figure,
+    clients_to_plot,
     losses_figure,
     public_set_figure,
     trust_figure,
 )
-from fedmosaic_cli.report.plots.communication_plot import communication_figure, in_bytes
-from fedmosaic_cli.report.plots.figure_data import NoFigureError, read
-from fedmosaic_cli.report.plots.figure_set import figures
-from fedmosaic_cli.report.plots.line_labels import emptiest, filled, neighbours, spread
-from fedmosaic_cli.report.plots.plot_style import CLIENTS, FLIPPED, OTHERS, REFERENCES, STRONG, house_style, looks_of
-from fedmosaic_cli.report.plots.public_set_groups import families
-from fedmosaic_cli.report.plots.public_set_plots import ALIKE, DIFFERENT, SILENT, size_figure, skew_figure, with_room
-from fedmosaic_cli.report.plots.rank_diagram import cliques, critical_difference
-from fedmosaic_cli.report.plots.round_curves import ORACLE, accuracy_figure, consensus_figure
-from fedmosaic_cli.report.statistics import Ranking
+from fedmosaic_cli.report.plots.communication_plot import communication_figure, format_bytes
+from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, read_figure_data
+from fedmosaic_cli.report.plots.figure_set import build_figure_set
+from fedmosaic_cli.report.plots.line_labels import (
+    horizontal_groups,
+    least_crowded_position,
+    points_in_box,
+    spread_levels,
+)
+from fedmosaic_cli.report.plots.plot_style import (
+    CLIENT_STYLES,
+    FLIPPED_CLIENT_STYLE,
+    HIGHLIGHT_STYLES,
+    METHOD_STYLES,
+    REFERENCE_STYLES,
+    method_line_styles,
+    use_plot_style,
+)
+from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
+from fedmosaic_cli.report.plots.public_set_plots import (
+    DIFFERENT_CLIENTS_NOTE,
+    SAME_CLIENTS_NOTE,
+    ZERO_TRUST_NOTE,
+    drop_overlapping_ticks,
+    public_size_figure,
+    public_skew_figure,
+)
+from fedmosaic_cli.report.plots.rank_diagram import cliques, critical_difference_figure
+from fedmosaic_cli.report.plots.round_curves import ORACLE_NOTE, accuracy_figure, consensus_figure
+from fedmosaic_cli.report.statistics import MethodRanking
 from tests.report.runs_by_hand import Bench, few_each, manifest_of
 
 
@@ -46,18 +66,18 @@ def sketched(monkeypatch):
         figure.draw_without_rendering()
         return {"png": b"sketch", "pdf": b"sketch"}
 
-    monkeypatch.setattr(albums, "rendered", sketch)
+    monkeypatch.setattr(albums, "render_png_and_pdf", sketch)
 
 
 def settings_in(bench):
-    return settings_of(collect(bench.folder)[0])
+    return comparison_groups(collect_runs(bench.folder)[0])
 
 
 def draw(figure, bench):
     """The figure of the one setting."""
     (setting,) = settings_in(bench)
-    with house_style():
-        return figure(setting, read(setting))
+    with use_plot_style():
+        return figure(setting, read_figure_data(setting))
 
 
 def texts(figure):
@@ -169,7 +189,7 @@ def test_the_names_of_all_methods_do_not_lie_on_each_other(bench, figure):
     for number, variant in enumerate(ALL):
         bench.write(variant, 0, 0.5 + 0.3 * (number == 0), rounds=20)
     drawn = draw(figure, bench)
-    titles = [title_of((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
+    titles = [method_title((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
     boxes = boxes_of(drawn, lambda text: any(title in text for title in titles) and "panel" not in text)
     assert len(boxes) == len(ALL)
     assert_apart(boxes)
@@ -177,12 +197,12 @@ def test_the_names_of_all_methods_do_not_lie_on_each_other(bench, figure):
 
 def test_fedmosaic_is_drawn_strongest_and_references_are_dashed():
     keys = [(name.split("-")[0], "-".join(name.split("-")[1:])) for name in ALL]
-    looks = looks_of(keys)
+    looks = method_line_styles(keys)
     strong = [look for key, look in looks.items() if key[0] == "fedmosaic"]
     others = [look for key, look in looks.items() if key[0] != "fedmosaic"]
     assert min(look.width for look in strong) > max(look.width for look in others)
     local = looks["local", ""]
-    assert local.order > min(look.order for look in strong) > max(look.order for look in others if look != local)
+    assert local.zorder > min(look.zorder for look in strong) > max(look.zorder for look in others if look != local)
     assert local.width < min(look.width for look in strong) / 2, "what equals it is seen below it"
     assert looks["local", ""].dash != "-" != looks["centralized", ""].dash
     assert len({(look.marker, str(look.dash)) for look in looks.values()}) == len(keys), "told apart without colour"
@@ -191,29 +211,35 @@ def test_fedmosaic_is_drawn_strongest_and_references_are_dashed():
 def test_every_colour_can_be_read_on_white():
     from matplotlib.colors import to_rgb
 
-    for look in (*CLIENTS, FLIPPED, *OTHERS.values(), *REFERENCES.values(), *STRONG.values()):
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(look.colour)]
+    for look in (
+        *CLIENT_STYLES,
+        FLIPPED_CLIENT_STYLE,
+        *METHOD_STYLES.values(),
+        *REFERENCE_STYLES.values(),
+        *HIGHLIGHT_STYLES.values(),
+    ):
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(look.color)]
         assert 1.05 / (np.dot(linear, (0.2126, 0.7152, 0.0722)) + 0.05) >= 4.5, look
 
 
 def test_rows_of_one_method_differ_in_their_lines():
     keys = [("fedmosaic", "entropy, trust=1"), ("fedmosaic", "entropy, trust=2"), ("fedavg", "a=1"), ("fedavg", "a=2")]
-    looks = looks_of(keys)
-    assert len({(look.colour, look.dash) for look in looks.values()}) == 4
-    assert looks[keys[0]].colour == looks[keys[1]].colour
+    looks = method_line_styles(keys)
+    assert len({(look.color, look.dash) for look in looks.values()}) == 4
+    assert looks[keys[0]].color == looks[keys[1]].color
 
 
 def test_equal_variants_of_fedmosaic_are_both_seen():
-    over, under = (looks_of([("fedmosaic", kind)])["fedmosaic", kind] for kind in ("frequency", "entropy"))
-    assert over.order > under.order
+    over, under = (method_line_styles([("fedmosaic", kind)])["fedmosaic", kind] for kind in ("frequency", "entropy"))
+    assert over.zorder > under.zorder
     assert over.dash != "-" == under.dash
 
 
 def test_many_rows_of_fedmosaic_are_thinner_and_still_told_apart():
     keys = [("fedmosaic", f"entropy, trust={number}") for number in range(12)]
-    looks = looks_of(keys)
-    assert len({(look.colour, look.dash) for look in looks.values()}) == 12
-    assert max(look.width for look in looks.values()) < looks_of(keys[:2])[keys[0]].width
+    looks = method_line_styles(keys)
+    assert len({(look.color, look.dash) for look in looks.values()}) == 12
+    assert max(look.width for look in looks.values()) < method_line_styles(keys[:2])[keys[0]].width
 
 
 # Single clients
@@ -263,14 +289,14 @@ def test_clients_with_flipped_labels_stand_out(bench):
     panels = draw(losses_figure, bench).axes
     assert panels[-1].get_title(loc="left") == "client 8, labels flipped"
     shown = {text.get_text(): text for panel in panels for text in panel.findobj(Text) if "client" in text.get_text()}
-    assert shown["client 8, labels flipped"].get_color() == FLIPPED.colour != shown["client 0"].get_color()
+    assert shown["client 8, labels flipped"].get_color() == FLIPPED_CLIENT_STYLE.color != shown["client 0"].get_color()
     assert shown["client 8, labels flipped"].get_fontweight() == "bold"
 
 
 def test_flipped_clients_are_among_the_chosen():
-    assert chosen_clients(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
-    assert chosen_clients(2, set(), 6) == [0, 1]
-    assert chosen_clients(20, set(range(20)), 3) == [0, 1, 2]
+    assert clients_to_plot(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
+    assert clients_to_plot(2, set(), 6) == [0, 1]
+    assert clients_to_plot(20, set(range(20)), 3) == [0, 1, 2]
 
 
 def test_of_many_variants_some_are_shown_and_the_title_says_so(bench):
@@ -324,7 +350,7 @@ def test_variants_have_losses_in_colours_of_their_own(bench):
 )
 def test_without_any_value_there_is_no_figure(bench, kind, keys, reason):
     bench.write(change=lambda row: {**row, **dict.fromkeys(keys)})
-    with pytest.raises(NoFigureError, match=reason):
+    with pytest.raises(FigureUnavailableError, match=reason):
         draw(kind, bench)
 
 
@@ -337,8 +363,8 @@ def test_a_run_without_any_public_loss_is_drawn(bench):
 def test_what_clients_and_the_public_set_hold(bench):
     bench.write(manifest=manifest_of(few_each(3), seed=7), clients=3)
     (setting,) = settings_in(bench)
-    with house_style():
-        clients, public = clients_figure(setting), public_set_figure(setting)
+    with use_plot_style():
+        clients, public = client_class_counts_figure(setting), public_set_figure(setting)
     assert clients.get_suptitle() == "quick, shards of seed 7: training examples of 3 clients"
     assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [1, 2, 3], "cats to train on"
     assert public.get_suptitle() == "quick, shards of seed 7: public set, 8 examples"
@@ -353,16 +379,16 @@ def test_the_manifest_of_the_first_seed_is_shown(bench):
     bench.write(seed=4, manifest=low)
     bench.write(seed=3, manifest=high)
     (setting,) = settings_in(bench)
-    with house_style():
-        assert f"shards of seed {high['seed']}" in clients_figure(setting).get_suptitle()
+    with use_plot_style():
+        assert f"shards of seed {high['seed']}" in client_class_counts_figure(setting).get_suptitle()
 
 
 @pytest.mark.parametrize("clients", [30, 200])
 def test_many_clients_fit_on_a_page(bench, clients):
     bench.write(clients=clients)
     (setting,) = settings_in(bench)
-    with house_style():
-        assert clients_figure(setting).get_figwidth() <= 7
+    with use_plot_style():
+        assert client_class_counts_figure(setting).get_figwidth() <= 7
 
 
 # Communication and consensus
@@ -405,7 +431,13 @@ def test_names_of_methods_that_send_little_stand_near_their_lines(bench):
 
 
 def test_bytes_in_readable_units():
-    assert [in_bytes(number) for number in (1, 999, 1000, 1e5, 2.5e9)] == ["1 B", "999 B", "1 kB", "100 kB", "2.5 GB"]
+    assert [format_bytes(number) for number in (1, 999, 1000, 1e5, 2.5e9)] == [
+        "1 B",
+        "999 B",
+        "1 kB",
+        "100 kB",
+        "2.5 GB",
+    ]
 
 
 def test_the_consensus_over_rounds(bench):
@@ -419,8 +451,8 @@ def test_the_consensus_over_rounds(bench):
     names = [text.get_text() for text in agreement.figure.legends[0].get_texts()]
     assert names == ["FedCT", "FedMosaic (entropy)"]
     assert 1 < agreement.get_xlim()[0] < 2, "nothing is known of the round before the first consensus"
-    assert ORACLE in " ".join(oracle.get_title(loc="left").split())
-    assert ORACLE not in agreement.get_title(loc="left")
+    assert ORACLE_NOTE in " ".join(oracle.get_title(loc="left").split())
+    assert ORACLE_NOTE not in agreement.get_title(loc="left")
 
 
 def test_who_logged_no_agreement_is_named(bench):
@@ -442,24 +474,24 @@ def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
         "Gated co-training\nseed 0",
     ]
     assert "from which" not in draw(losses_figure, bench).get_suptitle()
-    looks = looks_of([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
-    assert len({(look.colour, look.marker) for look in looks.values()}) == 4
+    looks = method_line_styles([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
+    assert len({(look.color, look.marker) for look in looks.values()}) == 4
     assert looks["gated", ""].width == looks["fedmosaic", "entropy"].width > looks["fedct", ""].width
 
 
 def test_an_album_without_fedmosaic_has_what_gated_runs_allow(bench, sketched):
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25, "loss_public": 1.0})
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert {"lambda-quick", "losses-quick", "consensus-quick"} <= {name for name, _ in album}
     bench.write("fedct", setting="other")
-    lacking = {missing.name for missing in figures(settings_in(bench)).missing}
+    lacking = {missing.name for missing in build_figure_set(settings_in(bench)).missing}
     assert {"lambda-other", "losses-other"} <= lacking
     assert not {"consensus-other", "lambda-quick"} & lacking
 
 
 def test_where_nothing_is_sent_this_is_said(bench):
     bench.write("fedavg", rounds=1)
-    with pytest.raises(NoFigureError, match="nothing was sent in any round"):
+    with pytest.raises(FigureUnavailableError, match="nothing was sent in any round"):
         draw(communication_figure, bench)
 
 
@@ -488,10 +520,10 @@ def write_sizes(bench, sizes, **options):
 
 def test_accuracy_against_the_size_of_the_public_set(bench):
     write_sizes(bench, [200, 50, 100])
-    found, remarks = families(settings_in(bench), "public_size")
+    found, remarks = find_public_set_groups(settings_in(bench), "public_size")
     assert remarks == []
-    with house_style():
-        (axes,) = size_figure(found).axes
+    with use_plot_style():
+        (axes,) = public_size_figure(found).axes
     local, ours = (container.lines for container in axes.containers)
     assert ours[0].get_xdata() == pytest.approx([50, 100, 200], abs=1.5)
     assert all(ours[0].get_xdata() > local[0].get_xdata()), "no bar hides another"
@@ -505,54 +537,56 @@ def test_accuracy_against_the_size_of_the_public_set(bench):
 
 def test_sizes_over_more_than_a_decade_stand_on_a_log_scale(bench):
     write_sizes(bench, [10, 50, 200])
-    with house_style():
-        (axes,) = size_figure(families(settings_in(bench), "public_size")[0]).axes
+    with use_plot_style():
+        (axes,) = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0]).axes
     assert axes.get_xscale() == "log"
     assert ticks(axes.xaxis) == ["10", "50", "200"]
 
 
 def test_sizes_that_lie_close_do_not_lie_on_each_other():
-    assert with_room(np.log([10.0, 9000.0, 10000.0]), ["10", "9000", "10000"], 3) == ["10", "", "10000"]
-    assert with_room(np.array([10.0, 500.0, 10000.0]), ["10", "500", "10000"], 3) == ["", "500", "10000"]
-    assert with_room(np.array([1.0]), ["1"], 3) == ["1"]
+    assert drop_overlapping_ticks(np.log([10.0, 9000.0, 10000.0]), ["10", "9000", "10000"], 3) == ["10", "", "10000"]
+    assert drop_overlapping_ticks(np.array([10.0, 500.0, 10000.0]), ["10", "500", "10000"], 3) == ["", "500", "10000"]
+    assert drop_overlapping_ticks(np.array([1.0]), ["1"], 3) == ["1"]
 
 
 def test_it_is_said_that_clients_pay_for_the_public_set(bench):
     write_sizes(bench, [50, 100])
-    with house_style():
-        figure = size_figure(families(settings_in(bench), "public_size")[0])
-    assert "compare FedMosaic with local training at the same point" in DIFFERENT
-    assert any(DIFFERENT in " ".join(text.split()) for text in texts(figure))
+    with use_plot_style():
+        figure = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0])
+    assert "compare FedMosaic with local training at the same point" in DIFFERENT_CLIENTS_NOTE
+    assert any(DIFFERENT_CLIENTS_NOTE in " ".join(text.split()) for text in texts(figure))
 
 
 def test_it_is_said_that_clients_do_not_pay_where_examples_are_set_aside(bench):
     for size in (50, 100):
         bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": 200})
-    (family,), _ = families(settings_in(bench), "public_size")
-    with house_style():
-        written = " ".join(" ".join(texts(size_figure([family]))).split())
-    assert ALIKE in written
-    assert DIFFERENT not in written
+    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    with use_plot_style():
+        written = " ".join(" ".join(texts(public_size_figure([family]))).split())
+    assert SAME_CLIENTS_NOTE in written
+    assert DIFFERENT_CLIENTS_NOTE not in written
 
 
 def test_other_numbers_set_aside_are_another_family(bench):
     for size, aside in ((50, 200), (100, 200), (25, 300)):
         bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": aside})
-    (family,), _ = families(settings_in(bench), "public_size")
-    assert list(family.members) == [50, 100]
+    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    assert list(family.groups_by_value) == [50, 100]
 
 
-@pytest.mark.parametrize(("figure", "varied"), [(size_figure, "public_size"), (skew_figure, "public_alpha")])
+@pytest.mark.parametrize(
+    ("figure", "varied"), [(public_size_figure, "public_size"), (public_skew_figure, "public_alpha")]
+)
 def test_a_curve_without_trust_is_called_what_it_is(bench, figure, varied):
     for value, last in ((0.5, 1e-9), (0.7, 1e-7)):
         size = {varied: value if varied == "public_alpha" else int(100 * value)}
         silent = {"change": lambda row, last=last: {**row, "lambda": last}, "hyperparameters": {"trust": "paper"}}
         bench.write(setting=f"u-{value}", data=size, **silent)
         bench.write(setting=f"u-{value}", data=size, hyperparameters={"trust": "stabilised"})
-    (family,), _ = families(settings_in(bench), varied)
-    with house_style():
+    (family,), _ = find_public_set_groups(settings_in(bench), varied)
+    with use_plot_style():
         title = " ".join(figure([family]).axes[0].get_title(loc="left").split())
-    assert f"FedMosaic (entropy, trust=paper): {SILENT}" in title
+    assert f"FedMosaic (entropy, trust=paper): {ZERO_TRUST_NOTE}" in title
     assert "stabilised" not in title
 
 
@@ -561,9 +595,9 @@ def test_a_curve_with_trust_at_one_point_says_something(bench):
         bench.write(
             setting=f"u-{size}", data={"public_size": size}, change=lambda row, last=last: {**row, "lambda": last}
         )
-    with house_style():
-        figure = size_figure(families(settings_in(bench), "public_size")[0])
-    assert SILENT not in figure.axes[0].get_title(loc="left")
+    with use_plot_style():
+        figure = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0])
+    assert ZERO_TRUST_NOTE not in figure.axes[0].get_title(loc="left")
 
 
 def test_families_differ_in_nothing_else(bench):
@@ -571,10 +605,10 @@ def test_families_differ_in_nothing_else(bench):
     write_sizes(bench, [30], setting="other")
     bench.write("fedmosaic-entropy", data={"public_size": 40, "alpha": 3}, setting="alone")
     bench.write("local", data={"public_size": 50}, setting="without FedMosaic")
-    (family,), _ = families(settings_in(bench), "public_size")
-    assert list(family.members) == [10, 20, 30]
+    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    assert list(family.groups_by_value) == [10, 20, 30]
     write_sizes(bench, [60], setting="skewed", data={"public_size": 60, "public_alpha": 0.5})
-    assert list(families(settings_in(bench), "public_size")[0][0].members) == [10, 20, 30]
+    assert list(find_public_set_groups(settings_in(bench), "public_size")[0][0].groups_by_value) == [10, 20, 30]
 
 
 def test_shards_dealt_anew_for_each_seed_are_another_family(bench):
@@ -582,41 +616,41 @@ def test_shards_dealt_anew_for_each_seed_are_another_family(bench):
     for seed in (0, 1):
         data = {"public_size": 30}
         bench.write(seed=seed, setting="anew", data=data, manifest=manifest_of(few_each(2), parameters=data, seed=seed))
-    (family,), _ = families(settings_in(bench), "public_size")
-    assert list(family.members) == [10, 20]
+    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    assert list(family.groups_by_value) == [10, 20]
 
 
 @pytest.mark.parametrize(("protocol", "together"), [("pfllib", 1), ("official", 0)])
 def test_what_follows_from_the_size_may_differ(bench, protocol, together):
     for size in (10, 20):
         bench.write(setting=f"u-{size}", data={"public_size": size, "min_size": 50 - size, "protocol": protocol})
-    assert len(families(settings_in(bench), "public_size")[0]) == together
+    assert len(find_public_set_groups(settings_in(bench), "public_size")[0]) == together
 
 
 def test_families_have_labels_in_order(bench):
     for noise in (0.7, 0.1):
         for size in (10, 20):
             bench.write(data={"public_size": size, "label_noise": noise})
-    found, _ = families(settings_in(bench), "public_size")
+    found, _ = find_public_set_groups(settings_in(bench), "public_size")
     assert [family.label for family in found] == ["quick, label_noise=0.1", "quick, label_noise=0.7"]
-    with house_style():
-        panels = size_figure(found).axes
+    with use_plot_style():
+        panels = public_size_figure(found).axes
     assert [axes.get_title(loc="left") for axes in panels] == [family.label for family in found]
 
 
 def test_of_two_settings_of_one_size_the_one_with_more_seeds_is_taken(bench):
     write_sizes(bench, [10, 20])
     bench.write("fedmosaic-entropy", setting="again", data={"public_size": 20})
-    (family,), remarks = families(settings_in(bench), "public_size")
-    assert family.members[20].name == "u-20"
+    (family,), remarks = find_public_set_groups(settings_in(bench), "public_size")
+    assert family.groups_by_value[20].name == "u-20"
     assert remarks == ["again is not in it, because u-20 has the same public_size"]
 
 
 def test_other_hyper_parameters_are_another_line(bench):
     bench.write(data={"public_size": 10}, hyperparameters={"trust": "paper"})
     bench.write(data={"public_size": 20}, hyperparameters={"trust": "stabilised"})
-    (family,), _ = families(settings_in(bench), "public_size")
-    assert {title_of(key): list(runs) for key, runs in family.methods.items()} == {
+    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    assert {method_title(key): list(runs) for key, runs in family.runs_by_method.items()} == {
         "FedMosaic (entropy, trust=paper)": [10],
         "FedMosaic (entropy, trust=stabilised)": [20],
     }
@@ -628,8 +662,8 @@ def test_skew_and_the_classes_of_the_public_set(bench):
         kind = {"data": data, "manifest": manifest_of(few_each(2), parameters=data, public=public)}
         bench.write("fedmosaic-entropy", 0, 0.5 + (alpha or 2) / 10, **kind)
         bench.write("local", 0, 0.3, **kind)
-    with house_style():
-        axes, classes = skew_figure(families(settings_in(bench), "public_alpha")[0]).axes
+    with use_plot_style():
+        axes, classes = public_skew_figure(find_public_set_groups(settings_in(bench), "public_alpha")[0]).axes
     for panel in (axes, classes):
         assert ticks(panel.xaxis) == ["0.1", "1", "balanced"]
     assert axes.containers[1].lines[0].get_ydata() == pytest.approx([0.54, 0.63, 0.73])
@@ -645,8 +679,8 @@ def test_many_classes_of_the_public_set_have_a_scale(bench):
         classes = [f"class {number}" for number in range(40)]
         manifest = manifest_of([[1] * 40] * 2, classes=classes, parameters=data, public=range(40))
         bench.write("fedmosaic-entropy", data=data, manifest=manifest)
-    with house_style():
-        figure = skew_figure(families(settings_in(bench), "public_alpha")[0])
+    with use_plot_style():
+        figure = public_skew_figure(find_public_set_groups(settings_in(bench), "public_alpha")[0])
     _, classes, scale = figure.axes
     assert len(classes.texts) == 0
     assert next(text for text in ticks(scale.yaxis) if text) == "0"
@@ -666,8 +700,10 @@ def test_cliques_are_the_longest_groups_within_the_critical_difference():
 
 
 def test_the_diagram_shows_every_rank_and_the_bars():
-    with house_style():
-        figure = critical_difference(ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4), "Ranks $_x$")
+    with use_plot_style():
+        figure = critical_difference_figure(
+            ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4), "Ranks $_x$"
+        )
     (axes,) = figure.axes
     written = texts(figure)
     for text in ("1.25  A", "2.00  B", "D  2.75", "FedMosaic  4.00", "CD = 1.00", "Ranks $_x$"):
@@ -685,8 +721,8 @@ def test_the_diagram_shows_every_rank_and_the_bars():
 
 def test_fourteen_names_of_the_diagram_do_not_lie_on_each_other():
     ranks = {f"method number {number}": 7 + number / 100 for number in range(14)}
-    with house_style():
-        figure = critical_difference(ranking(ranks, 3.0, 3), "Ranks")
+    with use_plot_style():
+        figure = critical_difference_figure(ranking(ranks, 3.0, 3), "Ranks")
     boxes = boxes_of(figure, lambda text: "method number" in text)
     assert len(boxes) == 14
     assert_apart(boxes)
@@ -698,25 +734,27 @@ def test_fourteen_names_of_the_diagram_do_not_lie_on_each_other():
 
 
 def test_names_move_apart_no_further_than_they_must():
-    assert spread([0.1, 0.9, 0.5], 0.1) == pytest.approx([0.1, 0.9, 0.5])
-    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    assert spread([1.0, 1.0, 0.0], 0.1) == pytest.approx([0.9, 1.0, 0.0])
-    assert spread([0.52, 0.5, 0.48], 0.1) == pytest.approx([0.6, 0.5, 0.4])
-    assert np.diff(spread(np.zeros(30), 0.1)) == pytest.approx(0.1), "more than there is room for"
+    assert spread_levels([0.1, 0.9, 0.5], 0.1) == pytest.approx([0.1, 0.9, 0.5])
+    assert spread_levels([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    assert spread_levels([1.0, 1.0, 0.0], 0.1) == pytest.approx([0.9, 1.0, 0.0])
+    assert spread_levels([0.52, 0.5, 0.48], 0.1) == pytest.approx([0.6, 0.5, 0.4])
+    assert np.diff(spread_levels(np.zeros(30), 0.1)) == pytest.approx(0.1), "more than there is room for"
 
 
 def test_names_of_lines_that_end_far_apart_are_groups():
     positions, widths = np.array([0.9, 0.1, 0.2, 0.95]), np.array([0.3, 0.3, 0.3, 0.3])
-    assert neighbours(positions, widths) == [[1, 2], [0, 3]]
+    assert horizontal_groups(positions, widths) == [[1, 2], [0, 3]]
 
 
 def test_a_name_is_not_written_onto_another():
     size = (0.2, 0.05)
     taken = (0.52, 0.5)
-    (x, y), left = emptiest(filled(taken, size), np.array([0.5, 0.5]), size)
+    (x, y), left = least_crowded_position(points_in_box(taken, size), np.array([0.5, 0.5]), size)
     assert left, "level with its line, on the free side"
     assert (x, y) == pytest.approx((0.28, 0.5))
-    (x, y), left = emptiest(np.concatenate([filled(taken, size), filled((x, y), size)]), np.array([0.5, 0.5]), size)
+    (x, y), left = least_crowded_position(
+        np.concatenate([points_in_box(taken, size), points_in_box((x, y), size)]), np.array([0.5, 0.5]), size
+    )
     assert abs(y - 0.5) >= 0.05
 
 
@@ -727,8 +765,8 @@ def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
     bench.write("fedmosaic-entropy")
     bench.write("local")
     reads, curves_of = [], evidences.curves_of
-    monkeypatch.setattr(evidences, "curves_of", lambda path: reads.append(path) or curves_of(path))
-    album = figures(settings_in(bench))
+    monkeypatch.setattr(evidences, "load_round_curves", lambda path: reads.append(path) or curves_of(path))
+    album = build_figure_set(settings_in(bench))
     kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
     assert [name for name, _ in album] == [f"{kind}-quick" for kind in kinds]
     assert len(album) == 7
@@ -744,11 +782,11 @@ def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
 
 
 def ranking(ranks, width, settings):
-    return Ranking(tuple(f"setting {number}" for number in range(settings)), ranks, width, 0.5)
+    return MethodRanking(tuple(f"setting {number}" for number in range(settings)), ranks, width, 0.5)
 
 
 def files_of(settings, names, ranks=None):
-    found = dict(figures(settings, ranks))
+    found = dict(build_figure_set(settings, ranks))
     return {name: found[name]() for name in names}
 
 
@@ -780,7 +818,7 @@ def test_a_damaged_log_is_told_and_the_others_are_drawn(bench, sketched):
     (damaged[1] / "rounds.jsonl").unlink()
     lines = (damaged[2] / "rounds.jsonl").read_text().splitlines()
     (damaged[2] / "rounds.jsonl").write_text("\n".join(lines[:4]))  # a round less
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     drawn = {name: draw() for name, draw in album}
     assert {run.path for run in album.skipped} == set(damaged)
     assert len(album.skipped) == 3
@@ -797,7 +835,7 @@ def test_accuracies_that_are_none_are_damage(bench, sketched, value):
     path = bench.write("fedavg", 1)
     rows = [{**json.loads(line), "accuracy": value} for line in (path / "rounds.jsonl").read_text().splitlines()]
     (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert dict(album)["accuracy-quick"]()
     assert [run.path for run in album.skipped] == [path]
 
@@ -805,7 +843,7 @@ def test_accuracies_that_are_none_are_damage(bench, sketched, value):
 @pytest.mark.parametrize("key", ["bits_up", "loss_public", "lambda"])
 def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
     path = bench.write("fedmosaic-entropy", change=lambda row: {**row, key: 1e308})
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert dict(album)["communication-quick"]() == {}
     assert [run.path for run in album.skipped] == [path]
 
@@ -813,7 +851,7 @@ def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
 def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
     path = bench.write("fedmosaic-entropy")
     (path / "shards.json").unlink()
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert dict(album)["clients-quick"]() == {}
     assert dict(album)["lambda-quick"]()
     assert any(missing.name == "clients-quick" and "kept the manifest" in missing.reason for missing in album.missing)
@@ -823,13 +861,13 @@ def test_a_manifest_that_makes_no_sense_is_none(bench):
     manifest = manifest_of(few_each(2))
     manifest["clients"][0]["train"]["class_counts"] = [1, 2, 3]
     bench.write(manifest=manifest)
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert dict(album)["clients-quick"]() == {}
 
 
 def test_what_a_setting_lacks_is_told(bench):
     bench.write("local")
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     assert [name for name, _ in album] == ["accuracy-quick", "clients-quick", "public-quick"]
     reasons = {missing.name: missing.reason for missing in album.missing}
     assert "needs a run of FedMosaic" in reasons["lambda-quick"]
@@ -841,9 +879,9 @@ def test_settings_have_names_of_their_own(bench):
         for alpha in (0.1, 1.0) if setting == "skew" else (None,):
             bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
     settings = settings_in(bench)
-    backwards = [name.lower() for name, _ in figures(settings[::-1])]
+    backwards = [name.lower() for name, _ in build_figure_set(settings[::-1])]
     assert len(backwards) == len(set(backwards))
-    names = [name.lower() for name, _ in figures(settings)]
+    names = [name.lower() for name, _ in build_figure_set(settings)]
     assert len(names) == len(set(names))
     assert "public-skew" in names
     assert max(map(len, names)) < 150
@@ -880,7 +918,7 @@ def test_long_names_stand_below_and_values_at_the_lines(bench):
 
 def test_letters_that_the_font_lacks_are_no_reason_to_warn(bench):
     bench.write(setting="数据")
-    assert dict(figures(settings_in(bench)))["accuracy-setting"]()
+    assert dict(build_figure_set(settings_in(bench)))["accuracy-setting"]()
 
 
 def test_signs_in_names_are_no_markup(bench):
@@ -888,9 +926,9 @@ def test_signs_in_names_are_no_markup(bench):
 
     bench.write(setting="a_$b^2$ 100%&_x", rounds=2)
     (setting,) = settings_in(bench)
-    with house_style():
+    with use_plot_style():
         for figure in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
-            drawn = figure(setting, read(setting))
+            drawn = figure(setting, read_figure_data(setting))
             assert any(text.startswith("a_$b^2$ 100%&_x: ") for text in texts(drawn))
             assert not any(text.get_parse_math() for text in drawn.findobj(Text))
 
@@ -899,7 +937,7 @@ def test_signs_in_names_are_no_markup(bench):
 def test_odd_sizes_are_drawn(bench, sketched, clients, rounds):
     for variant in ("fedmosaic-entropy", "fedct", "fedavg", "local", "centralized"):
         bench.write(variant, clients=clients, rounds=rounds)
-    album = figures(settings_in(bench))
+    album = build_figure_set(settings_in(bench))
     drawn = {name: draw() for name, draw in album}
     nothing = {name for name, files in drawn.items() if not files}
     # In one round nothing is sent and nobody has a consensus yet.
@@ -911,7 +949,7 @@ def test_many_families_are_spread_over_several_figures(bench):
     for lr in range(4):
         for alpha in (0.1, 1.0):
             bench.write(data={"public_alpha": alpha, "label_noise": lr}, rounds=1)
-    names = [name for name, _ in figures(settings_in(bench)).across_settings()]
+    names = [name for name, _ in build_figure_set(settings_in(bench)).cross_group_figures()]
     assert names == ["public-skew", "public-skew-2"]
 
 

@@ -11,32 +11,34 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.engine.train_settings import PrivacySettings
 from fedmosaic_cli.labels.privacy.noise import resolve_noise
-from fedmosaic_cli.labels.privacy.privacy_report import spent_block
-from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.comparison import settings_of, title_of
-from fedmosaic_cli.report.formats.latex import to_latex
-from fedmosaic_cli.report.formats.text_formats import to_markdown, to_terminal
-from fedmosaic_cli.report.html.comparison_section import comparisons
-from fedmosaic_cli.report.paper_tables import overview
-from fedmosaic_cli.report.rerun_commands import Where, commands_for, where_of
+from fedmosaic_cli.labels.privacy.privacy_report import spent_privacy_report
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups, method_title
+from fedmosaic_cli.report.formats.latex import table_to_latex
+from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_terminal
+from fedmosaic_cli.report.html.comparison_section import comparison_section
+from fedmosaic_cli.report.paper_tables import overview_table
+from fedmosaic_cli.report.rerun_commands import RunDestination, group_destination, missing_run_commands
 
 
 def noise(**settings):
     """What a summary says of a run with noise over ten rounds and thirty public examples."""
     chosen = PrivacySettings(**{"labels": "krr", **settings})
     found = resolve_noise(chosen, 30, 10, "entropy")
-    ledger = [each for number in range(1, 11) for each in found.releases(number, 40, 30, 2.0, first=number == 1)]
+    ledger = [
+        each for number in range(1, 11) for each in found.round_releases(number, 40, 30, 2.0, is_first=number == 1)
+    ]
     return {
-        "privacy": spent_block(found, {0: ledger, 1: []}, 10),
+        "privacy": spent_privacy_report(found, {0: ledger, 1: []}, 10),
         "privacy_settings": chosen.model_dump(mode="json"),
     }
 
 
 def rows(folder):
-    frame, skipped = collect(folder)
+    frame, skipped = collect_runs(folder)
     assert not skipped, skipped
-    [setting] = settings_of(frame)
-    return [title_of(key) for key in setting.methods], setting
+    [setting] = comparison_groups(frame)
+    return [method_title(key) for key in setting.runs_by_method], setting
 
 
 def test_noise_is_told_beside_the_method(runs):
@@ -62,7 +64,7 @@ def test_what_else_differs_is_told_too(runs):
         "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.25)",
         "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.5)",
     ]
-    assert sorted(len(group) for group in setting.methods.values()) == [1, 2]  # a limit makes no other run
+    assert sorted(len(group) for group in setting.runs_by_method.values()) == [1, 2]  # a limit makes no other run
 
 
 def test_what_looks_the_same_is_still_not_the_same(runs):
@@ -76,7 +78,7 @@ def test_a_condition_is_part_of_the_number(runs):
     runs("s", "fedct", 0, 0.5, **noise(epsilon=1.0, expertise="none", unit="record-assumed", changed_rows=3))
     titles, setting = rows(runs.folder)
     assert titles == ["FedCT (DP krr, conditional total epsilon 1)"]
-    [(title, *lines)] = overview([setting], paper=False).blocks
+    [(title, *lines)] = overview_table([setting], with_published=False).privacy_notes
     assert title == "FedCT (DP krr, conditional total epsilon 1) in s:"
     assert any(line.startswith("conditional: only if one record changes at most 3 public labels") for line in lines)
 
@@ -85,10 +87,10 @@ def test_a_condition_is_part_of_the_number(runs):
 def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
     runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=epsilon))
     _, setting = rows(runs.folder)
-    table = overview([setting], paper=False)
+    table = overview_table([setting], with_published=False)
     text = f"TOTAL epsilon over 10 rounds: {epsilon:g}"
-    terminal = "\n".join(str(part) for part in to_terminal(table).renderables)
-    for shown in (to_markdown(table), to_latex(table), str(comparisons([table])), terminal):
+    terminal = "\n".join(str(part) for part in table_to_terminal(table).renderables)
+    for shown in (table_to_markdown(table), table_to_latex(table), str(comparison_section([table])), terminal):
         assert text in shown
         assert ("no meaningful guarantee" in shown.lower()) == (epsilon > 10)
         assert "private" not in shown.lower()
@@ -98,9 +100,9 @@ def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
 def test_without_noise_nothing_is_said_of_it(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9)
     _, setting = rows(runs.folder)
-    table = overview([setting], paper=False)
-    assert table.blocks == ()
-    assert "epsilon" not in to_markdown(table)
+    table = overview_table([setting], with_published=False)
+    assert table.privacy_notes == ()
+    assert "epsilon" not in table_to_markdown(table)
 
 
 @pytest.mark.parametrize("section", ["attack", "defence"])
@@ -108,15 +110,15 @@ def test_attacked_runs_are_in_a_column_of_their_own(runs, section):
     runs("s", "fedmosaic-entropy", 0, 0.9)
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **{section: {"kind": "x"}})
     runs("s", "fedct", 0, 0.5, place="b", **{section: {}})
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert not skipped
-    assert sorted(setting.label for setting in settings_of(frame)) == ["s [kind=None]", "s [kind=x]"]
+    assert sorted(setting.label for setting in comparison_groups(frame)) == ["s [kind=None]", "s [kind=x]"]
 
 
 def test_nobody_is_asked_to_run_what_cannot_be_attacked(runs):
     runs("s", "fedavg", 0, 0.9)
     runs("s", "fedct", 0, 0.5, place="a", attack={"kind": "random"})
-    table = overview(settings_of(collect(runs.folder)[0]), paper=False)
+    table = overview_table(comparison_groups(collect_runs(runs.folder)[0]), with_published=False)
     attacked = [command for command in table.commands if "kind=random" in command]
     assert not any("fedavg" in command for command in attacked)
 
@@ -125,14 +127,14 @@ def test_the_command_of_a_missing_seed_asks_for_the_same_noise(runs):
     runs("s", "local", 1, 0.9)
     runs("s", "fedct", 0, 0.5, **noise(epsilon=8.0, expertise="none"))
     _, setting = rows(runs.folder)
-    [key] = [key for key in setting.methods if key[0] == "fedct"]
-    [command] = commands_for(where_of(setting), {key: (1,)})
+    [key] = [key for key in setting.runs_by_method if key[0] == "fedct"]
+    [command] = missing_run_commands(group_destination(setting), {key: (1,)})
     words = shlex.split(command)
     assert words[:3] == ["fedmosaic", "baseline", "fedct"]
     assert {"privacy.labels=krr", "privacy.epsilon=8.0", "privacy.expertise=none"} <= set(words)
-    [plain] = commands_for(where_of(setting), {("local", ""): (0,)})
+    [plain] = missing_run_commands(group_destination(setting), {("local", ""): (0,)})
     assert "privacy" not in plain
-    assert commands_for(Where([], runs.folder), {("local", ""): (0,)})
+    assert missing_run_commands(RunDestination([], runs.folder), {("local", ""): (0,)})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_half_a_word_about_noise_is_damage(runs, damage):
     for key, value in damage.items():
         content[key] = {**content[key], **value} if value and key == "privacy" else value
     runs("s", "fedct", 0, 0.9, **content)
-    frame, skipped = collect(runs.folder)
+    frame, skipped = collect_runs(runs.folder)
     assert list(frame.method) == ["local"]
     assert "the summary is damaged" in skipped[0].reason
 

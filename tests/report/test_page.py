@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.report.collect import Skipped, collect
-from fedmosaic_cli.report.comparison import settings_of
-from fedmosaic_cli.report.comparison_table import Column, Table, rows_of
+from fedmosaic_cli.report.collect import SkippedRun, collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.comparison_table import ComparisonTable, TableColumn, build_rows
 from fedmosaic_cli.report.html import log_data
-from fedmosaic_cli.report.html.log_data import NO_ROOM, embed, kept_rounds
-from fedmosaic_cli.report.html.markup import Markup, points, signed, tag, to_script
-from fedmosaic_cli.report.html.page import page
-from fedmosaic_cli.report.html.run_section import Texts
-from fedmosaic_cli.report.output_files import illustrated
-from fedmosaic_cli.report.statistics import Ranking
-from fedmosaic_cli.report.stats_tables import Sheet, ranks_sheet
+from fedmosaic_cli.report.html.log_data import CURVE_BUDGET_EXCEEDED, embed_curves, subsampled_rounds
+from fedmosaic_cli.report.html.markup import Markup, format_percentage_points, format_signed, tag, to_script_json
+from fedmosaic_cli.report.html.page import build_page
+from fedmosaic_cli.report.html.run_section import ConfigTexts
+from fedmosaic_cli.report.output_files import add_rank_diagram
+from fedmosaic_cli.report.statistics import MethodRanking
+from fedmosaic_cli.report.stats_tables import TextTable, ranking_table
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, table_of, write_run
 from tests.report.runs_by_hand import manifest_of
 
@@ -126,7 +126,7 @@ def test_hostile_names_stay_text(tmp_path):
     (root / HOSTILE.replace("/", "") / "x").mkdir(parents=True)
     (root / HOSTILE.replace("/", "") / "x" / "config.yaml").write_text("")
     notes = {"notes": (HOSTILE,), "commands": (HOSTILE,)}
-    text = page_of(root, [Sheet(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
+    text = page_of(root, [TextTable(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
     reader = Reader(text)
     assert {name for name, _ in reader.elements} <= {name for name, _ in harmless.elements} | {
         "ul",
@@ -148,8 +148,8 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_what_no_file_may_hold_does_not_stop_the_page(tmp_path):
     write_run(tmp_path, "s", "local", 0, [0.5])
-    frame = collect(tmp_path)[0].assign(setting="a\x00b\udc80\x1b", device="\ud800")
-    data = page(settings_of(frame), [], [Skipped(Path("x\udcffy"), "\x00")])
+    frame = collect_runs(tmp_path)[0].assign(setting="a\x00b\udc80\x1b", device="\ud800")
+    data = build_page(comparison_groups(frame), [], [SkippedRun(Path("x\udcffy"), "\x00")])
     assert b"\x00" not in data
     assert "a\ufffdb\ufffd\ufffd" in data.decode()
 
@@ -159,7 +159,7 @@ def test_text_is_escaped_unless_it_is_markup():
         '<td title="&quot;" hidden>&lt;b&gt;<i>&amp;</i></td>'
     )
     assert tag("p", Markup("<br>"), class_="a", data_run=3) == '<p class="a" data-run="3"><br></p>'
-    assert to_script("</script>\u2028&") == '"\\u003c/script\\u003e\\u2028\\u0026"'
+    assert to_script_json("</script>\u2028&") == '"\\u003c/script\\u003e\\u2028\\u0026"'
 
 
 def test_the_same_runs_give_the_same_bytes_without_torch(federation):
@@ -201,7 +201,7 @@ def test_curves_are_those_of_the_log(federation):
 
 
 def test_numbers_that_are_none_are_null():
-    line = log_data.numbers(log_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
+    line = log_data.floats_to_json(log_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
     assert json.loads(line) == [0.1235, None, None, 1e-12, 3]
 
 
@@ -226,34 +226,36 @@ def test_a_damaged_log_costs_its_run_the_curves_alone(federation):
 
 
 def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
-    settings = settings_of(collect(federation)[0])
-    every = embed(settings)
-    assert len(every.curves) == 13
-    assert not every.left_out
-    room = sum(len(text) for text in list(every.curves.values())[:8])
-    some = embed(settings, most_bytes=room)
-    assert list(some.curves) == list(every.curves)[:8]
+    settings = comparison_groups(collect_runs(federation)[0])
+    every = embed_curves(settings)
+    assert len(every.json_by_path) == 13
+    assert not every.omitted
+    room = sum(len(text) for text in list(every.json_by_path.values())[:8])
+    some = embed_curves(settings, max_bytes=room)
+    assert list(some.json_by_path) == list(every.json_by_path)[:8]
     # Of FedAvg in the second setting there is seed 1 alone: it is the first of its method.
-    assert [path.name for path in some.curves] == [*["seed-0"] * 5, "seed-1", "seed-0", "seed-1"]
-    assert set(some.left_out.values()) == {NO_ROOM}
+    assert [path.name for path in some.json_by_path] == [*["seed-0"] * 5, "seed-1", "seed-0", "seed-1"]
+    assert set(some.omitted.values()) == {CURVE_BUDGET_EXCEEDED}
     opened = []
-    monkeypatch.setattr(log_data, "MOST_LOG_BYTES", 2 * (next(iter(every.curves)) / "rounds.jsonl").stat().st_size)
     monkeypatch.setattr(
-        log_data, "curves_of", lambda path: opened.append(path) or {"accuracy": log_data.np.ones((1, 1))}
+        log_data, "MAX_TOTAL_LOG_BYTES", 2 * (next(iter(every.json_by_path)) / "rounds.jsonl").stat().st_size
     )
-    embed(settings)
+    monkeypatch.setattr(
+        log_data, "load_round_curves", lambda path: opened.append(path) or {"accuracy": log_data.np.ones((1, 1))}
+    )
+    embed_curves(settings)
     assert 1 <= len(opened) <= 2
 
 
 def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatch):
-    monkeypatch.setattr(log_data, "MOST_LOG_BYTES", 1)
-    monkeypatch.setattr(log_data, "MOST_POINTS", 3)
+    monkeypatch.setattr(log_data, "MAX_TOTAL_LOG_BYTES", 1)
+    monkeypatch.setattr(log_data, "MAX_KEPT_ROUNDS", 3)
     assert "Curves of 13 runs are left out" in page_of(federation)
     monkeypatch.undo()
-    monkeypatch.setattr(log_data, "MOST_POINTS", 3)
-    settings = settings_of(collect(federation)[0])
+    monkeypatch.setattr(log_data, "MAX_KEPT_ROUNDS", 3)
+    settings = comparison_groups(collect_runs(federation)[0])
     heard = []
-    text = page(settings, [], [], tell=lambda *how_far: heard.append(how_far)).decode()
+    text = build_page(settings, [], [], on_progress=lambda *how_far: heard.append(how_far)).decode()
     assert heard == [(number, 13) for number in range(14)]
     assert "Of 13 runs only some rounds are shown" in text
     assert numbers_in(text)["curves"][0]["rounds"] == [1, 3, 5]
@@ -263,7 +265,7 @@ def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatc
     ("rounds", "clients", "count"), [(1, 5, 1), (100, 5, 100), (1000, 5, 100), (150, 100_000, 20), (500, 1200, 50)]
 )
 def test_thinned_rounds_keep_the_ends(rounds, clients, count):
-    kept = kept_rounds(rounds, clients)
+    kept = subsampled_rounds(rounds, clients)
     assert len(kept) == count
     assert (kept[0], kept[-1]) == (0, rounds - 1)
 
@@ -292,9 +294,9 @@ def test_the_overview_praises_nobody_who_is_behind_local(tmp_path):
 
 
 def test_what_holds_for_all_is_said_once(federation):
-    settings = settings_of(collect(federation)[0])
+    settings = comparison_groups(collect_runs(federation)[0])
     tables = [table_of(settings, notes=("for both", name)) for name in ("for the first", "for the second")]
-    text = page(settings, tables, []).decode()
+    text = build_page(settings, tables, []).decode()
     assert text.count("Accuracy in %, mean") == 1
     assert re.findall(r"<li>(for .*?)</li>", text) == ["for both", "for the first", "for the second"]
 
@@ -309,9 +311,9 @@ def test_cells_have_verdict_mark_bold_spread_and_seeds(federation):
 
 
 def test_empty_cells_come_with_their_commands(federation):
-    settings = settings_of(collect(federation)[0])
+    settings = comparison_groups(collect_runs(federation)[0])
     commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
-    text = page(settings, [table_of(settings, commands=commands)], []).decode()
+    text = build_page(settings, [table_of(settings, commands=commands)], []).decode()
     assert "1 cell without a number of ours" in text
     assert 'href="#fill-0"' in text
     codes = Reader(text).saying("code")
@@ -320,22 +322,38 @@ def test_empty_cells_come_with_their_commands(federation):
 
 def test_published_numbers_stand_beside_ours(tmp_path):
     write_run(tmp_path, "practical-cifar10", "local", 0, [0.8])
-    [setting] = settings_of(collect(tmp_path)[0])
+    [setting] = comparison_groups(collect_runs(tmp_path)[0])
     columns = (
-        Column("a", setting, setting.name, heading="<both>"),
-        Column("b", None, "practical-fashion-mnist", "<both>"),
+        TableColumn("a", setting, setting.name, heading="<both>"),
+        TableColumn("b", None, "practical-fashion-mnist", "<both>"),
     )
-    beside = Table("t", columns, rows_of(columns, [("local", ""), ("fedavg", "")], True), "", paper=True)
-    text = page([setting], [beside], []).decode()
+    beside = ComparisonTable(
+        "t", columns, build_rows(columns, [("local", ""), ("fedavg", "")], True), "", has_published=True
+    )
+    text = build_page([setting], [beside], []).decode()
     assert "paper 83.91 (0.20), \u0394 \u22123.91" in text
     assert "paper 98.23 (0.01)</small>" in text
     assert '<th scope="colgroup" colspan="2" class="heading">&lt;both&gt;</th>' in text
 
 
 def test_signs_of_differences():
-    assert [points(value) for value in (0.0123, -0.0123, 0.00001, -0.00001)] == ["+1.23", "\u22121.23", "0.00", "0.00"]
+    assert [format_percentage_points(value) for value in (0.0123, -0.0123, 0.00001, -0.00001)] == [
+        "+1.23",
+        "\u22121.23",
+        "0.00",
+        "0.00",
+    ]
     texts = ("-0.89", "+0.00", "-0.00", "+1.00", "0.05", "-", "< 0.001", "-x")
-    assert [signed(text) for text in texts] == ["\u22120.89", "0.00", "0.00", "+1.00", "0.05", "-", "< 0.001", "-x"]
+    assert [format_signed(text) for text in texts] == [
+        "\u22120.89",
+        "0.00",
+        "0.00",
+        "+1.00",
+        "0.05",
+        "-",
+        "< 0.001",
+        "-x",
+    ]
 
 
 def test_every_run_tells_how_it_was_made(federation):
@@ -366,21 +384,21 @@ def test_equal_configurations_are_kept_once(federation):
     assert sorted(numbers_in(page_of(federation))["texts"]) == [
         f"method: {variant}\n" for variant in ("centralized", "fedavg", "fedmosaic-entropy", "local")
     ]
-    texts = Texts(room=5)
-    assert [texts.number(text) for text in ("abc", "abc", "abcd", "de", "f")] == [0, 0, None, 1, None]
-    assert texts.all() == ["abc", "de"]
+    texts = ConfigTexts(max_chars=5)
+    assert [texts.index_of(text) for text in ("abc", "abc", "abcd", "de", "f")] == [0, 0, None, 1, None]
+    assert texts.as_list() == ["abc", "de"]
 
 
 def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
-    from fedmosaic_cli.storage.files import sealed
+    from fedmosaic_cli.storage.files import to_checksummed_json
 
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     bad = write_run(tmp_path, "s", "local", 1, [0.5, 0.6])
     manifest = manifest_of([[0, 1], [1, 2]], digest="shards-1")
     manifest["public"]["class_counts"] = [1, 2, 3]
-    (bad / "shards.json").write_bytes(sealed(manifest))
+    (bad / "shards.json").write_bytes(to_checksummed_json(manifest))
     worse = write_run(tmp_path, "s", "local", 2, [0.5, 0.6])
-    (worse / "shards.json").write_bytes(sealed({"digest": "shards-2", "clients": ["nobody"]}))
+    (worse / "shards.json").write_bytes(to_checksummed_json({"digest": "shards-2", "clients": ["nobody"]}))
     text = page_of(tmp_path)
     [held] = numbers_in(text)["settings"][0]["shards"]
     assert held["seed"] == 0
@@ -390,22 +408,22 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
 
 
 def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):
-    from fedmosaic_cli.report.plots.client_plots import makes_sense
-    from fedmosaic_cli.storage.files import sealed
+    from fedmosaic_cli.report.plots.client_plots import is_plottable_manifest
+    from fedmosaic_cli.storage.files import to_checksummed_json
 
     run = write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     manifest = manifest_of([[0, 1], [1, 2]], digest="shards-0")
     manifest["public"]["class_counts"] = None
-    (run / "shards.json").write_bytes(sealed(manifest))
+    (run / "shards.json").write_bytes(to_checksummed_json(manifest))
     [held] = numbers_in(page_of(tmp_path))["settings"][0]["shards"]
     assert (held["public"], held["public_size"]) == (None, 8)
-    assert makes_sense(manifest)
+    assert is_plottable_manifest(manifest)
 
 
 def test_statistics_have_a_section_only_if_there_are_any(federation):
     assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
-    text = page_of(federation, [Sheet("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
+    text = page_of(federation, [TextTable("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
     assert not re.search(r'<section id="statistics"[^>]* hidden>', text)
     assert '<svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
     assert "<?xml" not in text
@@ -413,17 +431,17 @@ def test_statistics_have_a_section_only_if_there_are_any(federation):
 
 
 def test_the_diagram_of_ranks_is_drawn_in_the_colour_of_the_page_and_repeats_nothing():
-    ranking = Ranking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic (entropy)": 3.0}, 2.34, 0.2)
-    [sheet] = illustrated([ranks_sheet(ranking)], ranking)
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.picture)
+    ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic (entropy)": 3.0}, 2.34, 0.2)
+    [sheet] = add_rank_diagram([ranking_table(ranking)], ranking)
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.svg)
     assert "CD = 2.34" in words
     assert not [text for text in words if "verage rank" in text or "joined by a bar" in text]
     assert "a bar joins" in sheet.note
-    assert not re.search(r"#[0-9a-fA-F]{6}\b", sheet.picture)
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", sheet.svg)
 
 
 def test_a_page_of_nothing(tmp_path):
-    Reader(page([], [], [Skipped(tmp_path, "damaged")]).decode())
+    Reader(build_page([], [], [SkippedRun(tmp_path, "damaged")]).decode())
 
 
 def luminance(colour):
@@ -439,7 +457,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_and_lines_can_be_told_from_the_ground(theme):
-    style = (files("fedmosaic_cli.report.page") / "style.css").read_text(encoding="utf-8")
+    style = (files("fedmosaic_cli.report.html") / "style.css").read_text(encoding="utf-8")
     pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
     colours = {name: (light, dark)[theme] for name, light, dark in pairs}
     for text in ("ink", "quiet", "accent", "baseline", "worst", "worse", "better"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmosaic_cli.report.stats_tables import Sheet
+from fedmosaic_cli.report.stats_tables import TextTable
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -353,7 +353,7 @@ def test_signed_numbers_are_sorted_as_numbers(tmp_path):
     federation = small_federation(tmp_path / "runs")
     found = played(
         tmp_path,
-        page_of(federation, [Sheet("Gains", ("Method", "gain"), rows, "")]),
+        page_of(federation, [TextTable("Gains", ("Method", "gain"), rows, "")]),
         """
         const cells = () => $$("#statistics td").map((node) => node.textContent);
         recorded.first = cells();
@@ -467,7 +467,7 @@ def test_names_that_cannot_be_broken_stay_in_their_columns_on_a_phone(tmp_path):
     picture = '<svg width="504pt" height="200pt" viewBox="0 0 504 200"><text font-size="8" x="400">rank</text></svg>'
     found = played(
         tmp_path,
-        page_of(tmp_path / "runs", [Sheet("Ranks", ("Method", "rank"), (), "", picture)]),
+        page_of(tmp_path / "runs", [TextTable("Ranks", ("Method", "rank"), (), "", picture)]),
         """
         const range = document.createRange();
         const spills = (cell) => {

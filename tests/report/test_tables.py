@@ -11,23 +11,34 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedmosaic_cli.report.baseline_colors import Verdict, judge
-from fedmosaic_cli.report.collect import collect
-from fedmosaic_cli.report.comparison import settings_of
-from fedmosaic_cli.report.formats.latex import PREAMBLE, alone, document, preamble, to_latex
-from fedmosaic_cli.report.formats.text_formats import to_csv, to_json, to_markdown, to_terminal
-from fedmosaic_cli.report.paper_tables import FORMS, overview, paper_table
-from fedmosaic_cli.report.statistics import compare_with_local
-from fedmosaic_cli.report.stats_tables import sheet_to_latex, sheets_of
-from fedmosaic_cli.storage.files import sealed
+from fedmosaic_cli.report.baseline_colors import BaselineRelation, relation_to_baselines
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.formats.latex import (
+    PREAMBLE_FILE,
+    latex_document,
+    latex_preamble,
+    standalone_latex,
+    table_to_latex,
+)
+from fedmosaic_cli.report.formats.text_formats import (
+    table_to_markdown,
+    table_to_terminal,
+    tables_to_csv,
+    tables_to_json,
+)
+from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
+from fedmosaic_cli.report.statistics import compare_methods_with_local
+from fedmosaic_cli.report.stats_tables import build_statistics_tables, text_table_to_latex
+from fedmosaic_cli.storage.files import to_checksummed_json
 
 GOLDEN = Path(__file__).parent / "golden"
 OFFICE = ("amazon", "amazon", "webcam")
 
 
 def table_of(runs, name=None, paper=False):
-    settings = settings_of(collect(runs.folder)[0])
-    return paper_table(name, settings, paper) if name else overview(settings, paper)
+    settings = comparison_groups(collect_runs(runs.folder)[0])
+    return paper_table(name, settings, paper) if name else overview_table(settings, paper)
 
 
 def fill(runs):
@@ -49,7 +60,7 @@ def fill(runs):
     runs("quickstart-hybrid", "fedmosaic-entropy", 0, 0.25, nonidentical=["after round 3: torch"], **left_out)
 
 
-@pytest.mark.parametrize("name", [None, *FORMS])
+@pytest.mark.parametrize("name", [None, *PAPER_TABLES])
 @pytest.mark.parametrize("paper", [False, True], ids=["ours", "paper"])
 @pytest.mark.parametrize("form", ["md", "tex", "csv", "txt"])
 def test_the_tables_of_a_golden_file(runs, name, paper, form):
@@ -57,8 +68,13 @@ def test_the_tables_of_a_golden_file(runs, name, paper, form):
     table = table_of(runs, name, paper)
     console = Console(width=200)
     with console.capture() as terminal:
-        console.print(to_terminal(table))
-    texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv([table]), "txt": terminal.get()}
+        console.print(table_to_terminal(table))
+    texts = {
+        "md": table_to_markdown(table),
+        "tex": table_to_latex(table),
+        "csv": tables_to_csv([table]),
+        "txt": terminal.get(),
+    }
     expected = GOLDEN / f"{table.name}{'-paper' if paper else ''}.{form}"
     if "WRITE_GOLDEN" in os.environ:  # then read the difference
         expected.write_text(texts[form], encoding="utf-8")
@@ -67,7 +83,7 @@ def test_the_tables_of_a_golden_file(runs, name, paper, form):
 
 def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
     fill(runs)
-    entries = to_json([table_of(runs, "label-skew")])
+    entries = tables_to_json([table_of(runs, "label-skew")])
     gap = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedCT"))
     assert gap["mean"] is None
     assert gap["command"] == "fedmosaic baseline fedct --preset practical-cifar10 --seeds 0,1"
@@ -81,10 +97,10 @@ def test_a_quick_preset_stands_in_the_papers_column(runs):
     (column,) = [column for column in table.columns if column.setting]
     assert (column.heading, column.label) == ("Practical non-IID", "CIFAR-10 (quick)")
     cell = next(row for row in table.rows if row.key == ("local", "")).cells[table.columns.index(column)]
-    assert (cell.ours.mean, cell.published.mean) == (0.7, 0.8391)
+    assert (cell.measured.mean, cell.published.mean) == (0.7, 0.8391)
     assert any("Quick presets use part of the data" in note for note in table.notes)
     settings = [column.setting for column in table.columns if column.setting]
-    assert paper_table("label-skew", settings, paper=True, absent=False).columns == (column,)
+    assert paper_table("label-skew", settings, with_published=True, with_missing_columns=False).columns == (column,)
 
 
 def test_rows_with_a_label_are_made_where_they_lie(runs):
@@ -100,7 +116,7 @@ def test_rows_with_a_label_are_made_where_they_lie(runs):
 
 def test_a_cell_that_lacks_a_seed_says_how_to_make_it(runs):
     fill(runs)
-    entries = to_json([table_of(runs, "label-skew")])
+    entries = tables_to_json([table_of(runs, "label-skew")])
     few = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedProx"))
     assert (few["mean"], few["seeds"]) == (0.95, [1])
     assert few["command"] == "fedmosaic baseline fedprox --preset practical-cifar10 --seeds 0"
@@ -154,7 +170,7 @@ def test_a_narrow_terminal_has_several_tables(runs):
     fill(runs)
     console = Console(width=80)
     with console.capture() as terminal:
-        console.print(to_terminal(table_of(runs), console.width))
+        console.print(table_to_terminal(table_of(runs), console.width))
     lines = terminal.get().splitlines()
     assert sum("Centralized   " in line for line in lines) == 2
     assert "96.00 (1.41)" in terminal.get()
@@ -176,20 +192,24 @@ def test_what_was_begun_is_resumed(runs):
 def test_latex_compiles(runs, tmp_path, how):
     fill(runs)
     runs("äßłž \u03b1 日本 q\u0303 ế", "local", 0, 0.9)
-    tables = [table_of(runs), *(table_of(runs, name, paper=True) for name in FORMS)]
-    floats = {f"{table.name}.tex": to_latex(table) for table in tables}
-    comparisons = [line for setting in settings_of(collect(runs.folder)[0]) for line in compare_with_local(setting)]
-    floats["statistics.tex"] = "".join(map(sheet_to_latex, sheets_of(comparisons, None)))
+    tables = [table_of(runs), *(table_of(runs, name, paper=True) for name in PAPER_TABLES)]
+    floats = {f"{table.name}.tex": table_to_latex(table) for table in tables}
+    comparisons = [
+        line
+        for setting in comparison_groups(collect_runs(runs.folder)[0])
+        for line in compare_methods_with_local(setting)
+    ]
+    floats["statistics.tex"] = "".join(map(text_table_to_latex, build_statistics_tables(comparisons, None)))
     packages = "\\usepackage{booktabs,graphicx,multirow,xcolor}"
     texts = {
-        "alone": {"main.tex": alone(list(floats.values()))},
+        "alone": {"main.tex": standalone_latex(list(floats.values()))},
         "inside a paper": {
             "main.tex": f"\\documentclass{{article}}{packages}\\begin{{document}}A\\input{{table}}B\\end{{document}}",
-            "table.tex": alone(list(floats.values())),
+            "table.tex": standalone_latex(list(floats.values())),
         },
         "beside the preamble": {
-            "main.tex": document(list(floats)),
-            PREAMBLE: preamble(),
+            "main.tex": latex_document(list(floats)),
+            PREAMBLE_FILE: latex_preamble(),
             **floats,
         },
     }
@@ -209,20 +229,20 @@ def test_latex_compiles(runs, tmp_path, how):
 @pytest.mark.parametrize(
     ("accuracy", "local", "central", "verdict"),
     [
-        (0.5, 0.6, 0.7, Verdict.WORSE_THAN_BOTH),
-        (0.65, 0.6, 0.7, Verdict.NEITHER),
-        (0.65, 0.7, 0.6, Verdict.WORSE_THAN_LOCAL),
-        (0.8, 0.6, 0.7, Verdict.BETTER_THAN_BOTH),
-        (0.6, 0.6, 0.5, Verdict.NEITHER),
-        (0.7, 0.6, 0.7, Verdict.NEITHER),
-        ((0.55 + 0.65) / 2, 0.6, 0.5, Verdict.NEITHER),
-        (0.1 + 0.2, 0.2, 0.3, Verdict.NEITHER),
-        (0.7, None, 0.7, Verdict.UNKNOWN),
-        (0.7, 0.7, None, Verdict.UNKNOWN),
+        (0.5, 0.6, 0.7, BaselineRelation.WORSE_THAN_BOTH),
+        (0.65, 0.6, 0.7, BaselineRelation.NEITHER),
+        (0.65, 0.7, 0.6, BaselineRelation.WORSE_THAN_LOCAL),
+        (0.8, 0.6, 0.7, BaselineRelation.BETTER_THAN_BOTH),
+        (0.6, 0.6, 0.5, BaselineRelation.NEITHER),
+        (0.7, 0.6, 0.7, BaselineRelation.NEITHER),
+        ((0.55 + 0.65) / 2, 0.6, 0.5, BaselineRelation.NEITHER),
+        (0.1 + 0.2, 0.2, 0.3, BaselineRelation.NEITHER),
+        (0.7, None, 0.7, BaselineRelation.UNKNOWN),
+        (0.7, 0.7, None, BaselineRelation.UNKNOWN),
     ],
 )
 def test_the_colour_rule(accuracy, local, central, verdict):
-    assert judge(accuracy, local, central) is verdict
+    assert relation_to_baselines(accuracy, local, central) is verdict
 
 
 def test_a_method_is_judged_on_the_seeds_that_it_shares_with_the_baselines(runs):
@@ -231,7 +251,9 @@ def test_a_method_is_judged_on_the_seeds_that_it_shares_with_the_baselines(runs)
         runs("s", "centralized", seed, value)
     # Better than the baselines' mean of 70, worse than they are with this seed.
     runs("s", "fedavg", 1, 0.8)
-    assert {row.title: row.cells[0].ours.verdict for row in table_of(runs).rows}["FedAvg"] is Verdict.WORSE_THAN_BOTH
+    assert {row.title: row.cells[0].measured.verdict for row in table_of(runs).rows}[
+        "FedAvg"
+    ] is BaselineRelation.WORSE_THAN_BOTH
 
 
 def test_runs_of_another_protocol_do_not_share_a_column_and_the_notes_say_why(runs):
@@ -255,7 +277,7 @@ def test_many_differences_are_told_apart_by_a_digest_and_named_below(runs):
 
 
 def titles(runs, name=None):
-    return [row.title for row in table_of(runs, name).rows if any(cell.ours for cell in row.cells)]
+    return [row.title for row in table_of(runs, name).rows if any(cell.measured for cell in row.cells)]
 
 
 def test_runs_with_other_hyperparameters_do_not_share_a_row(runs):
@@ -283,22 +305,22 @@ def test_the_best_is_one_of_those_with_all_seeds(runs):
         runs("s", "fedavg", seed, value + 0.01)
     # Its mean is higher, because it was spared the hard seed.
     runs("s", "ditto", 0, 0.85)
-    best = {row.title for row in table_of(runs).rows if row.cells[0].ours and row.cells[0].ours.best}
+    best = {row.title for row in table_of(runs).rows if row.cells[0].measured and row.cells[0].measured.is_best}
     assert best == {"FedAvg"}
 
 
 def test_the_best_is_one_of_those_that_are_shown(runs):
     for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92}.items():
         runs("h", variant, 0, value, scheme="hybrid")
-    assert {row.title for row in table_of(runs, "compact").rows if row.cells[0].ours and row.cells[0].ours.best} == {
-        "FedAvg"
-    }
+    assert {
+        row.title for row in table_of(runs, "compact").rows if row.cells[0].measured and row.cells[0].measured.is_best
+    } == {"FedAvg"}
 
 
 def test_what_prints_the_same_is_best_together(runs):
     for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
         runs("s", variant, 0, value)
-    assert {row.title: row.cells[0].ours.best for row in table_of(runs).rows if row.cells[0].ours} == {
+    assert {row.title: row.cells[0].measured.is_best for row in table_of(runs).rows if row.cells[0].measured} == {
         "Local training": True,
         "FedAvg": True,
         "FedCT": False,
@@ -319,7 +341,7 @@ def test_a_domain_s_mean_is_over_its_clients_alone(runs):
     runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     table = table_of(runs, "feature-shift")
     row = next(row for row in table.rows if row.title == "Local training")
-    assert {c.domain: round(cell.ours.mean, 12) for c, cell in zip(table.columns, row.cells, strict=True)} == {
+    assert {c.domain: round(cell.measured.mean, 12) for c, cell in zip(table.columns, row.cells, strict=True)} == {
         "amazon": 0.3,
         "webcam": 1.0,
     }
@@ -332,8 +354,8 @@ def test_seeds_whose_domains_nobody_knows_are_named(runs):
     table = table_of(runs, "feature-shift")
     assert "f: runs with seed 1 kept no manifest that tells who is of which domain." in table.notes
     [row] = [row for row in table.rows if row.title == "Local training"]
-    assert [cell.ours.seeds for cell in row.cells] == [(0,), (0,)]
-    assert "**30.00 [1 of 2 seeds]**" in to_markdown(table)
+    assert [cell.measured.seeds for cell in row.cells] == [(0,), (0,)]
+    assert "**30.00 [1 of 2 seeds]**" in table_to_markdown(table)
     assert not any(" local " in command for command in table.commands), "the run is there"
 
 
@@ -341,7 +363,7 @@ def test_a_manifest_without_sense_is_as_good_as_none(runs):
     folder = runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     manifest = {**json.loads((folder / "shards.json").read_text()), "clients": [1, 2, 3]}
     del manifest["checksum"]
-    (folder / "shards.json").write_bytes(sealed(manifest))
+    (folder / "shards.json").write_bytes(to_checksummed_json(manifest))
     assert [column.label for column in table_of(runs, "feature-shift").columns] == ["all"]
 
 

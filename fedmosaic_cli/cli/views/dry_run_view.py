@@ -6,43 +6,44 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, remark, say, say_json
-from fedmosaic_cli.cli.privacy_options import block_lines
-from fedmosaic_cli.cli.views.progress_view import WAYS
-from fedmosaic_cli.config.run_config import flat
-from fedmosaic_cli.labels.privacy.privacy_report import too_likely
-from fedmosaic_cli.runner.privacy_section import planned_privacy
+from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
+from fedmosaic_cli.cli.privacy_options import privacy_section_lines
+from fedmosaic_cli.cli.views.progress_view import EXECUTION_DESCRIPTIONS
+from fedmosaic_cli.config.run_config import flatten_keys
+from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
+from fedmosaic_cli.runner.privacy_section import planned_privacy_section
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.config.layers import Layers
+    from fedmosaic_cli.config.layers import ConfigLayers
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.data.data_dirs import Place
-    from fedmosaic_cli.storage.runs import RunFiles
-    from fedmosaic_cli.storage.shards import Shards
+    from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.storage.runs import RunDirectory
+    from fedmosaic_cli.storage.shards import ShardSet
 
 
-def show_plan(
+def print_dry_run(
     configs: list[RunConfig],
-    layers: Layers,
-    files: list[RunFiles],
-    given: Shards | None,
-    place: Place,
+    layers: ConfigLayers,
+    files: list[RunDirectory],
+    given_shards: ShardSet | None,
+    data_dirs: DataDirs,
     device_name: str,
     as_json: bool,
 ) -> None:
     """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
     from fedmosaic_cli.runner.build import check_networks, find_devices
-    from fedmosaic_cli.runner.cost_estimates import costs, facts_of_data, facts_of_shards
+    from fedmosaic_cli.runner.cost_estimates import dimensions_from_dataset, dimensions_from_shards, estimate_costs
 
     device = find_devices(device_name)[0]
     values: dict[str, object] = {}
     for config in configs:
-        values |= flat({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
+        values |= flatten_keys({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
     settings = [{"key": k, "value": v, "origin": layers.origin(k)} for k, v in values.items()]
     # Runs with one seed share their data.
     one_a_seed = {config.partition_seed: config.data for config in configs}
     facts = {
-        seed: facts_of_shards(given) if given else facts_of_data(data, seed, place) for seed, data in one_a_seed.items()
+        seed: dimensions_from_shards(given_shards) if given_shards else dimensions_from_dataset(data, seed, data_dirs)
+        for seed, data in one_a_seed.items()
     }
     for config in configs:
         channels, height, width = facts[config.partition_seed].input_shape
@@ -50,28 +51,28 @@ def show_plan(
     runs = [
         {
             "path": str(spot.path),
-            "exists": spot.exists(),
-            **costs(config, facts[config.partition_seed], device),
-            "privacy": planned_privacy(
-                config, facts[config.partition_seed].classes, facts[config.partition_seed].sizes
+            "exists": spot.has_content(),
+            **estimate_costs(config, facts[config.partition_seed], device),
+            "privacy": planned_privacy_section(
+                config, facts[config.partition_seed].num_classes, facts[config.partition_seed].train_sizes
             ),
         }
         for config, spot in zip(configs, files, strict=True)
     ]
     noisy = [config for config in configs if config.noise]
-    warnings = [too_likely(config.privacy.delta, facts[config.partition_seed].sizes or []) for config in noisy]
+    warnings = [delta_warning(config.privacy.delta, facts[config.partition_seed].train_sizes or []) for config in noisy]
     for warning in dict.fromkeys(filter(None, warnings)):
-        remark(f"warning: {warning}")
+        print_stderr(f"warning: {warning}")
     if as_json:
-        say_json({"configuration": settings, "runs": runs})
+        print_json({"configuration": settings, "runs": runs})
         return
     view = Table("key", "value", "from", box=None, pad_edge=False)
     for setting in settings:
         view.add_row(
             str(setting["key"]), "-" if setting["value"] is None else str(setting["value"]), str(setting["origin"])
         )
-    out().print(view)
-    say("")
+    stdout_console().print(view)
+    print_stdout("")
     headings = ("run", "rounds", "steps", "data MB", "models MB", "step MB", "bits up", "bits down")
     work = Table(*headings, box=None, pad_edge=False)
     for run in runs:
@@ -80,13 +81,17 @@ def show_plan(
         steps = "?" if run["steps"] is None else f"{run['steps']:,}"
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
-    out().print(work)
+    stdout_console().print(work)
     blocks = {config.method.variant: run["privacy"] for config, run in zip(configs, runs, strict=True)}
     for variant, block in blocks.items():
-        for line in block_lines(variant, block) if block else []:
-            say(line)
+        for line in privacy_section_lines(variant, block) if block else []:
+            print_stdout(line)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
-        say(f"missing: {missing}")
-    ways = dict.fromkeys(f"clients {WAYS[run['execution']]}, workers: {run['workers']}" for run in runs)
-    say(f"on {device}: {'; '.join(ways)}; memory is about the sum of data, models and step, beside torch's own")
-    say("bits are per client and round of exchange; models include optimizer state; nothing was written")
+        print_stdout(f"missing: {missing}")
+    ways = dict.fromkeys(
+        f"clients {EXECUTION_DESCRIPTIONS[run['execution']]}, workers: {run['workers']}" for run in runs
+    )
+    print_stdout(
+        f"on {device}: {'; '.join(ways)}; memory is about the sum of data, models and step, beside torch's own"
+    )
+    print_stdout("bits are per client and round of exchange; models include optimizer state; nothing was written")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import out, say
+from fedmosaic_cli.cli.console import print_stdout, stdout_console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-MISSING = "-"
-MOST_CLASSES = 20
+MISSING_CELL = "-"
+MAX_CONFUSION_CLASSES = 20
 # Less than this is no room for whole paths and headings of one line.
-WIDE = 140
-COLUMNS = {
+MIN_WIDE_COLUMNS = 140
+EVALUATION_COLUMNS = {
     "mean %": ("accuracy", "client_mean"),
     "weighted %": ("accuracy", "sample_weighted"),
     "std": ("accuracy", "client_std"),
@@ -27,32 +27,32 @@ COLUMNS = {
     "balanced %": ("balanced_accuracy", "client_mean"),
     "ECE %": ("calibration_error", "client_mean"),
 }
-OUTCOMES = ("helped", "unharmed", "hurt")
+COLLABORATION_OUTCOMES = ("helped", "unharmed", "hurt")
 
 
-def show(results: Mapping[Path, dict[str, Any]], split: str, verbose: bool) -> None:
+def show_evaluations(results: Mapping[Path, dict[str, Any]], split: str, verbose: bool) -> None:
     """A line a run; if asked for, a line a client and the confusion matrix of each run."""
-    paths, console = list(results), out()
-    narrow = console.width < WIDE
-    above, labels = short_names(paths) if narrow else ("", [str(path) for path in paths])
-    headings = [f"run in {above}" if above else "run", *COLUMNS, " ".join(OUTCOMES)]
-    view = table_of(*(heading.replace(" ", "\n") if narrow else heading for heading in headings))
+    paths, console = list(results), stdout_console()
+    narrow = console.width < MIN_WIDE_COLUMNS
+    above, labels = split_common_parent(paths) if narrow else ("", [str(path) for path in paths])
+    headings = [f"run in {above}" if above else "run", *EVALUATION_COLUMNS, " ".join(COLLABORATION_OUTCOMES)]
+    view = numeric_table(*(heading.replace(" ", "\n") if narrow else heading for heading in headings))
     for label, result in zip(labels, results.values(), strict=True):
-        numbers = [percent(result[metric][average]) for metric, average in COLUMNS.values()]
+        numbers = [percent_text(result[metric][average]) for metric, average in EVALUATION_COLUMNS.values()]
         found = result["collaboration"]
-        outcome = "/".join(str(found[name]) for name in OUTCOMES) if found else MISSING
+        outcome = "/".join(str(found[name]) for name in COLLABORATION_OUTCOMES) if found else MISSING_CELL
         view.add_row(label, *numbers, outcome)
     console.print(view)
     for path, result in results.items() if verbose else ():
-        show_in_full(path, result)
-    for line in legend(split, any(result["collaboration"] for result in results.values())):
-        say(line)
+        show_evaluation_details(path, result)
+    for line in evaluation_legend(split, any(result["collaboration"] for result in results.values())):
+        print_stdout(line)
     for path, result in results.items():
         for caveat in (result["collaboration"] or {}).get("caveats", ()):
-            say(f"mind that {caveat} ({path})")
+            print_stdout(f"mind that {caveat} ({path})")
 
 
-def short_names(paths: Sequence[Path]) -> tuple[str, list[str]]:
+def split_common_parent(paths: Sequence[Path]) -> tuple[str, list[str]]:
     """The directory that all of several runs lie in, and the rest of each path."""
     above = os.path.commonpath([path.parent for path in paths]) if len({p.is_absolute() for p in paths}) == 1 else ""
     if len(paths) == 1 or not above:
@@ -60,58 +60,62 @@ def short_names(paths: Sequence[Path]) -> tuple[str, list[str]]:
     return above, [str(path.relative_to(above)) for path in paths]
 
 
-def legend(split: str, compared: bool) -> list[str]:
+def evaluation_legend(split: str, has_comparison: bool) -> list[str]:
     """What the columns mean."""
     lines = [
         f"each client on its own {split} part; accuracy: mean over clients and over examples, std over clients, worst",
         "client, worst tenth of the clients; macro F1, balanced accuracy, calibration error (ECE): means over clients",
     ]
-    if compared:
+    if has_comparison:
         lines.append("helped, unharmed, hurt: clients with more, as many, fewer right answers than their Local model")
     return [*lines, "kept beside each summary.json"]
 
 
-def show_in_full(path: Path, result: dict[str, Any]) -> None:
+def show_evaluation_details(path: Path, result: dict[str, Any]) -> None:
     """The clients of a run, how they fare beside Local, and what their models take for what."""
-    say(f"\n{path}")
-    out().print(clients_of(result["per_client"]))
+    print_stdout(f"\n{path}")
+    stdout_console().print(client_results_table(result["per_client"]))
     found = result["collaboration"]
     if found:
-        counts = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
-        gains = f"mean gain {percent(found['mean_gain'])}, largest gain {percent(found['largest_gain'])}"
-        say(f"beside Local: {counts}; {gains}, largest loss {percent(found['largest_loss'])} points of accuracy")
+        counts = ", ".join(f"{found[name]} {name}" for name in COLLABORATION_OUTCOMES)
+        gains = f"mean gain {percent_text(found['mean_gain'])}, largest gain {percent_text(found['largest_gain'])}"
+        print_stdout(
+            f"beside Local: {counts}; {gains}, largest loss {percent_text(found['largest_loss'])} points of accuracy"
+        )
     else:
-        say(f"beside Local: {result['no_collaboration']}")
+        print_stdout(f"beside Local: {result['no_collaboration']}")
     names, matrices = result["class_names"], [mark["confusion"] for mark in result["per_client"]]
     if None in matrices:
-        say(f"confusion matrices of {len(names)} classes for {len(matrices)} clients are too large to be kept")
-    elif len(names) > MOST_CLASSES:
-        say(f"the confusion matrices of {len(names)} classes are in the file")
+        print_stdout(f"confusion matrices of {len(names)} classes for {len(matrices)} clients are too large to be kept")
+    elif len(names) > MAX_CONFUSION_CLASSES:
+        print_stdout(f"the confusion matrices of {len(names)} classes are in the file")
     else:
-        say("all clients together, what is there (rows) and what it is taken for (columns):")
-        out().print(confusion_of(names, matrices))
+        print_stdout("all clients together, what is there (rows) and what it is taken for (columns):")
+        stdout_console().print(confusion_table(names, matrices))
 
 
-def clients_of(marks: Sequence[dict[str, Any]]) -> Table:
-    view = table_of("client", "domain", "examples", "accuracy %", "loss", "macro F1 %", "balanced %", "ECE %", "gain")
-    for mark in marks:
-        rest = (percent(mark[name]) for name in ("macro_f1", "balanced_accuracy", "calibration_error"))
-        gain = MISSING if mark["gain"] is None else signed(mark["gain"])
-        first = (str(mark["client"]), mark["domain"] or MISSING, str(mark["examples"]))
-        view.add_row(*first, percent(mark["accuracy"]), f"{mark['loss']:.4f}", *rest, gain)
+def client_results_table(client_results: Sequence[dict[str, Any]]) -> Table:
+    view = numeric_table(
+        "client", "domain", "examples", "accuracy %", "loss", "macro F1 %", "balanced %", "ECE %", "gain"
+    )
+    for mark in client_results:
+        rest = (percent_text(mark[name]) for name in ("macro_f1", "balanced_accuracy", "calibration_error"))
+        gain = MISSING_CELL if mark["gain"] is None else signed_percent_text(mark["gain"])
+        first = (str(mark["client"]), mark["domain"] or MISSING_CELL, str(mark["examples"]))
+        view.add_row(*first, percent_text(mark["accuracy"]), f"{mark['loss']:.4f}", *rest, gain)
     return view
 
 
-def confusion_of(names: Sequence[str], matrices: Sequence[list[list[int]]]) -> Table:
+def confusion_table(class_names: Sequence[str], matrices: Sequence[list[list[int]]]) -> Table:
     """The sum of all matrices."""
-    view = table_of("", *names)
-    for row, name in enumerate(names):
-        sums = [sum(matrix[row][column] for matrix in matrices) for column in range(len(names))]
+    view = numeric_table("", *class_names)
+    for row, name in enumerate(class_names):
+        sums = [sum(matrix[row][column] for matrix in matrices) for column in range(len(class_names))]
         view.add_row(name, *(str(number) if number else "." for number in sums))
     return view
 
 
-def table_of(first: str, *others: str) -> Table:
+def numeric_table(first: str, *others: str) -> Table:
     """A plain table whose columns but the first hold numbers."""
     view = Table(box=None, pad_edge=False, collapse_padding=True)
     view.add_column(first, overflow="fold")
@@ -120,9 +124,9 @@ def table_of(first: str, *others: str) -> Table:
     return view
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+def percent_text(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
 
 
-def signed(share: float) -> str:
-    return f"{100 * share:+.2f}" if share else "0.00"
+def signed_percent_text(fraction: float) -> str:
+    return f"{100 * fraction:+.2f}" if fraction else "0.00"

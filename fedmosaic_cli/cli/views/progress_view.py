@@ -7,50 +7,54 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedmosaic_cli.cli.console import err, remark
+from fedmosaic_cli.cli.console import print_stderr, stderr_console
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from types import TracebackType
 
-    from fedmosaic_cli.runner.run import Begun, RoundDone
+    from fedmosaic_cli.runner.run import RoundCompleted, RunStarted
 
 
-ROOM_FOR_A_BAR = 100
-WAYS = {"threads": "one by one", "stacked": "stacked", "stacked and threads": "stacked where they are alike"}
+MIN_COLUMNS_FOR_BAR = 100
+EXECUTION_DESCRIPTIONS = {
+    "threads": "one by one",
+    "stacked": "stacked",
+    "stacked and threads": "stacked where they are alike",
+}
 
 
-class View(Protocol):
+class RunProgressView(Protocol):
     """Shows how far the runs are."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> RunProgressView: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def begin(self, label: str, rounds: int) -> None: ...
+    def on_prepare(self, title: str, num_rounds: int) -> None: ...
 
-    def tell(self, begun: Begun) -> None: ...
+    def on_start(self, event: RunStarted) -> None: ...
 
-    def skip_to(self, number: int) -> None: ...
+    def on_resume(self, round_number: int) -> None: ...
 
-    def wait_for(self, clients: Collection[int]) -> None: ...
+    def on_waiting(self, clients: Collection[int]) -> None: ...
 
-    def update(self, done: RoundDone) -> None: ...
+    def on_round(self, event: RoundCompleted) -> None: ...
 
 
-def view(quiet: bool, runs: int) -> View:
+def make_run_progress_view(quiet: bool, num_runs: int) -> RunProgressView:
     """The view that suits where stderr goes."""
     if quiet:
-        return Silent()
-    return Bars(runs) if sys.stderr.isatty() else Lines(runs)
+        return SilentRunProgress()
+    return RunProgressBars(num_runs) if sys.stderr.isatty() else RunProgressLines(num_runs)
 
 
-class Silent:
+class SilentRunProgress:
     """Shows nothing."""
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> RunProgressView:
         return self
 
     def __exit__(
@@ -58,59 +62,61 @@ class Silent:
     ) -> None:
         return None
 
-    def begin(self, label: str, rounds: int) -> None:
+    def on_prepare(self, title: str, num_rounds: int) -> None:
         return None
 
-    def tell(self, begun: Begun) -> None:
+    def on_start(self, event: RunStarted) -> None:
         return None
 
-    def skip_to(self, number: int) -> None:
+    def on_resume(self, round_number: int) -> None:
         return None
 
-    def wait_for(self, clients: Collection[int]) -> None:
+    def on_waiting(self, clients: Collection[int]) -> None:
         return None
 
-    def update(self, done: RoundDone) -> None:
+    def on_round(self, event: RoundCompleted) -> None:
         return None
 
 
-class Lines(Silent):
+class RunProgressLines(SilentRunProgress):
     """A plain line a round."""
 
-    def __init__(self, runs: int) -> None:
-        self._runs = runs
-        self._number = 0
-        self._label = ""
-        self._rounds = 0
-        self._missing: set[int] = set()
+    def __init__(self, num_runs: int) -> None:
+        self._num_runs = num_runs
+        self._run_number = 0
+        self._title = ""
+        self._num_rounds = 0
+        self._missing_clients: set[int] = set()
 
-    def begin(self, label: str, rounds: int) -> None:
-        self._number += 1
-        self._rounds = rounds
-        self._label = f"[{self._number}/{self._runs}] {label}" if self._runs > 1 else label
+    def on_prepare(self, title: str, num_rounds: int) -> None:
+        self._run_number += 1
+        self._num_rounds = num_rounds
+        self._title = f"[{self._run_number}/{self._num_runs}] {title}" if self._num_runs > 1 else title
 
-    def tell(self, begun: Begun) -> None:
-        remark(f"{self._label}  {how(begun)}")
+    def on_start(self, event: RunStarted) -> None:
+        print_stderr(f"{self._title}  {execution_text(event)}")
 
-    def skip_to(self, number: int) -> None:
-        remark(f"{self._label}  resumed after round {number}")
+    def on_resume(self, round_number: int) -> None:
+        print_stderr(f"{self._title}  resumed after round {round_number}")
 
-    def wait_for(self, clients: Collection[int]) -> None:
-        if set(clients) != self._missing:  # a line a change, not one a look
-            self._missing = set(clients)
-            remark(f"{self._label}  {waiting(clients)}")
+    def on_waiting(self, clients: Collection[int]) -> None:
+        if set(clients) != self._missing_clients:  # a line a change, not one a look
+            self._missing_clients = set(clients)
+            print_stderr(f"{self._title}  {waiting_text(clients)}")
 
-    def update(self, done: RoundDone) -> None:
-        tell_left_out(done)
-        remark(f"{self._label}  round {done.round}/{self._rounds}  {values(done)}  {done.seconds:.2f} s")
+    def on_round(self, event: RoundCompleted) -> None:
+        warn_about_missing_clients(event)
+        print_stderr(
+            f"{self._title}  round {event.round}/{self._num_rounds}  {round_metrics_text(event)}  {event.seconds:.2f} s"
+        )
 
 
-class Bars(Silent):
+class RunProgressBars(SilentRunProgress):
     """One bar for the runs, where there are several, and one for the rounds of the present run, with the time to go."""
 
-    def __init__(self, runs: int) -> None:
-        console = err()
-        bar = [BarColumn(bar_width=16)] if console.width >= ROOM_FOR_A_BAR else []
+    def __init__(self, num_runs: int) -> None:
+        console = stderr_console()
+        bar = [BarColumn(bar_width=16)] if console.width >= MIN_COLUMNS_FOR_BAR else []
         columns = (
             TextColumn("{task.description}", markup=False),
             *bar,
@@ -120,12 +126,12 @@ class Bars(Silent):
             TimeRemainingColumn(compact=True),
         )
         self._progress = Progress(*columns, console=console, transient=True)
-        self._runs = self._progress.add_task("runs", total=runs, values="") if runs > 1 else None
-        self._rounds = self._progress.add_task("", total=None, values="")
-        self._begun = 0
-        self._told = ""
+        self._run_task = self._progress.add_task("runs", total=num_runs, values="") if num_runs > 1 else None
+        self._round_task = self._progress.add_task("", total=None, values="")
+        self._num_started = 0
+        self._shown_execution = ""
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> RunProgressView:
         self._progress.start()
         return self
 
@@ -134,49 +140,49 @@ class Bars(Silent):
     ) -> None:
         self._progress.stop()
 
-    def begin(self, label: str, rounds: int) -> None:
-        if self._runs is not None:
-            self._progress.update(self._runs, completed=self._begun)
-        self._begun += 1
-        self._progress.reset(self._rounds, description=label, total=rounds, values="preparing")
+    def on_prepare(self, title: str, num_rounds: int) -> None:
+        if self._run_task is not None:
+            self._progress.update(self._run_task, completed=self._num_started)
+        self._num_started += 1
+        self._progress.reset(self._round_task, description=title, total=num_rounds, values="preparing")
 
-    def tell(self, begun: Begun) -> None:
-        if how(begun) != self._told:  # once, where many runs are made in the same way
-            self._told = how(begun)
-            self._progress.console.print(self._told, markup=False, highlight=False)
+    def on_start(self, event: RunStarted) -> None:
+        if execution_text(event) != self._shown_execution:  # once, where many runs are made in the same way
+            self._shown_execution = execution_text(event)
+            self._progress.console.print(self._shown_execution, markup=False, highlight=False)
 
-    def skip_to(self, number: int) -> None:
-        self._progress.update(self._rounds, completed=number)
+    def on_resume(self, round_number: int) -> None:
+        self._progress.update(self._round_task, completed=round_number)
 
-    def wait_for(self, clients: Collection[int]) -> None:
-        self._progress.update(self._rounds, values=waiting(clients))
+    def on_waiting(self, clients: Collection[int]) -> None:
+        self._progress.update(self._round_task, values=waiting_text(clients))
 
-    def update(self, done: RoundDone) -> None:
-        tell_left_out(done)
-        self._progress.update(self._rounds, completed=done.round, values=values(done, "acc"))
+    def on_round(self, event: RoundCompleted) -> None:
+        warn_about_missing_clients(event)
+        self._progress.update(self._round_task, completed=event.round, values=round_metrics_text(event, "acc"))
 
 
-def waiting(clients: Collection[int]) -> str:
+def waiting_text(clients: Collection[int]) -> str:
     """Who is not there yet."""
     return f"waiting for client {', '.join(map(str, sorted(clients)))}"
 
 
-def tell_left_out(done: RoundDone) -> None:
+def warn_about_missing_clients(event: RoundCompleted) -> None:
     """Name the clients that could not take part; their rounds are not like the others'."""
-    for client, reason in done.lost.items():
-        remark(f"warning: lost in round {done.round}: client {client}, {reason}")
-    if done.left_out:
-        who = ", ".join(map(str, done.left_out))
-        remark(f"warning: left out of round {done.round}, diverged: client {who}")
+    for client, reason in event.failed_clients.items():
+        print_stderr(f"warning: lost in round {event.round}: client {client}, {reason}")
+    if event.skipped_clients:
+        who = ", ".join(map(str, event.skipped_clients))
+        print_stderr(f"warning: left out of round {event.round}, diverged: client {who}")
 
 
-def how(begun: Begun) -> str:
+def execution_text(event: RunStarted) -> str:
     """Where and in which way clients are run."""
-    workers = f"{begun.workers} worker{'' if begun.workers == 1 else 's'}"
-    return f"on {', '.join(map(str, begun.devices))}: clients {WAYS[begun.execution]}, {workers}"
+    workers = f"{event.num_workers} worker{'' if event.num_workers == 1 else 's'}"
+    return f"on {', '.join(map(str, event.devices))}: clients {EXECUTION_DESCRIPTIONS[event.execution]}, {workers}"
 
 
-def values(done: RoundDone, accuracy: str = "accuracy") -> str:
+def round_metrics_text(event: RoundCompleted, accuracy_name: str = "accuracy") -> str:
     """The numbers of a round."""
-    trust = "" if done.trust is None else f"  lambda {done.trust:.3f}"
-    return f"{accuracy} {100 * done.accuracy:.2f}%{trust}"
+    trust = "" if event.mean_trust is None else f"  lambda {event.mean_trust:.3f}"
+    return f"{accuracy_name} {100 * event.mean_accuracy:.2f}%{trust}"

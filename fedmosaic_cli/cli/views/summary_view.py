@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedmosaic_cli.cli.common_options import Device
-from fedmosaic_cli.cli.console import out, remark, say
+from fedmosaic_cli.cli.common_options import DeviceChoice
+from fedmosaic_cli.cli.console import print_stderr, print_stdout, stdout_console
 from fedmosaic_cli.cli.flower_options import is_federated
-from fedmosaic_cli.cli.privacy_options import options_of, spent_lines
-from fedmosaic_cli.cli.views.local_comparison import show_beside_local
+from fedmosaic_cli.cli.privacy_options import privacy_option_values, spent_privacy_lines
+from fedmosaic_cli.cli.views.local_comparison import print_local_comparisons
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.cli.train_options import Request
-    from fedmosaic_cli.cli.views.local_comparison import BesideLocal
-    from fedmosaic_cli.runner.local_baseline import NoLocalRun
-    from fedmosaic_cli.runner.plan import Planned
+    from fedmosaic_cli.cli.train_options import TrainOptions
+    from fedmosaic_cli.cli.views.local_comparison import LocalComparison
+    from fedmosaic_cli.runner.local_baseline import MissingLocalBaseline
+    from fedmosaic_cli.runner.plan import PlannedRun
 
 
-def show_results(
-    finished: list[tuple[Planned, dict[str, Any]]],
-    beside: list[BesideLocal | NoLocalRun | None],
-    request: Request,
+def print_results(
+    finished: list[tuple[PlannedRun, dict[str, Any]]],
+    comparisons: list[LocalComparison | MissingLocalBaseline | None],
+    options: TrainOptions,
 ) -> None:
     """The numbers of the runs, and what one would do next."""
     table = Table(box=None, pad_edge=False)
@@ -36,50 +36,52 @@ def show_results(
         bits = [summary["bits"][way] for way in ("up", "down")]
         traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
-    out().print(table)
-    for line in spent_lines(summary for _, summary in finished):
-        say(line)
+    stdout_console().print(table)
+    for line in spent_privacy_lines(summary for _, summary in finished):
+        print_stdout(line)
     for run, summary in finished:
         if summary.get("degraded"):
-            remark(
+            print_stderr(
                 f"warning: {run.label}: too few valid messages in {len(summary['degraded'])} of {summary['rounds']} "
                 "rounds, in which the consensus stayed as it was (defence.min_clients, or more than half)"
             )
         if "honest_accuracy" in summary:
-            say(f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over clients that do not attack")
-    if request.verbose:
+            print_stdout(
+                f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over clients that do not attack"
+            )
+    if options.verbose:
         for run, summary in finished:
             marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
-            say(f"{run.label}: {marks}")
-    if not request.quiet:
-        say("accuracy: mean over clients, each on its own test part, last round")
-        show_beside_local(beside)
-        for line in next_steps([run for run, _ in finished], request):
-            say(line)
+            print_stdout(f"{run.label}: {marks}")
+    if not options.quiet:
+        print_stdout("accuracy: mean over clients, each on its own test part, last round")
+        print_local_comparisons(comparisons)
+        for line in next_commands([run for run, _ in finished], options):
+            print_stdout(line)
 
 
-def next_steps(runs: list[Planned], request: Request) -> list[str]:
+def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[str]:
     """The commands that one would type next: the baselines under the same conditions, and the report."""
-    place = str(request.run_dir or request.runs_dir)
+    place = str(train_options.run_dir or train_options.runs_dir)
     report = shlex.join(["fedmosaic", "report", *([] if place == "runs" else [place])])
-    if is_federated(request) or any(run.config.method.name != "fedmosaic" for run in runs):
+    if is_federated(train_options) or any(run.config.method.name != "fedmosaic" for run in runs):
         return [f"next: {report}"]
     options = {
-        "--preset": request.preset,
-        "--shards": request.shards,
-        "--rounds": request.rounds,
-        "--seed": request.seed,
-        "--seeds": request.seeds,
-        "--config": request.config,
-        "--name": request.name,
-        **options_of(request),
-        "--execution": request.execution and request.execution.value,
-        "--on-nan": request.on_nan and request.on_nan.value,
-        "--device": None if request.device is Device.auto else request.device.value,
-        "--data-dir": request.data_dir,
-        "--runs-dir": None if str(request.runs_dir) == "runs" else request.runs_dir,
+        "--preset": train_options.preset,
+        "--shards": train_options.shards,
+        "--rounds": train_options.rounds,
+        "--seed": train_options.seed,
+        "--seeds": train_options.seeds,
+        "--config": train_options.config,
+        "--name": train_options.name,
+        **privacy_option_values(train_options),
+        "--execution": train_options.execution and train_options.execution.value,
+        "--on-nan": train_options.on_nan and train_options.on_nan.value,
+        "--device": None if train_options.device is DeviceChoice.auto else train_options.device.value,
+        "--data-dir": train_options.data_dir,
+        "--runs-dir": None if str(train_options.runs_dir) == "runs" else train_options.runs_dir,
     }
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    words += ["--tensorboard"] if request.tensorboard else []
-    words += [word for assignment in request.assignments or [] for word in ("--set", assignment)]
+    words += ["--tensorboard"] if train_options.tensorboard else []
+    words += [word for assignment in train_options.assignments or [] for word in ("--set", assignment)]
     return [f"next: {shlex.join(['fedmosaic', 'baseline', 'all', *words])}", f"then: {report}"]

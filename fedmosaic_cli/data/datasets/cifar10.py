@@ -11,47 +11,50 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.datasets.dataset_source import Facts, Source, Wanted
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
 from fedmosaic_cli.data.io.download import Download
-from fedmosaic_cli.data.io.image_folders import to_dataset, walk
-from fedmosaic_cli.data.io.safe_pickle import read_pickle
+from fedmosaic_cli.data.io.image_folders import dataset_from_files, list_images
+from fedmosaic_cli.data.io.safe_pickle import read_safe_pickle
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BATCHES = "cifar-10-batches-py"
+BATCHES_DIR = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILE = "test_batch"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PARTS = ("train", "test")
-SIDE = 32
+SPLIT_DIRS = ("train", "test")
+IMAGE_SIZE = 32
 
 
-def find(data_dir: Path) -> Path | None:
+def find_cifar10(data_dir: Path) -> Path | None:
     """The batches if they are there, else a directory with `train` and `test` in it."""
-    batches = [data_dir / BATCHES, data_dir / "cifar10" / BATCHES]
+    batches = [data_dir / BATCHES_DIR, data_dir / "cifar10" / BATCHES_DIR]
     folders = [data_dir / "cifar10", data_dir]
     for path in batches:
         if all((path / name).is_file() for name in (*TRAIN_FILES, TEST_FILE)):
             return path
-    return next((path for path in folders if all((path / part / CLASSES[0]).is_dir() for part in PARTS)), None)
+    return next((path for path in folders if all((path / part / CLASSES[0]).is_dir() for part in SPLIT_DIRS)), None)
 
 
-def load(path: Path, wanted: Wanted) -> Dataset:
+def load_cifar10(path: Path, options: LoadOptions) -> Dataset:
     """50,000 images of 32x32 to train on and 10,000 to test on."""
-    if path.name != BATCHES:
-        files = walk(path)
+    if path.name != BATCHES_DIR:
+        files = list_images(path)
         strange = {file.label for file in files} - set(CLASSES)
         if strange:
             raise RequestError(f"'{min(strange)}' is no class of CIFAR-10 ({path}): use --dataset folder")
-        return to_dataset("cifar10", path, files, replace(wanted, image_size=SIDE), CLASSES)
+        return dataset_from_files("cifar10", path, files, replace(options, image_size=IMAGE_SIZE), CLASSES)
     paths = [path / name for name in (*TRAIN_FILES, TEST_FILE)]
     # Room for all that the files can hold, filled file by file: the images are never there twice.
-    images = np.empty((sum(each.stat().st_size for each in paths) // (3 * SIDE * SIDE), SIDE, SIDE, 3), dtype=np.uint8)
+    images = np.empty(
+        (sum(each.stat().st_size for each in paths) // (3 * IMAGE_SIZE * IMAGE_SIZE), IMAGE_SIZE, IMAGE_SIZE, 3),
+        dtype=np.uint8,
+    )
     labels: list[Any] = []
     for each in paths:
-        pixels, classes = read_batch(each)
+        pixels, classes = read_cifar10_batch(each)
         filled = sum(map(len, labels))
         images[filled : filled + len(classes)] = pixels
         labels.append(classes)
@@ -60,16 +63,16 @@ def load(path: Path, wanted: Wanted) -> Dataset:
         images=images[: sum(map(len, labels))],
         labels=np.concatenate(labels),
         class_names=CLASSES,
-        test=np.repeat([False] * len(TRAIN_FILES) + [True], [len(classes) for classes in labels]),
+        test_mask=np.repeat([False] * len(TRAIN_FILES) + [True], [len(classes) for classes in labels]),
     )
 
 
-def read_batch(path: Path) -> tuple[Any, Any]:
+def read_cifar10_batch(path: Path) -> tuple[Any, Any]:
     """Images [n, 32, 32, 3] and labels of one file, which stores a row of red, green and blue planes an image."""
-    content = read_pickle(path)
+    content = read_safe_pickle(path)
     try:
         pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"], dtype=np.int64)
-        images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        images = pixels.reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE).transpose(0, 2, 3, 1)
     except (KeyError, TypeError, ValueError):
         raise RequestError(f"not a batch of CIFAR-10 ({path}): fetch the data set anew") from None
     if pixels.dtype != np.uint8 or len(images) != len(labels) or not np.isin(labels, range(len(CLASSES))).all():
@@ -77,21 +80,21 @@ def read_batch(path: Path) -> tuple[Any, Any]:
     return images, labels
 
 
-SOURCE = Source(
-    about="60,000 photographs, 32x32",
-    find=find,
-    load=load,
-    how_to_get=f"'fedmosaic fetch cifar10' downloads it, or put {BATCHES} or cifar10/{{train,test}}/<class>/ into the "
+SOURCE = DatasetSource(
+    description="60,000 photographs, 32x32",
+    find=find_cifar10,
+    load=load_cifar10,
+    setup_hint=f"'fedmosaic fetch cifar10' downloads it, or put {BATCHES_DIR} or cifar10/{{train,test}}/<class>/ into the "
     "data directory",
-    public_size=3000,
-    facts=Facts(classes=10, channels=3, side=SIDE, train=50_000, test=10_000),
+    default_public_size=3000,
+    info=DatasetInfo(num_classes=10, num_channels=3, image_size=IMAGE_SIZE, num_train=50_000, num_test=10_000),
     downloads=(
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
             "",
             170_498_071,
             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-            members=(BATCHES,),
+            extracted_directories=(BATCHES_DIR,),
         ),
     ),
 )

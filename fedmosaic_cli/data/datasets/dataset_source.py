@@ -9,48 +9,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.io.download import Download
 
-MOST_CLASSES = 65_536
+MAX_CLASSES = 65_536
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoadOptions:
     """Which part of a data set, at which size, with the help of which place.
 
     Without `pixels` image files are only counted: what comes back has the right shape and labels, and is black.
     """
 
-    place: Place
+    data_dirs: DataDirs
     domains: tuple[str, ...] = ()
     image_size: int | None = None
-    pixels: bool = True
+    load_pixels: bool = True
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
     """What is known of a data set before, or without, loading it. Sides are None where images come in any size."""
 
-    classes: int
-    channels: int
-    side: int | None
-    train: int | None = None
-    test: int | None = None
+    num_classes: int
+    num_channels: int
+    image_size: int | None
+    num_train: int | None = None
+    num_test: int | None = None
 
 
 @dataclass(frozen=True)
-class Look:
+class UserDataInfo:
     """What a glance at the user's own files tells."""
 
-    examples: int
+    num_examples: int
     domains: tuple[str, ...] = ()
-    clients: int | None = None
+    num_clients: int | None = None
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """A data set: how to find it below a data directory, how to load it from there, and what to do where it is not.
 
     `public_size` is the size of the public set when nobody asks for another; where it is None, a glance (`look`)
@@ -58,15 +58,15 @@ class Source:
     shares of the smallest domain's training list that FedBN trains and validates on.
     """
 
-    about: str
+    description: str
     find: Callable[[Path], Path | None]
-    load: Callable[[Path, Wanted], Dataset]
-    how_to_get: str
-    public_size: int | None = None
+    load: Callable[[Path, LoadOptions], Dataset]
+    setup_hint: str
+    default_public_size: int | None = None
     domains: tuple[str, ...] = ()
-    facts: Facts | None = None
-    look: Callable[[Path], Look] | None = None
-    resizable: bool = False
-    image_size: int | None = None
-    fedbn: tuple[float, float] | None = None
+    info: DatasetInfo | None = None
+    inspect: Callable[[Path], UserDataInfo] | None = None
+    is_resizable: bool = False
+    default_image_size: int | None = None
+    fedbn_fractions: tuple[float, float] | None = None
     downloads: tuple[Download, ...] = ()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.datasets.dataset_source import Facts, Source, Wanted
-from fedmosaic_cli.data.datasets.digits import embedded, load_digits
-from fedmosaic_cli.seeds import generator
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
+from fedmosaic_cli.data.datasets.digits import find_embedded, load_digits
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.dataset import Dataset
 
-    Images = NDArray[np.float64]
+    FloatImageArray = NDArray[np.float64]
 
 # The data set is one and the same for everybody; only how it is dealt depends on the user's seed.
-SEED = 0
+DOMAINS_SEED = 0
 
 
-def plain(images: Images) -> Images:
+def keep_unchanged(images: FloatImageArray) -> FloatImageArray:
     return images
 
 
-def faint(images: Images) -> Images:
+def reduce_contrast(images: FloatImageArray) -> FloatImageArray:
     """A third of the contrast, around mid-grey."""
     return 0.5 + (images - 0.5) / 3
 
 
-def blurred(images: Images) -> Images:
+def blur(images: FloatImageArray) -> FloatImageArray:
     """The mean over each pixel's 3x3 neighbourhood."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = [
@@ -47,56 +47,56 @@ def blurred(images: Images) -> Images:
     return np.asarray(np.mean(windows, axis=0))
 
 
-def shifted(images: Images) -> Images:
+def shift(images: FloatImageArray) -> FloatImageArray:
     """One pixel down and to the right, around the edges."""
     return np.roll(images, (1, 1), axis=(1, 2))
 
 
-def noisy(images: Images) -> Images:
+def add_gaussian_noise(images: FloatImageArray) -> FloatImageArray:
     """Gaussian noise of a quarter of the range."""
-    return images + generator(SEED, "digits-domains", "noise").normal(scale=0.25, size=images.shape)
+    return images + derive_rng(DOMAINS_SEED, "digits-domains", "noise").normal(scale=0.25, size=images.shape)
 
 
-DOMAINS: dict[str, Callable[[Images], Images]] = {
-    "plain": plain,
-    "faint": faint,
-    "blurred": blurred,
-    "shifted": shifted,
-    "noisy": noisy,
+DOMAIN_TRANSFORMS: dict[str, Callable[[FloatImageArray], FloatImageArray]] = {
+    "plain": keep_unchanged,
+    "faint": reduce_contrast,
+    "blurred": blur,
+    "shifted": shift,
+    "noisy": add_gaussian_noise,
 }
 
 
-def load(path: Path, wanted: Wanted) -> Dataset:
+def load_digits_domains(path: Path, options: LoadOptions) -> Dataset:
     """The 1,797 digits, a fifth of each class in each of the five domains."""
     digits = load_digits()
-    domains = deal_evenly(digits.labels, len(DOMAINS))
+    domains = assign_domains(digits.labels, len(DOMAIN_TRANSFORMS))
     images = digits.images / 255
-    for number, change in enumerate(DOMAINS.values()):
+    for number, change in enumerate(DOMAIN_TRANSFORMS.values()):
         images[domains == number] = change(images[domains == number])
     return replace(
         digits,
         name="digits-domains",
         images=np.rint(images.clip(0, 1) * 255).astype(np.uint8),
-        domains=domains,
-        domain_names=tuple(DOMAINS),
+        domain_ids=domains,
+        domain_names=tuple(DOMAIN_TRANSFORMS),
     )
 
 
-def deal_evenly(labels: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+def assign_domains(labels: NDArray[np.int64], num_domains: int) -> NDArray[np.int64]:
     """A part for each example, every class spread over all parts as evenly as can be."""
-    shuffled = generator(SEED, "digits-domains", "deal").permutation(len(labels))
+    shuffled = derive_rng(DOMAINS_SEED, "digits-domains", "deal").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     dealt = np.empty(len(labels), dtype=np.int64)
-    dealt[by_class] = np.arange(len(labels)) % parts
+    dealt[by_class] = np.arange(len(labels)) % num_domains
     return dealt
 
 
-SOURCE = Source(
-    about="the same digits, each seen in one of five synthetic domains",
-    find=embedded,
-    load=load,
-    how_to_get="it is embedded",
-    public_size=300,
-    domains=tuple(DOMAINS),
-    facts=Facts(classes=10, channels=1, side=8, train=1797),
+SOURCE = DatasetSource(
+    description="the same digits, each seen in one of five synthetic domains",
+    find=find_embedded,
+    load=load_digits_domains,
+    setup_hint="it is embedded",
+    default_public_size=300,
+    domains=tuple(DOMAIN_TRANSFORMS),
+    info=DatasetInfo(num_classes=10, num_channels=1, image_size=8, num_train=1797),
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.datasets.dataset_source import Facts, Source, Wanted
-from fedmosaic_cli.data.datasets.image_lists import Catalogue, find_domains, load_domains
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
+from fedmosaic_cli.data.datasets.image_lists import DomainLayout, find_domain_root, load_domain_dataset
 from fedmosaic_cli.data.io.download import Download
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ CLASSES = (
     "wine_glass",
     "zebra",
 )
-CATALOGUE = Catalogue("domainnet", DOMAINS, CLASSES)
-SITE = "http://csr.bu.edu/ftp/visda/2019/multi-source"
+LAYOUT = DomainLayout("domainnet", DOMAINS, CLASSES)
+BASE_URL = "http://csr.bu.edu/ftp/visda/2019/multi-source"
 # Below the site: file, bytes, SHA-256.
 ARCHIVES = (
     ("groundtruth/clipart.zip", 1_270_909_081, "f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d"),
@@ -41,7 +41,7 @@ ARCHIVES = (
     ("real.zip", 6_062_039_589, "d7fe010b430c5b510f85d657d38c4a1924822695fabea4fef57bd00dba251d63"),
     ("sketch.zip", 2_633_992_926, "23a7dbae7016b343e934399beaa8a68728fb5e570ebe2c71df9b75cf91c499fc"),
 )
-LISTS = (
+LIST_FILES = (
     ("clipart_train.txt", 1_443_819, "affdadf5f95a7583e6b98030a3d35007e2613ee4dd942393c5a705ec2b429312"),
     ("clipart_test.txt", 628_917, "62c8e36aaba1c41ad9e249099739707220a44c08f167b37ef420f34a31628a6b"),
     ("infograph_train.txt", 1_683_098, "36b44cbd41a2915e0dc73b4f4be8862a6f3c220f93c8d63fb2439beeae3aefda"),
@@ -57,35 +57,35 @@ LISTS = (
 )
 
 
-def find(data_dir: Path) -> Path | None:
-    return find_domains((data_dir / "domainnet", data_dir / "DomainNet", data_dir), DOMAINS)
+def find_domainnet(data_dir: Path) -> Path | None:
+    return find_domain_root((data_dir / "domainnet", data_dir / "DomainNet", data_dir), DOMAINS)
 
 
-def load(path: Path, wanted: Wanted) -> Dataset:
-    return load_domains(CATALOGUE, path, wanted)
+def load_domainnet(path: Path, options: LoadOptions) -> Dataset:
+    return load_domain_dataset(LAYOUT, path, options)
 
 
-def published(path: str, size: int, sha256: str) -> Download:
+def domain_archive(path: str, size_bytes: int, sha256: str) -> Download:
     """An archive of a domain, of which our ten classes are kept."""
     domain = path.rpartition("/")[2].removesuffix(".zip")
     members = tuple(f"{domain}/{name}" for name in CLASSES)
-    return Download(f"{SITE}/{path}", "domainnet", size, sha256, members)
+    return Download(f"{BASE_URL}/{path}", "domainnet", size_bytes, sha256, members)
 
 
-SOURCE = Source(
-    about="ten classes of DomainNet in 6 domains",
-    find=find,
-    load=load,
-    how_to_get="'fedmosaic fetch domainnet' downloads it (18 GB), or put <domain>/<class>/*.jpg and "
+SOURCE = DatasetSource(
+    description="ten classes of DomainNet in 6 domains",
+    find=find_domainnet,
+    load=load_domainnet,
+    setup_hint="'fedmosaic fetch domainnet' downloads it (18 GB), or put <domain>/<class>/*.jpg and "
     "<domain>_{train,test}.txt into domainnet below the data directory",
-    public_size=300,
+    default_public_size=300,
     domains=DOMAINS,
-    facts=Facts(classes=10, channels=3, side=None),
-    resizable=True,
-    image_size=256,
-    fedbn=(0.05, 0.05),
+    info=DatasetInfo(num_classes=10, num_channels=3, image_size=None),
+    is_resizable=True,
+    default_image_size=256,
+    fedbn_fractions=(0.05, 0.05),
     downloads=(
-        *(Download(f"{SITE}/domainnet/txt/{name}", "domainnet", size, sha256) for name, size, sha256 in LISTS),
-        *(published(*archive) for archive in ARCHIVES),
+        *(Download(f"{BASE_URL}/domainnet/txt/{name}", "domainnet", size, sha256) for name, size, sha256 in LIST_FILES),
+        *(domain_archive(*archive) for archive in ARCHIVES),
     ),
 )

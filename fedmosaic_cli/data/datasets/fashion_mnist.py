@@ -15,43 +15,43 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.datasets.dataset_source import Facts, Source, Wanted
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
 from fedmosaic_cli.data.io.download import Download
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-TORCHVISION = "FashionMNIST/raw"
+DEBIAN_DIR = Path("/usr/share/datasets/fashion-mnist")
+TORCHVISION_DIR = "FashionMNIST/raw"
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 # The two parts, training first: images and labels.
-FILES = (
+IDX_FILES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
-UNSIGNED_BYTE = 8
+IDX_UNSIGNED_BYTE = 8
 # A real file has 47 MB; a hostile one may have no end.
-LARGEST = 1 << 28
+MAX_IDX_BYTES = 1 << 28
 
 
-def find(data_dir: Path) -> Path | None:
+def find_fashion_mnist(data_dir: Path) -> Path | None:
     """The first directory with all four files."""
-    for folder in (data_dir / TORCHVISION, data_dir / "fashion-mnist", data_dir, DEBIAN):
-        if all(idx_file(folder, name) for pair in FILES for name in pair):
+    for folder in (data_dir / TORCHVISION_DIR, data_dir / "fashion-mnist", data_dir, DEBIAN_DIR):
+        if all(find_idx_file(folder, name) for pair in IDX_FILES for name in pair):
             return folder
     return None
 
 
-def idx_file(folder: Path, name: str) -> Path | None:
+def find_idx_file(folder: Path, name: str) -> Path | None:
     """The file called `name`, packed or not."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def load(path: Path, wanted: Wanted) -> Dataset:
+def load_fashion_mnist(path: Path, options: LoadOptions) -> Dataset:
     """60,000 images of 28x28 to train on and 10,000 to test on."""
-    parts = [[read_idx(idx_file(path, name) or path / name) for name in pair] for pair in FILES]
-    for (images, labels), (name, _) in zip(parts, FILES, strict=True):
+    parts = [[read_idx(find_idx_file(path, name) or path / name) for name in pair] for pair in IDX_FILES]
+    for (images, labels), (name, _) in zip(parts, IDX_FILES, strict=True):
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) >= len(CLASSES):
             raise RequestError(
                 f"{images.shape} images do not go with {labels.shape} labels ({path / name}): fetch anew"
@@ -61,7 +61,7 @@ def load(path: Path, wanted: Wanted) -> Dataset:
         images=np.concatenate([images for images, _ in parts])[..., None],
         labels=np.concatenate([labels for _, labels in parts]).astype(np.int64),
         class_names=CLASSES,
-        test=np.repeat([False, True], [len(labels) for _, labels in parts]),
+        test_mask=np.repeat([False, True], [len(labels) for _, labels in parts]),
     )
 
 
@@ -69,10 +69,10 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array of bytes in an idx file: two zeros, the type, the number of sides, the sides, the values."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(LARGEST)
+            content = file.read(MAX_IDX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise RequestError(f"cannot read: {error} ({path}): fetch the file anew") from None
-    if len(content) < 4 or content[:3] != bytes([0, 0, UNSIGNED_BYTE]):
+    if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
         raise RequestError(f"not an idx file of bytes ({path}): fetch the file anew")
     start = 4 + 4 * content[3]
     sides = tuple(np.frombuffer(content[4:start], ">i4").tolist()) if start <= len(content) else ()
@@ -81,37 +81,37 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(sides)
 
 
-MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-SOURCE = Source(
-    about="70,000 images of clothes, 28x28",
-    find=find,
-    load=load,
-    how_to_get=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION} below the "
+MIRROR_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+SOURCE = DatasetSource(
+    description="70,000 images of clothes, 28x28",
+    find=find_fashion_mnist,
+    load=load_fashion_mnist,
+    setup_hint=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION_DIR} below the "
     "data directory, or install Debian's dataset-fashion-mnist",
-    public_size=2250,
-    facts=Facts(classes=10, channels=1, side=28, train=60_000, test=10_000),
+    default_public_size=2250,
+    info=DatasetInfo(num_classes=10, num_channels=1, image_size=28, num_train=60_000, num_test=10_000),
     downloads=(
         Download(
-            f"{MIRROR}/train-images-idx3-ubyte.gz",
-            TORCHVISION,
+            f"{MIRROR_URL}/train-images-idx3-ubyte.gz",
+            TORCHVISION_DIR,
             26_421_880,
             "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
         ),
         Download(
-            f"{MIRROR}/train-labels-idx1-ubyte.gz",
-            TORCHVISION,
+            f"{MIRROR_URL}/train-labels-idx1-ubyte.gz",
+            TORCHVISION_DIR,
             29_515,
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
         ),
         Download(
-            f"{MIRROR}/t10k-images-idx3-ubyte.gz",
-            TORCHVISION,
+            f"{MIRROR_URL}/t10k-images-idx3-ubyte.gz",
+            TORCHVISION_DIR,
             4_422_102,
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
         ),
         Download(
-            f"{MIRROR}/t10k-labels-idx1-ubyte.gz",
-            TORCHVISION,
+            f"{MIRROR_URL}/t10k-labels-idx1-ubyte.gz",
+            TORCHVISION_DIR,
             5_148,
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),

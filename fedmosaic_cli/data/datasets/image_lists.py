@@ -10,30 +10,30 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.io.image_folders import directories, in_classes, to_dataset
-from fedmosaic_cli.data.io.safe_pickle import read_pickle
+from fedmosaic_cli.data.io.image_folders import dataset_from_files, list_class_images, list_subdirectories
+from fedmosaic_cli.data.io.safe_pickle import read_safe_pickle
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.seeds import generator
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fedmosaic_cli.data.dataset import Dataset
-    from fedmosaic_cli.data.datasets.dataset_source import Wanted
+    from fedmosaic_cli.data.datasets.dataset_source import LoadOptions
     from fedmosaic_cli.data.io.image_folders import ImageFile
 
-TEST_SHARE = 0.2
+TEST_FRACTION = 0.2
 # The split is the data set's: it must not depend on the user's seed.
-SEED = 0
+SPLIT_SEED = 0
 
 
-def find_domains(folders: tuple[Path, ...], domains: tuple[str, ...]) -> Path | None:
+def find_domain_root(folders: tuple[Path, ...], domains: tuple[str, ...]) -> Path | None:
     """The first of `folders` that holds a directory called like one of the domains."""
     return next((folder for folder in folders if any((folder / name).is_dir() for name in domains)), None)
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class DomainLayout:
     """A data set's domains and classes, and other names under which a class is found on disks and in lists."""
 
     name: str
@@ -41,15 +41,15 @@ class Catalogue:
     classes: tuple[str, ...]
     aliases: dict[str, str] = field(default_factory=dict)
 
-    def own_name(self, path: str) -> str:
+    def canonical_path(self, path: str) -> str:
         """`domain/class/file` of any path to a file, with our name for the class."""
         domain, label, file = ["", "", *path.replace("\\", "/").split("/")][-3:]
         return f"{domain}/{self.aliases.get(label, label)}/{file}"
 
 
-def load_domains(catalogue: Catalogue, root: Path, wanted: Wanted) -> Dataset:
+def load_domain_dataset(layout: DomainLayout, root: Path, options: LoadOptions) -> Dataset:
     """The images of the wanted domains, each domain in the order of its lists, training part first."""
-    name, chosen = catalogue.name, wanted.domains or catalogue.domains
+    name, chosen = layout.name, options.domains or layout.domains
     missing = [domain for domain in chosen if not (root / domain).is_dir()]
     if missing:
         there = [domain for domain in chosen if domain not in missing]
@@ -59,79 +59,79 @@ def load_domains(catalogue: Catalogue, root: Path, wanted: Wanted) -> Dataset:
         )
     files, without_lists = [], []
     for domain in chosen:
-        held = images_of(catalogue, root, domain)
-        listed = {part: read_list(catalogue, root, domain, part) for part in ("train", "test")}
+        held = list_domain_images(layout, root, domain)
+        listed = {part: read_image_list(layout, root, domain, part) for part in ("train", "test")}
         if all(names is not None for names in listed.values()):
-            files += in_list_order(catalogue, held, {part: names or [] for part, names in listed.items()}, root)
+            files += order_by_lists(layout, held, {part: names or [] for part, names in listed.items()}, root)
         else:
             without_lists.append(domain)
-            files += set_apart(held, name, domain)
-    dataset = to_dataset(name, root, files, wanted, catalogue.classes, chosen)
+            files += assign_default_split(held, name, domain)
+    dataset = dataset_from_files(name, root, files, options, layout.classes, chosen)
     if without_lists:
-        remark = f"no lists for {', '.join(without_lists)}: {TEST_SHARE:.0%} of each was set apart for testing"
+        remark = f"no lists for {', '.join(without_lists)}: {TEST_FRACTION:.0%} of each was set apart for testing"
         origin = "a fixed fifth of each domain, set apart for lack of lists"
-        dataset = replace(dataset, remarks=(*dataset.remarks, remark), test_origin=origin)
+        dataset = replace(dataset, warnings=(*dataset.warnings, remark), test_set_description=origin)
     return dataset
 
 
-def images_of(catalogue: Catalogue, root: Path, domain: str) -> list[ImageFile]:
+def list_domain_images(layout: DomainLayout, root: Path, domain: str) -> list[ImageFile]:
     """What lies in the directories of our classes, under our names for them."""
-    there = {catalogue.aliases.get(name, name): name for name in directories(root, domain)}
-    missing = [name for name in catalogue.classes if name not in there]
+    there = {layout.aliases.get(name, name): name for name in list_subdirectories(root, domain)}
+    missing = [name for name in layout.classes if name not in there]
     if missing:
         raise RequestError(f"no class '{missing[0]}' in domain '{domain}' ({root / domain}): put it there")
-    files = in_classes(root, [f"{domain}/{there[name]}" for name in catalogue.classes], domain, "")
-    return [file._replace(label=catalogue.aliases.get(file.label, file.label)) for file in files]
+    files = list_class_images(root, [f"{domain}/{there[name]}" for name in layout.classes], domain, "")
+    return [file._replace(label=layout.aliases.get(file.label, file.label)) for file in files]
 
 
-def read_list(catalogue: Catalogue, root: Path, domain: str, part: str) -> list[str] | None:
+def read_image_list(layout: DomainLayout, root: Path, domain: str, split: str) -> list[str] | None:
     """Our name of every file in a list, or None where there is no list."""
     for folder in (root, root / "splits", root / "txt"):
-        text, pickled = folder / f"{domain}_{part}.txt", folder / f"{domain}_{part}.pkl"
+        text, pickled = folder / f"{domain}_{split}.txt", folder / f"{domain}_{split}.pkl"
         if text.is_file():
             lines = text.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-            names = [catalogue.own_name(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
+            names = [layout.canonical_path(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
             # These run class by class; the first of them must not be of one class.
-            order = generator(SEED, catalogue.name, "list", domain, part).permutation(len(names))
+            order = derive_rng(SPLIT_SEED, layout.name, "list", domain, split).permutation(len(names))
             return [names[position] for position in order]
         if pickled.is_file():
-            return [catalogue.own_name(path) for path in pickled_paths(pickled)]
+            return [layout.canonical_path(path) for path in read_pickled_paths(pickled)]
     return None
 
 
-def pickled_paths(path: Path) -> list[str]:
+def read_pickled_paths(path: Path) -> list[str]:
     """The paths in one of FedBN's lists, which are a pair of paths and labels."""
-    content = read_pickle(path)
+    content = read_safe_pickle(path)
     try:
         return [name.decode() if isinstance(name, bytes) else str(name) for name in content[0]]
     except (TypeError, KeyError, IndexError, UnicodeDecodeError):
         raise RequestError(f"not a list of paths and labels ({path}): fetch it anew") from None
 
 
-def in_list_order(
-    catalogue: Catalogue, held: list[ImageFile], lists: dict[str, list[str]], root: Path
+def order_by_lists(
+    layout: DomainLayout, files: list[ImageFile], lists: dict[str, list[str]], root: Path
 ) -> list[ImageFile]:
     """The listed files of our classes. A file that is listed twice, or is not there, is an error."""
-    by_name = {catalogue.own_name(file.name): file for file in held}
-    listed = [(name, part) for part, names in lists.items() for name in names if in_classes_of(catalogue, name)]
+    by_name = {layout.canonical_path(file.relative_path): file for file in files}
+    listed = [(name, part) for part, names in lists.items() for name in names if has_known_class(layout, name)]
     lost = [name for name, _ in listed if name not in by_name]
     if lost:
         raise RequestError(f"{len(lost)} listed images are not there, the first is {lost[0]} ({root}): fetch them")
     if len({name for name, _ in listed}) < len(listed):
-        raise RequestError(f"the lists of '{held[0].domain}' name an image twice ({root}): fetch them anew")
-    return [by_name[name]._replace(part=part) for name, part in listed]
+        raise RequestError(f"the lists of '{files[0].domain}' name an image twice ({root}): fetch them anew")
+    return [by_name[name]._replace(split=part) for name, part in listed]
 
 
-def in_classes_of(catalogue: Catalogue, name: str) -> bool:
-    return name.split("/")[1] in catalogue.classes
+def has_known_class(layout: DomainLayout, path: str) -> bool:
+    return path.split("/")[1] in layout.classes
 
 
-def set_apart(held: list[ImageFile], name: str, domain: str) -> list[ImageFile]:
+def assign_default_split(files: list[ImageFile], dataset_name: str, domain: str) -> list[ImageFile]:
     """A fixed draw of a fifth for testing, in a fixed order, as published lists are."""
-    order = generator(SEED, name, "split", domain).permutation(len(held))
-    shuffled = [held[position] for position in order]
-    tests = ceil(len(held) * TEST_SHARE)
+    order = derive_rng(SPLIT_SEED, dataset_name, "split", domain).permutation(len(files))
+    shuffled = [files[position] for position in order]
+    tests = ceil(len(files) * TEST_FRACTION)
     return [
-        *(file._replace(part="train") for file in shuffled[tests:]),
-        *(file._replace(part="test") for file in shuffled[:tests]),
+        *(file._replace(split="train") for file in shuffled[tests:]),
+        *(file._replace(split="test") for file in shuffled[:tests]),
     ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.data.datasets.dataset_source import Facts, Source, Wanted
-from fedmosaic_cli.data.datasets.image_lists import Catalogue, find_domains, load_domains
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
+from fedmosaic_cli.data.datasets.image_lists import DomainLayout, find_domain_root, load_domain_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,28 +29,28 @@ CLASSES = (
     "mug",
     "projector",
 )
-CATALOGUE = Catalogue("office10", DOMAINS, CLASSES, {"backpack": "back_pack", "laptop": "laptop_computer"})
+LAYOUT = DomainLayout("office10", DOMAINS, CLASSES, {"backpack": "back_pack", "laptop": "laptop_computer"})
 
 
-def find(data_dir: Path) -> Path | None:
+def find_office10(data_dir: Path) -> Path | None:
     folders = (data_dir / "office10", data_dir / "office_caltech_10", data_dir / "office", data_dir)
-    return find_domains(folders, DOMAINS)
+    return find_domain_root(folders, DOMAINS)
 
 
-def load(path: Path, wanted: Wanted) -> Dataset:
-    return load_domains(CATALOGUE, path, wanted)
+def load_office10(path: Path, options: LoadOptions) -> Dataset:
+    return load_domain_dataset(LAYOUT, path, options)
 
 
-SOURCE = Source(
-    about="2,533 photographs of office things in 4 domains",
-    find=find,
-    load=load,
-    how_to_get="put FedBN's office_caltech_10 (github.com/med-air/FedBN) into the data directory: "
+SOURCE = DatasetSource(
+    description="2,533 photographs of office things in 4 domains",
+    find=find_office10,
+    load=load_office10,
+    setup_hint="put FedBN's office_caltech_10 (github.com/med-air/FedBN) into the data directory: "
     "<domain>/<class>/*.jpg and the lists <domain>_{train,test}.pkl",
-    public_size=80,
+    default_public_size=80,
     domains=DOMAINS,
-    facts=Facts(classes=10, channels=3, side=None),
-    resizable=True,
-    image_size=256,
-    fedbn=(0.5, 0.4),
+    info=DatasetInfo(num_classes=10, num_channels=3, image_size=None),
+    is_resizable=True,
+    default_image_size=256,
+    fedbn_fractions=(0.5, 0.4),
 )

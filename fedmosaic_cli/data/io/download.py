@@ -14,16 +14,24 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.storage import syscalls
-from fedmosaic_cli.storage.files import append, check_room, file_sha256, make_directories, remove, write, write_stream
-from fedmosaic_cli.storage.lock import locked
+from fedmosaic_cli.storage.files import (
+    append_bytes,
+    file_sha256,
+    make_directories,
+    remove_path,
+    require_free_space,
+    write_atomic,
+    write_stream_atomic,
+)
+from fedmosaic_cli.storage.lock import directory_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedmosaic_cli.data.data_dirs import Place
+    from fedmosaic_cli.data.data_dirs import DataDirs
 
-BLOCK = 1 << 20
-PATIENCE_SECONDS = 30
+DOWNLOAD_BLOCK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -34,92 +42,98 @@ class Download:
     """
 
     url: str
-    folder: str
-    size: int
+    subdirectory: str
+    size_bytes: int
     sha256: str
-    members: tuple[str, ...] = ()
+    extracted_directories: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         return PurePosixPath(self.url).name
 
 
-def fetch(downloads: tuple[Download, ...], place: Place) -> None:
+def download_files(downloads: tuple[Download, ...], data_dirs: DataDirs) -> None:
     """Bring everything of `downloads` into the data directory that is not there yet."""
     for download in downloads:
-        folder = place.data_dir / download.folder
-        done = folder / f".{download.name}.done" if download.members else folder / download.name
-        if done.exists() and all((folder / member).is_dir() for member in download.members):
+        folder = data_dirs.data_dir / download.subdirectory
+        done = folder / f".{download.file_name}.done" if download.extracted_directories else folder / download.file_name
+        if done.exists() and all((folder / member).is_dir() for member in download.extracted_directories):
             continue
-        with locked(folder):
-            arrived = receive(download, folder, place)
-            if download.members:
-                unpack(arrived, folder, download.members)
-                remove(arrived)
-                write(done, b"")
+        with directory_lock(folder):
+            arrived = download_verified(download, folder, data_dirs)
+            if download.extracted_directories:
+                extract_archive(arrived, folder, download.extracted_directories)
+                remove_path(arrived)
+                write_atomic(done, b"")
             else:
-                syscalls.keep(arrived)
+                syscalls.fsync(arrived)
                 syscalls.rename(arrived, done)
-                syscalls.keep(folder)
+                syscalls.fsync(folder)
 
 
-def receive(download: Download, folder: Path, place: Place) -> Path:
+def download_verified(download: Download, folder: Path, data_dirs: DataDirs) -> Path:
     """The checked file, still under a temporary name."""
-    partial = folder / f".{download.name}.part"
+    partial = folder / f".{download.file_name}.part"
     there = partial.stat().st_size if partial.exists() else 0
-    check_room(folder, download.size - there, f"make room for {download.name} or choose another --data-dir")
-    if there < download.size:
+    require_free_space(
+        folder, download.size_bytes - there, f"make room for {download.file_name} or choose another --data-dir"
+    )
+    if there < download.size_bytes:
         try:
-            transfer(download, partial, there, place)
+            download_remaining(download, partial, there, data_dirs)
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            verb = "unpack" if download.members else "put"
+            verb = "unpack" if download.extracted_directories else "put"
             raise ResourceError(
                 f"cannot download {download.url}: {reason} (network): try again, or {verb} it into {folder} yourself"
             ) from None
-    if partial.stat().st_size < download.size:
+    if partial.stat().st_size < download.size_bytes:
         raise ResourceError(f"the connection broke ({download.url}): do it again to go on where it stopped")
-    if partial.stat().st_size != download.size or file_sha256(partial) != download.sha256:
-        remove(partial)
+    if partial.stat().st_size != download.size_bytes or file_sha256(partial) != download.sha256:
+        remove_path(partial)
         raise ResourceError(f"what arrived is not the published file ({download.url}): try again, or use a mirror")
     return partial
 
 
-def transfer(download: Download, partial: Path, there: int, place: Place) -> None:
+def download_remaining(download: Download, partial: Path, offset: int, data_dirs: DataDirs) -> None:
     """Append what is missing to the partial file."""
-    request = urllib.request.Request(download.url, headers={"Range": f"bytes={there}-"} if there else {})
-    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-        resumed = there and getattr(answer, "status", None) == http.HTTPStatus.PARTIAL_CONTENT
+    request = urllib.request.Request(download.url, headers={"Range": f"bytes={offset}-"} if offset else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        resumed = offset and getattr(answer, "status", None) == http.HTTPStatus.PARTIAL_CONTENT
         if not resumed:
-            remove(partial)
-        done = there if resumed else 0
-        while block := answer.read(BLOCK):
-            append(partial, block)
+            remove_path(partial)
+        done = offset if resumed else 0
+        while block := answer.read(DOWNLOAD_BLOCK_BYTES):
+            append_bytes(partial, block)
             done += len(block)
-            place.watch(f"downloading {download.name}", min(done, download.size), download.size)
+            data_dirs.on_progress(
+                f"downloading {download.file_name}", min(done, download.size_bytes), download.size_bytes
+            )
 
 
-def unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
+def extract_archive(archive: Path, folder: Path, wanted_directories: tuple[str, ...]) -> None:
     """The regular files of a tar or zip archive that lie in a wanted directory, each whole or not at all."""
     try:
-        unpack_members(archive, folder, wanted)
+        extract_members(archive, folder, wanted_directories)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise RequestError(f"cannot unpack: {error} ({archive}): fetch it anew") from None
 
 
-def unpack_members(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
-    for name, content in members(archive):
+def extract_members(archive: Path, folder: Path, wanted_directories: tuple[str, ...]) -> None:
+    for name, content in iter_archive_files(archive):
         parts = PurePosixPath(name).parts
-        if not any(parts[: len(PurePosixPath(prefix).parts)] == PurePosixPath(prefix).parts for prefix in wanted):
+        if not any(
+            parts[: len(PurePosixPath(prefix).parts)] == PurePosixPath(prefix).parts for prefix in wanted_directories
+        ):
             continue
         if name.startswith("/") or ".." in parts or "\\" in name:
             raise RequestError(f"'{name}' would leave the directory ({archive}): this archive is not to be trusted")
         target = folder.joinpath(*parts)
         make_directories(target.parent)
-        write_stream(target, content)
+        write_stream_atomic(target, content)
 
 
-def members(archive: Path) -> Iterator[tuple[str, BinaryIO]]:
+def iter_archive_files(archive: Path) -> Iterator[tuple[str, BinaryIO]]:
     """Names and contents of the regular files in an archive; links and devices are passed over."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:

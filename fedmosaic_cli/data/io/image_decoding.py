@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Part of every cache key: raise it when the treatment of files changes.
-TREATMENT = 1
+DECODER_VERSION = 1
 ROTATED_FORMATS = ("TIFF", "MPO")
-TURNED = range(2, 9)
+ROTATED_ORIENTATIONS = range(2, 9)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DecodeTask:
     """Some of the files, in order, and the rows of the array in the file `target` that they belong in."""
 
-    target: str
+    array_path: str
     first_row: int
     paths: list[str]
-    side: int | None
+    image_size: int | None
 
 
 @dataclass
-class Decoded:
+class DecodeResult:
     """What became of a chunk: a digest a file, what was odd and how often, and which rows failed for which reason."""
 
     digests: bytes = b""
-    oddities: Counter[str] = field(default_factory=Counter)
+    conversion_counts: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
     all_grey: bool = True
 
@@ -54,19 +54,19 @@ class UnreadableFileError(ValueError):
     """A file that the machine does not let us read: that says nothing about the image."""
 
 
-class UntreatedKindError(ValueError):
+class UnsupportedImageModeError(ValueError):
     """An image of a kind that cannot be turned into bytes in one obvious way."""
 
 
-class OtherSizeError(ValueError):
+class ImageSizeMismatchError(ValueError):
     """Images of different sizes, and nobody said which size they should get."""
 
 
-def decode_chunk(chunk: Chunk) -> Decoded:
+def run_decode_task(task: DecodeTask) -> DecodeResult:
     """Decode the files of a chunk into their rows."""
-    array: NDArray[np.uint8] = np.load(chunk.target, mmap_mode="r+")
-    result, digests = Decoded(), []
-    for row, path in enumerate(chunk.paths, start=chunk.first_row):
+    array: NDArray[np.uint8] = np.load(task.array_path, mmap_mode="r+")
+    result, digests = DecodeResult(), []
+    for row, path in enumerate(task.paths, start=task.first_row):
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - a Path would cost as much as the read
                 content = file.read()
@@ -74,79 +74,81 @@ def decode_chunk(chunk: Chunk) -> Decoded:
             raise UnreadableFileError(f"{error.strerror} ({path})") from None
         digests.append(hashlib.blake2b(content, digest_size=16).digest())
         try:
-            pixels = decode(content, chunk.side, result)
+            pixels = decode_image(content, task.image_size, result)
         except MemoryError:
             raise
         except Exception as error:  # Pillow answers hostile files with exceptions of any kind
-            result.failures[row] = in_words(error)
+            result.failures[row] = failure_reason(error)
             continue
         if pixels.shape != array.shape[1:]:
-            raise OtherSizeError(f"{path} is {size_of(pixels)}, another one {size_of(array[0])}")
+            raise ImageSizeMismatchError(
+                f"{path} is {image_size_text(pixels)}, another one {image_size_text(array[0])}"
+            )
         array[row] = pixels
     result.digests = b"".join(digests)
     return result
 
 
-def decode(content: bytes, side: int | None, result: Decoded) -> NDArray[np.uint8]:
+def decode_image(content: bytes, image_size: int | None, result: DecodeResult) -> NDArray[np.uint8]:
     """One image as uint8 [height, width, 3]."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         image: Image.Image = Image.open(io.BytesIO(content))
     if getattr(image, "n_frames", 1) > 1:
-        result.oddities["animated"] += 1
+        result.conversion_counts["animated"] += 1
     may_be_rotated = "exif" in image.info or image.format in ROTATED_FORMATS
-    if may_be_rotated and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
-        result.oddities["rotated"] += 1
+    if may_be_rotated and image.getexif().get(ExifTags.Base.Orientation) in ROTATED_ORIENTATIONS:
+        result.conversion_counts["rotated"] += 1
         image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         result.all_grey = False
     else:
-        image = to_rgb(image, result)
-    if side is not None and image.size != (side, side):
-        image = image.resize((side, side), Image.Resampling.BILINEAR)
+        image = convert_to_rgb(image, result)
+    if image_size is not None and image.size != (image_size, image_size):
+        image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 
-def in_words(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Why an image could not be decoded, in words that are the same each time."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    if isinstance(error, UntreatedKindError):
+    if isinstance(error, UnsupportedImageModeError):
         return str(error)
     return "truncated" if isinstance(error, OSError) else f"damaged: {type(error).__name__}"
 
 
-def to_rgb(image: Image.Image, result: Decoded) -> Image.Image:
+def convert_to_rgb(image: Image.Image, result: DecodeResult) -> Image.Image:
     """An image of another kind as RGB."""
     if image.mode.startswith("I"):
-        result.oddities["16-bit"] += 1
+        result.conversion_counts["16-bit"] += 1
         values = np.asarray(image).clip(0, 65_535)
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise UntreatedKindError("floats have no defined white")
+        raise UnsupportedImageModeError("floats have no defined white")
     if image.mode in ("1", "L"):
-        result.oddities["grey"] += 1
+        result.conversion_counts["grey"] += 1
         return image.convert("RGB")
     result.all_grey = False
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        result.oddities["transparent"] += 1
+        result.conversion_counts["transparent"] += 1
         paper = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
-    result.oddities[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
+    result.conversion_counts[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
     return image.convert("RGB")
 
 
-def follow_parent(parent: int) -> None:
+def exit_with_parent(parent_pid: int) -> None:
     """End this process when its parent ends, however that comes about, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent_pid:
             time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def size_of(pixels: NDArray[np.uint8]) -> str:
+def image_size_text(pixels: NDArray[np.uint8]) -> str:
     return f"{pixels.shape[1]}x{pixels.shape[0]}"

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MOST_EXPANDED = 100
-ALWAYS_ALLOWED_BYTES = 1 << 30
+MAX_EXPANSION_RATIO = 100
+EXPANSION_ALLOWANCE_BYTES = 1 << 30
 
 
-def read_arrays(
+def read_npz(
     path: Path,
-    choose: Callable[[Collection[str]], Collection[str]],
-    always_allowed: int | None = None,
+    select_names: Callable[[Collection[str]], Collection[str]],
+    allowance_bytes: int | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Those arrays that are chosen, by name, out of the names that there are.
 
@@ -33,16 +33,16 @@ def read_arrays(
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
     with zipfile.ZipFile(path) as archive:
-        check_expansion(archive, path, always_allowed)
+        check_zip_expansion(archive, path, allowance_bytes)
         names = [name.removesuffix(".npy") for name in archive.namelist()]
-        return {name: read_member(archive, name) for name in choose(names)}
+        return {name: read_npz_member(archive, name) for name in select_names(names)}
 
 
-def read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+def read_npz_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """One array, which is as large as its header says."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
-        shape, _, kind = read_header(member)
+        shape, _, kind = read_npy_header(member)
         held = info.file_size - member.tell()
     if kind.hasobject or not kind.itemsize or math.prod(shape) * kind.itemsize != held:
         raise ValueError(f"'{name}' is not the array that its header tells of")
@@ -51,7 +51,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     return array
 
 
-def read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and kind of the array that begins here."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -59,9 +59,9 @@ def read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, fortran, kind
 
 
-def check_expansion(archive: zipfile.ZipFile, path: Path, always_allowed: int | None = None) -> None:
+def check_zip_expansion(archive: zipfile.ZipFile, path: Path, allowance_bytes: int | None = None) -> None:
     """Refuse an archive that would fill the memory out of next to nothing."""
     size = sum(info.file_size for info in archive.infolist())
-    allowed = ALWAYS_ALLOWED_BYTES if always_allowed is None else always_allowed
-    if size > max(allowed, MOST_EXPANDED * path.stat().st_size):
+    allowed = EXPANSION_ALLOWANCE_BYTES if allowance_bytes is None else allowance_bytes
+    if size > max(allowed, MAX_EXPANSION_RATIO * path.stat().st_size):
         raise RequestError(f"{size} bytes would come out of {path.stat().st_size} ({path}): this is no data")

@@ -12,19 +12,21 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.data.data_settings import NoiseKind
+    from fedmosaic_cli.data.data_settings import LabelNoiseKind
 
-    Index = NDArray[np.int64]
+    IntArray = NDArray[np.int64]
 
 
-def turned(labels: Index, num_classes: int) -> Index:
+def reverse_labels(labels: IntArray, num_classes: int) -> IntArray:
     """y -> C-1-y, the paper's misleading client."""
     return num_classes - 1 - labels
 
 
-def noisy(labels: Index, num_classes: int, ratio: float, kind: NoiseKind, rng: np.random.Generator) -> Index:
+def add_label_noise(
+    labels: IntArray, num_classes: int, fraction: float, kind: LabelNoiseKind, rng: np.random.Generator
+) -> IntArray:
     """The labels with exactly `ratio` of them wrong: each another class at random, or each the next class."""
-    wrong = rng.permutation(len(labels))[: round(ratio * len(labels))]
+    wrong = rng.permutation(len(labels))[: round(fraction * len(labels))]
     if kind == "symmetric":
         step = (
             rng.integers(1, num_classes, size=len(wrong)) if num_classes > 1 else np.zeros(len(wrong), dtype=np.int64)

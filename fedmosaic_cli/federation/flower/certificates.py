@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-USES = (
+KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
 
 
-def authority_certificate(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+def ca_certificate(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
     """The certificate of an authority, by itself."""
     uses = {"key_cert_sign": True, "crl_sign": True}
     return (
-        draft("fedmosaic authority", "fedmosaic authority", key, days)
+        certificate_builder("fedmosaic authority", "fedmosaic authority", key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(**uses), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -37,23 +37,23 @@ def authority_certificate(key: EllipticCurvePrivateKey, days: int) -> x509.Certi
 
 def server_certificate(
     key: EllipticCurvePrivateKey,
-    authority: EllipticCurvePrivateKey,
+    ca_key: EllipticCurvePrivateKey,
     hosts: Sequence[str],
     days: int,
 ) -> x509.Certificate:
     """The certificate of a SuperLink, by an authority."""
     return (
-        draft("fedmosaic coordinator", "fedmosaic authority", key, days)
+        certificate_builder("fedmosaic coordinator", "fedmosaic authority", key, days)
         .add_extension(x509.SubjectAlternativeName([general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, SHA256())
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, SHA256())
     )
 
 
-def draft(subject: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+def certificate_builder(subject: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
     """A certificate that says whose key this is and how long that holds. Clocks may differ by an hour."""
     now = datetime.now(UTC)
     return (
@@ -72,7 +72,7 @@ def common_name(name: str) -> x509.Name:
 
 
 def key_usage(**uses: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(**{name: uses.get(name, False) for name in USES})
+    return x509.KeyUsage(**{name: uses.get(name, False) for name in KEY_USAGES})
 
 
 def general_name(host: str) -> x509.GeneralName:
@@ -81,7 +81,7 @@ def general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def hosts_of(certificate: x509.Certificate) -> list[str]:
+def certificate_hosts(certificate: x509.Certificate) -> list[str]:
     """The names and addresses that a certificate is for."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
@@ -90,9 +90,9 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
     return [str(name.value) for name in extension.value]
 
 
-def private_bytes(key: EllipticCurvePrivateKey) -> bytes:
+def private_key_pem(key: EllipticCurvePrivateKey) -> bytes:
     return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def certificate_bytes(certificate: x509.Certificate) -> bytes:
+def certificate_pem(certificate: x509.Certificate) -> bytes:
     return bytes(certificate.public_bytes(Encoding.PEM))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-NO_SITE = "no site process listens"
-SITE_ENDED = "the site process ended while answering"
+NO_SITE_PROCESS = "no site process listens"
+SITE_PROCESS_ENDED = "the site process ended while answering"
 
-RAISED, EXPIRED, UNREAD, OFFLINE, CRASHED = 2, 3, 4, 5, 8
+CLIENT_APP_RAISED_EXCEPTION, MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, CLIENT_APP_CRASHED = (
+    2,
+    3,
+    4,
+    5,
+    8,
+)
 """Flower's numbers: the app raised an exception, a message or its answer is too old, node offline, app crashed."""
-NONSENSE = 0
+INVALID_REPLY = 0
 """Our own: an answer in which there is none."""
-GONE, DOWN, LATE = "gone", "crashed", "deadline"
+OFFLINE_REASON, CRASHED_REASON, DEADLINE_REASON = "gone", "crashed", "deadline"
 
 
-def passing(code: int, reason: str) -> str | None:
+def transient_failure(code: int, reason: str) -> str | None:
     """What to call a client that may yet answer if it is asked again; none if asking again would not help."""
-    if code == OFFLINE:
-        return GONE
-    if code == CRASHED or (code == RAISED and (NO_SITE in reason or SITE_ENDED in reason)):
-        return DOWN
-    return LATE if code in (EXPIRED, UNREAD) else None
+    if code == NODE_UNAVAILABLE:
+        return OFFLINE_REASON
+    if code == CLIENT_APP_CRASHED or (
+        code == CLIENT_APP_RAISED_EXCEPTION and (NO_SITE_PROCESS in reason or SITE_PROCESS_ENDED in reason)
+    ):
+        return CRASHED_REASON
+    return DEADLINE_REASON if code in (MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE) else None

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-RECORD, VALUE = "r", "v"
+RECORD_KEY, VALUE_KEY = "r", "v"
 
 
-def wrap(payload: bytes) -> RecordDict:
+def to_record_dict(payload: bytes) -> RecordDict:
     """The content of a message that says just this."""
     from flwr.app import ConfigRecord, RecordDict
 
-    return RecordDict({RECORD: ConfigRecord({VALUE: payload})})
+    return RecordDict({RECORD_KEY: ConfigRecord({VALUE_KEY: payload})})
 
 
-def unwrap(content: RecordDict) -> bytes:
+def from_record_dict(content: RecordDict) -> bytes:
     """What a message says."""
-    payload = content.config_records[RECORD][VALUE]
+    payload = content.config_records[RECORD_KEY][VALUE_KEY]
     if not isinstance(payload, bytes):
         raise TypeError("a message without bytes")
     return payload

@@ -6,11 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedmosaic_cli.errors import RequestError
 
-MINOR = "1.41"
-INSTALL = "pip install 'fedmosaic[flower]'"
+SUPPORTED_VERSION = "1.41"
+INSTALL_COMMAND = "pip install 'fedmosaic[flower]'"
 
 
-def flower_version() -> str | None:
+def installed_flower_version() -> str | None:
     """The version of Flower that is installed, if any is."""
     try:
         return version("flwr")
@@ -18,11 +18,13 @@ def flower_version() -> str | None:
         return None
 
 
-def check_flower(where: str = "--engine flower") -> str:
+def require_flower(required_by: str = "--engine flower") -> str:
     """The version of Flower; refuses to go on without one that we know."""
-    found = flower_version()
+    found = installed_flower_version()
     if found is None:
-        raise RequestError(f"flwr is not installed ({where}): {INSTALL}")
-    if found.split(".")[:2] != MINOR.split("."):
-        raise RequestError(f"flwr {found} is installed, and {MINOR} is needed ({where}): {INSTALL}")
+        raise RequestError(f"flwr is not installed ({required_by}): {INSTALL_COMMAND}")
+    if found.split(".")[:2] != SUPPORTED_VERSION.split("."):
+        raise RequestError(
+            f"flwr {found} is installed, and {SUPPORTED_VERSION} is needed ({required_by}): {INSTALL_COMMAND}"
+        )
     return found

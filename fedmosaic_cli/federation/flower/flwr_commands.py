@@ -12,42 +12,44 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import FailedRunError
-from fedmosaic_cli.federation.flower.flower_processes import environment
+from fedmosaic_cli.errors import RunFailedError
+from fedmosaic_cli.federation.flower.flower_processes import flower_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-SECONDS = 120.0
+COMMAND_TIMEOUT_SECONDS = 120.0
 """How long commands may take; each of many adds a little."""
 
 
-def flwr(room: Path, *commands: Sequence[str]) -> list[dict[str, Any]]:
+def run_flwr(runtime_dir: Path, *commands: Sequence[str]) -> list[dict[str, Any]]:
     """What `flwr` answers to each of some commands. The first that fails is an error."""
     lines = [json.dumps([*command, "--format", "json"]) for command in commands]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "fedmosaic_cli.federation.flower.flwr_commands"],
-            env=environment(room),
+            env=flower_environment(runtime_dir),
             input="\n".join(lines),
             capture_output=True,
             text=True,
             check=False,
-            timeout=SECONDS + len(commands),
+            timeout=COMMAND_TIMEOUT_SECONDS + len(commands),
         )
     except subprocess.TimeoutExpired:
-        raise FailedRunError(f"no answer in {SECONDS:g} s (flwr {commands[0][0]}): is the machine busy?") from None
-    answers = documents(done.stdout)
+        raise RunFailedError(
+            f"no answer in {COMMAND_TIMEOUT_SECONDS:g} s (flwr {commands[0][0]}): is the machine busy?"
+        ) from None
+    answers = parse_json_documents(done.stdout)
     for command, answer in zip(commands, answers, strict=False):
         if not answer.get("success", True):
-            raise FailedRunError(f"{last_line(str(answer.get('error-message')))} (flwr {command[0]})")
+            raise RunFailedError(f"{last_nonempty_line(str(answer.get('error-message')))} (flwr {command[0]})")
     if len(answers) < len(commands):
-        raise FailedRunError(f"{last_line(done.stderr or done.stdout)} (flwr {commands[len(answers)][0]})")
+        raise RunFailedError(f"{last_nonempty_line(done.stderr or done.stdout)} (flwr {commands[len(answers)][0]})")
     return answers
 
 
-def documents(text: str) -> list[dict[str, Any]]:
+def parse_json_documents(text: str) -> list[dict[str, Any]]:
     """The JSON documents that stand one after another in a text, up to what is none."""
     decoder, found, text = json.JSONDecoder(), [], text.lstrip()
     while text:
@@ -60,12 +62,12 @@ def documents(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def last_line(text: str) -> str:
+def last_nonempty_line(text: str) -> str:
     """The last line that says anything."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
-def run_commands() -> None:
+def run_commands_from_stdin() -> None:
     """Run the commands that are read, each as if it were typed."""
     command = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
     for line in sys.stdin:
@@ -74,4 +76,4 @@ def run_commands() -> None:
 
 
 if __name__ == "__main__":
-    run_commands()
+    run_commands_from_stdin()

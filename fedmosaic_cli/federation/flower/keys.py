@@ -6,30 +6,30 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower.flower_version import INSTALL
-from fedmosaic_cli.federation.flower.superlink import Papers
+from fedmosaic_cli.federation.flower.flower_version import INSTALL_COMMAND
+from fedmosaic_cli.federation.flower.superlink import Credentials
 from fedmosaic_cli.storage import files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-DAYS = 365
-CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+VALID_DAYS = 365
+CA_FILE, CA_KEY_FILE, SERVER_CERTIFICATE_FILE, SERVER_KEY_FILE = "ca.crt", "ca.key", "server.pem", "server.key"
 
 
-def make_authority(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Papers:
+def create_certificate_authority(folder: Path, hosts: Sequence[str], days: int = VALID_DAYS) -> Credentials:
     """An authority, and a certificate by it for a SuperLink that is reached under these names and addresses.
 
     Nothing that is there is overwritten. `ca.crt` is for the sites; the two keys are for nobody.
     """
-    check_cryptography()
+    require_cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
 
     from fedmosaic_cli.federation.flower.certificates import (
-        authority_certificate,
-        certificate_bytes,
-        private_bytes,
+        ca_certificate,
+        certificate_pem,
+        private_key_pem,
         server_certificate,
     )
 
@@ -37,22 +37,22 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Pape
         raise RequestError(
             "a certificate must name a host (hosts): give the names under which sites reach this machine"
         )
-    names = (CA, CA_KEY, SERVER, SERVER_KEY)
-    check_absent([folder / name for name in names])
+    names = (CA_FILE, CA_KEY_FILE, SERVER_CERTIFICATE_FILE, SERVER_KEY_FILE)
+    require_absent([folder / name for name in names])
     files.make_directories(folder)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    root = authority_certificate(authority, days)
+    root = ca_certificate(authority, days)
     certificate = server_certificate(server, authority, hosts, days)
-    files.put_private(folder / CA_KEY, private_bytes(authority))
-    files.put_private(folder / SERVER_KEY, private_bytes(server))
-    files.put(folder / CA, certificate_bytes(root))
-    files.put(folder / SERVER, certificate_bytes(certificate))
-    return Papers(folder / CA, folder / SERVER, folder / SERVER_KEY)
+    files.write_new_private_file(folder / CA_KEY_FILE, private_key_pem(authority))
+    files.write_new_private_file(folder / SERVER_KEY_FILE, private_key_pem(server))
+    files.write_new_file(folder / CA_FILE, certificate_pem(root))
+    files.write_new_file(folder / SERVER_CERTIFICATE_FILE, certificate_pem(certificate))
+    return Credentials(folder / CA_FILE, folder / SERVER_CERTIFICATE_FILE, folder / SERVER_KEY_FILE)
 
 
-def make_node_key(path: Path) -> Path:
+def create_node_key(path: Path) -> Path:
     """A key for a site at `path`, and beside it, in `path`.pub, what the coordinator is to be given; where that is."""
-    check_cryptography()
+    require_cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -62,23 +62,23 @@ def make_node_key(path: Path) -> Path:
     )
 
     public = path.with_name(f"{path.name}.pub")
-    check_absent([path, public])
+    require_absent([path, public])
     files.make_directories(path.parent)
     key = ec.generate_private_key(ec.SECP384R1())
-    files.put_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    files.put(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    files.write_new_private_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    files.write_new_file(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public
 
 
 def check_certificate(path: Path, host: str | None = None) -> None:
     """Refuse a certificate whose time is over or has not come, or that does not name a host."""
-    check_cryptography()
+    require_cryptography()
     from cryptography import x509
 
-    from fedmosaic_cli.federation.flower.certificates import hosts_of
+    from fedmosaic_cli.federation.flower.certificates import certificate_hosts
 
     try:
-        certificate = x509.load_pem_x509_certificate(files.read_file(path, 1 << 20))
+        certificate = x509.load_pem_x509_certificate(files.read_regular_file(path, 1 << 20))
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except ValueError:
@@ -92,21 +92,21 @@ def check_certificate(path: Path, host: str | None = None) -> None:
         raise RequestError(
             f"the certificate is valid from {certificate.not_valid_before_utc:%Y-%m-%d} on ({path}): check the clock"
         )
-    if host is not None and (named := hosts_of(certificate)) and host not in named:
+    if host is not None and (named := certificate_hosts(certificate)) and host not in named:
         raise RequestError(f"the certificate does not name {host}, but {', '.join(named)} ({path}): make one that does")
-    if host is not None and not hosts_of(certificate):
+    if host is not None and not certificate_hosts(certificate):
         raise RequestError(f"the certificate names no host ({path}): make one that names {host}")
 
 
-def check_key(path: Path) -> None:
+def check_private_key(path: Path) -> None:
     """Refuse what is no private key of a site, or lies open to others."""
-    check_cryptography()
+    require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     try:
-        key = load_ssh_private_key(files.read_file(path, 1 << 16), None)
+        key = load_ssh_private_key(files.read_regular_file(path, 1 << 16), None)
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # the second if it wants a password
@@ -119,13 +119,13 @@ def check_key(path: Path) -> None:
 
 def check_public_key(path: Path) -> None:
     """Refuse what is no public key of a site."""
-    check_cryptography()
+    require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     try:
-        key = load_ssh_public_key(files.read_file(path, 1 << 16))
+        key = load_ssh_public_key(files.read_regular_file(path, 1 << 16))
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # the second if it wants a password
@@ -134,14 +134,14 @@ def check_public_key(path: Path) -> None:
         raise RequestError(f"not the public key of a site ({path}): give the file that ends in .pub")
 
 
-def check_cryptography() -> None:
+def require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise RequestError(f"certificates need the package cryptography (keys): {INSTALL}") from None
+        raise RequestError(f"certificates need the package cryptography (keys): {INSTALL_COMMAND}") from None
 
 
-def check_absent(paths: Sequence[Path]) -> None:
+def require_absent(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.exists() or path.is_symlink():
             raise RequestError(f"there is one already ({path}): move it away, or use it")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-PORT = 9443
+SUPERLINK_PORT = 9443
 """Where the SuperLink listens, on this machine alone, unless somebody chooses otherwise."""
-OUTSIDE = 443
-LARGEST = "1g"
+PUBLIC_PORT = 443
+MAX_BODY_SIZE = "1g"
 
 
-def proxy_text(folder: Path, host: str) -> str:
+def nginx_config(folder: Path, host: str) -> str:
     """A whole configuration: `nginx -c FILE` runs it as it stands."""
     return f"""\
 # Between the sites and the SuperLink. Whoever reaches Flower's control interface can run code at every site, and Flower
@@ -27,15 +27,15 @@ events {{}}
 http {{
     access_log off;
     # Flower reads a request to its end before it asks whose it is: no letter is larger than this, nor need be.
-    client_max_body_size {LARGEST};
+    client_max_body_size {MAX_BODY_SIZE};
 
     upstream superlink {{
-        server 127.0.0.1:{PORT};
+        server 127.0.0.1:{SUPERLINK_PORT};
         keepalive 16;
     }}
 
     server {{
-        listen {OUTSIDE} ssl;
+        listen {PUBLIC_PORT} ssl;
         server_name {host};
         ssl_certificate "{folder}/server.pem";
         ssl_certificate_key "{folder}/server.key";

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-NAME = re.compile(r"client-(\d{3,9})")
+NODE_NAME_PATTERN = re.compile(r"client-(\d{3,9})")
 
 
-def node_name(client: int) -> str:
+def node_name(client_id: int) -> str:
     """`client-007` for client 7."""
-    return f"client-{client:03d}"
+    return f"client-{client_id:03d}"
 
 
-def client_of(name: str) -> int | None:
+def parse_node_name(name: str) -> int | None:
     """The client that a name stands for; none if it is no name of ours."""
-    match = NAME.fullmatch(name)
+    match = NODE_NAME_PATTERN.fullmatch(name)
     return int(match[1]) if match and node_name(int(match[1])) == name else None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedmosaic_cli.federation.flower.flower_errors import NO_SITE, SITE_ENDED
-from fedmosaic_cli.federation.flower.flower_messages import unwrap, wrap
-from fedmosaic_cli.federation.flower.ipc import GONE, connect
+from fedmosaic_cli.federation.flower.flower_errors import NO_SITE_PROCESS, SITE_PROCESS_ENDED
+from fedmosaic_cli.federation.flower.flower_messages import from_record_dict, to_record_dict
+from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, connect_socket
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -21,29 +21,32 @@ if TYPE_CHECKING:
 app = ClientApp()
 
 
-def hand_over(message: Message, context: Context) -> Message:
+def forward_to_site(message: Message, context: Context) -> Message:
     """The site's answer to what the message says."""
-    return Message(wrap(answer(Path(str(context.node_config["room"])), unwrap(message.content))), reply_to=message)
+    return Message(
+        to_record_dict(site_response(Path(str(context.node_config["room"])), from_record_dict(message.content))),
+        reply_to=message,
+    )
 
 
-def introduce(message: Message, context: Context) -> Message:
+def report_name(message: Message, context: Context) -> Message:
     """The name that the site gives itself: asked for in rehearsals without keys alone."""
-    return Message(wrap(str(context.node_config["name"]).encode()), reply_to=message)
+    return Message(to_record_dict(str(context.node_config["name"]).encode()), reply_to=message)
 
 
-def answer(room: Path, letter: bytes) -> bytes:
+def site_response(runtime_dir: Path, request: bytes) -> bytes:
     """What the process that listens in this room says to a letter."""
     try:
-        site = connect(room)
-    except GONE as error:
-        raise ConnectionError(NO_SITE) from error
+        site = connect_socket(runtime_dir)
+    except DISCONNECT_ERRORS as error:
+        raise ConnectionError(NO_SITE_PROCESS) from error
     with site:
         try:
-            site.send_bytes(letter)
+            site.send_bytes(request)
             return site.recv_bytes()
-        except GONE as error:
-            raise ConnectionError(SITE_ENDED) from error
+        except DISCONNECT_ERRORS as error:
+            raise ConnectionError(SITE_PROCESS_ENDED) from error
 
 
-app.query()(hand_over)
-app.query("name")(introduce)
+app.query()(forward_to_site)
+app.query("name")(report_name)

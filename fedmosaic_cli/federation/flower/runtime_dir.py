@@ -8,58 +8,62 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from fedmosaic_cli.federation.flower.ipc import too_long
+from fedmosaic_cli.federation.flower.ipc import is_socket_path_too_long
 from fedmosaic_cli.storage import files, syscalls
 
-PREFIX = "fedmosaic-"
-LOCK = "lock"
-SHORT = Path("/tmp")
+RUNTIME_DIR_PREFIX = "fedmosaic-"
+RUNTIME_LOCK_FILE = "lock"
+SHORT_TEMP_DIR = Path("/tmp")
 """Where rooms are made if the user's own place has too long a name for a socket."""
 
 
-class Room:
+class RuntimeDir:
     """A directory that nobody else can look into. It is removed in the end; if we are killed, by whoever comes next."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
-        parent = SHORT if too_long(parent / f"{PREFIX}12345678") and SHORT.is_dir() else parent
-        sweep(parent)
-        while not self._moved_in(parent):
+        parent = (
+            SHORT_TEMP_DIR
+            if is_socket_path_too_long(parent / f"{RUNTIME_DIR_PREFIX}12345678") and SHORT_TEMP_DIR.is_dir()
+            else parent
+        )
+        remove_stale_runtime_dirs(parent)
+        while not self._create_locked(parent):
             pass
 
-    def _moved_in(self, parent: Path) -> bool:
+    def _create_locked(self, parent: Path) -> bool:
         """Make the directory, and say whether it is ours: until it is locked, others take it for one of the dead."""
-        self.path = syscalls.make_private_directory(PREFIX, parent)
+        self.path = syscalls.make_private_directory(RUNTIME_DIR_PREFIX, parent)
         try:
-            self._handle: int | None = syscalls.create_private(self.path / LOCK)
+            self._lock_fd: int | None = syscalls.create_private_file(self.path / RUNTIME_LOCK_FILE)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (self.path / LOCK).exists():
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (self.path / RUNTIME_LOCK_FILE).exists():
                 return True
         except BlockingIOError:
             pass
-        os.close(self._handle)
+        os.close(self._lock_fd)
         return False
 
     def close(self) -> None:
         """Remove the directory with all that is in it."""
-        if self._handle is None:
+        if self._lock_fd is None:
             return
         with suppress(OSError):
-            files.remove(self.path)
-        os.close(self._handle)
-        self._handle = None
+            files.remove_path(self.path)
+        os.close(self._lock_fd)
+        self._lock_fd = None
 
 
-def sweep(parent: Path) -> None:
+def remove_stale_runtime_dirs(parent: Path) -> None:
     """Remove the rooms of those who were killed: nobody holds a lock in them any more."""
-    for room in parent.glob(f"{PREFIX}*"):
+    for room in parent.glob(f"{RUNTIME_DIR_PREFIX}*"):
         with suppress(OSError):
-            handle = os.open(room / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = os.open(room / RUNTIME_LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                files.remove(room)
+                files.remove_path(room)
             finally:
                 os.close(handle)

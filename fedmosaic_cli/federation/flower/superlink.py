@@ -10,21 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import FailedRunError, RequestError, ResourceError
-from fedmosaic_cli.federation.flower.flower_processes import Child, end_all
-from fedmosaic_cli.federation.flower.flwr_commands import flwr
+from fedmosaic_cli.errors import RequestError, ResourceError, RunFailedError
+from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
+from fedmosaic_cli.federation.flower.flwr_commands import run_flwr
 from fedmosaic_cli.storage import files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-NAME = "fm"
+CONNECTION_NAME = "fm"
 """What the connection is called in Flower's settings."""
-LISTENING = "Uvicorn running on"
+LISTENING_TEXT = "Uvicorn running on"
 """What a SuperLink says once it has its port."""
 START_SECONDS = 90.0
-APP = """\
+RELAY_PYPROJECT = """\
 [project]
 name = "fedmosaic-relay"
 version = "1.0.0"
@@ -44,37 +44,37 @@ names-as-claimed = {claims}
 
 
 @dataclass(frozen=True)
-class Papers:
+class Credentials:
     """What a SuperLink shows for itself: who vouches for it, its certificate, and the key to that."""
 
-    authority: Path
+    ca_certificate: Path
     certificate: Path
-    key: Path
+    private_key: Path
 
 
 @dataclass(frozen=True)
-class Place:
+class SuperLinkAddress:
     """Where a SuperLink listens. Without papers whoever reaches it is believed: that is for this machine alone."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    papers: Papers | None = None
+    credentials: Credentials | None = None
 
     def __post_init__(self) -> None:
-        if self.papers is None and not is_loopback(self.host):
+        if self.credentials is None and not is_loopback(self.host):
             raise RequestError(
                 f"{self.host} can be reached from other machines (--insecure): give certificates, or stay on 127.0.0.1"
             )
 
     @property
-    def reached(self) -> str:
+    def connect_host(self) -> str:
         """The host under which this machine reaches it: whoever listens on all addresses does so on this one, too."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
-    def address(self) -> str:
+    def host_port(self) -> str:
         """Host and port under which this machine reaches it."""
-        return f"[{self.reached}]:{self.port}" if ":" in self.reached else f"{self.reached}:{self.port}"
+        return f"[{self.connect_host}]:{self.port}" if ":" in self.connect_host else f"{self.connect_host}:{self.port}"
 
 
 def parse_address(text: str, option: str = "--superlink") -> tuple[str, int]:
@@ -99,104 +99,112 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def check_free(place: Place) -> None:
+def require_free_port(listen_address: SuperLinkAddress) -> None:
     """Refuse to start where somebody else listens."""
-    with socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in listen_address.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((place.host, place.port))
+            probe.bind((listen_address.host, listen_address.port))
         except OSError as error:
             raise ResourceError(
-                f"the SuperLink cannot listen here, {error.strerror} ({place.address}): choose another port"
+                f"the SuperLink cannot listen here, {error.strerror} ({listen_address.host_port}): choose another port"
             ) from None
 
 
-def settings(place: Place) -> str:
+def flwr_config(listen_address: SuperLinkAddress) -> str:
     """Flower's own file of settings: how its commands reach our SuperLink."""
-    quoted = json.dumps(str(place.papers.authority.absolute()), ensure_ascii=False) if place.papers else ""
-    trust = f"root-certificates = {quoted}" if place.papers else "insecure = true"
-    return f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{place.address}"\n{trust}\n'
+    quoted = (
+        json.dumps(str(listen_address.credentials.ca_certificate.absolute()), ensure_ascii=False)
+        if listen_address.credentials
+        else ""
+    )
+    trust = f"root-certificates = {quoted}" if listen_address.credentials else "insecure = true"
+    return f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n[superlink.{CONNECTION_NAME}]\naddress = "{listen_address.host_port}"\n{trust}\n'
 
 
-class Link:
+class SuperLink:
     """A SuperLink that runs, with the keys that it knows and our relay in it."""
 
-    def __init__(self, place: Place, room: Path, keys: Mapping[str, Path]) -> None:
-        self.place = place
-        self._room = room
-        self._keys = keys
-        self._registered = False
-        self._child: Child | None = None
-        self._run = ""
+    def __init__(self, listen_address: SuperLinkAddress, runtime_dir: Path, public_keys: Mapping[str, Path]) -> None:
+        self.listen_address = listen_address
+        self._runtime_dir = runtime_dir
+        self._public_keys = public_keys
+        self._has_registered_keys = False
+        self._process: FlowerProcess | None = None
+        self._relay_run_id = ""
         for folder in ("flwr", "app"):
-            files.make_directories(room / folder)
-        files.put(room / "flwr" / "config.toml", settings(place).encode())
-        claims = "true" if place.papers is None else "false"
-        files.put(room / "app" / "pyproject.toml", APP.format(claims=claims).encode())
+            files.make_directories(runtime_dir / folder)
+        files.write_new_file(runtime_dir / "flwr" / "config.toml", flwr_config(listen_address).encode())
+        claims = "true" if listen_address.credentials is None else "false"
+        files.write_new_file(runtime_dir / "app" / "pyproject.toml", RELAY_PYPROJECT.format(claims=claims).encode())
 
     @property
-    def alive(self) -> bool:
-        return self._child is not None and self._child.alive
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive
 
     def start(self) -> None:
         """Start what does not run: the SuperLink, and in it a relay. What a SuperLink knew, the next one knows."""
-        if not self.alive:
-            end_all(self._room)
-            check_free(self.place)
-            self._child = Child(self._command(), self._room)
-            self._wait(self._child)
-        keys = {} if self._registered else self._keys
-        registrations = [("supernode", "register", str(key), NAME, "--name", name) for name, key in keys.items()]
-        answers = flwr(self._room, *registrations, ("run", str(self._room / "app"), NAME))
-        self._registered = True
-        self._run = str(answers[-1].get("run-id"))
+        if not self.is_alive:
+            terminate_all(self._runtime_dir)
+            require_free_port(self.listen_address)
+            self._process = FlowerProcess(self._command(), self._runtime_dir)
+            self._wait_until_listening(self._process)
+        keys = {} if self._has_registered_keys else self._public_keys
+        registrations = [
+            ("supernode", "register", str(key), CONNECTION_NAME, "--name", name) for name, key in keys.items()
+        ]
+        answers = run_flwr(self._runtime_dir, *registrations, ("run", str(self._runtime_dir / "app"), CONNECTION_NAME))
+        self._has_registered_keys = True
+        self._relay_run_id = str(answers[-1].get("run-id"))
 
     def stop_relay(self) -> None:
         """End the relay, if there is one; nobody minds if it has ended already."""
-        if self.alive and self._run:
-            with suppress(FailedRunError):
-                flwr(self._room, ("stop", self._run, NAME))
-        self._run = ""
+        if self.is_alive and self._relay_run_id:
+            with suppress(RunFailedError):
+                run_flwr(self._runtime_dir, ("stop", self._relay_run_id, CONNECTION_NAME))
+        self._relay_run_id = ""
 
     def close(self) -> None:
         """End everything that was started here."""
         self.stop_relay()
-        end_all(self._room)
-        if self._child is not None:
-            self._child.process.wait()
+        terminate_all(self._runtime_dir)
+        if self._process is not None:
+            self._process.process.wait()
 
-    def state_of_relay(self) -> str:
+    def relay_status(self) -> str:
         """What Flower says of the relay."""
-        if not self.alive:
-            return self._child.last_words() if self._child else "it was not started"
-        run = self.counts()
+        if not self.is_alive:
+            return self._process.exit_reason() if self._process else "it was not started"
+        run = self.relay_run_info()
         return ", ".join(str(run[key]) for key in ("status", "status-details") if run.get(key)) or "unknown"
 
-    def counts(self) -> dict[str, Any]:
+    def relay_run_info(self) -> dict[str, Any]:
         """What Flower knows of the present relay: among others, the bytes to and from nodes."""
-        [answer] = flwr(self._room, ("list", NAME, "--run-id", self._run))
+        [answer] = run_flwr(self._runtime_dir, ("list", CONNECTION_NAME, "--run-id", self._relay_run_id))
         return dict((answer.get("runs") or [{}])[0])
 
     def _command(self) -> list[str]:
-        place = self.place
+        place = self.listen_address
         command = ["flower-superlink", "--host", place.host, "--port", str(place.port)]
-        command += ["--database", str(self._room / "link.db"), "--disable-runtime-dependency-installation"]
-        if place.papers is None:
+        command += ["--database", str(self._runtime_dir / "link.db"), "--disable-runtime-dependency-installation"]
+        if place.credentials is None:
             return [*command, "--insecure"]
         papers = {
-            "ca-certfile": place.papers.authority,
-            "certfile": place.papers.certificate,
-            "keyfile": place.papers.key,
+            "ca-certfile": place.credentials.ca_certificate,
+            "certfile": place.credentials.certificate,
+            "keyfile": place.credentials.private_key,
         }
         command += [part for option, path in papers.items() for part in (f"--ssl-{option}", str(path.absolute()))]
         return [*command, "--enable-supernode-auth"]
 
-    def _wait(self, child: Child) -> None:
+    def _wait_until_listening(self, process: FlowerProcess) -> None:
         """Wait until our SuperLink listens: that something does at this address is not enough."""
         deadline = time.monotonic() + START_SECONDS
-        while child.alive and time.monotonic() < deadline:
-            if child.said(LISTENING):
+        while process.is_alive and time.monotonic() < deadline:
+            if process.has_output(LISTENING_TEXT):
                 return
             time.sleep(0.05)
-        words = child.last_words() if not child.alive else f"it does not listen after {START_SECONDS:g} s"
-        raise ResourceError(f"Flower's SuperLink did not start, {words} ({self.place.address}): choose another address")
+        words = process.exit_reason() if not process.is_alive else f"it does not listen after {START_SECONDS:g} s"
+        raise ResourceError(
+            f"Flower's SuperLink did not start, {words} ({self.listen_address.host_port}): choose another address"
+        )

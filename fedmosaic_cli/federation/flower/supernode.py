@@ -7,11 +7,11 @@ from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from fedmosaic_cli.federation.flower.flower_processes import Child, end_all
-from fedmosaic_cli.federation.flower.flower_version import check_flower
-from fedmosaic_cli.federation.flower.ipc import GONE, Door
+from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
+from fedmosaic_cli.federation.flower.flower_version import require_flower
+from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener
 from fedmosaic_cli.federation.flower.node_names import node_name
-from fedmosaic_cli.federation.flower.runtime_dir import Room
+from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import free_port
 from fedmosaic_cli.storage import files
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-PAUSES_SECONDS = (5.0, 10.0, 15.0)
+RESTART_DELAYS_SECONDS = (5.0, 10.0, 15.0)
 """How long to wait before a SuperNode is started again: after the first end, the second, and all others."""
-REFUSED = 305
+NODE_REFUSED_EXIT_CODE = 305
 """Flower's code for a node that was not let in: its key is not known, or its last life is not over yet."""
-CONNECTED = "SuperNode ID:"
-LOOK_SECONDS = 0.2
+CONNECTED_TEXT = "SuperNode ID:"
+STOP_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Event:
+class ConnectionEvent:
     """What happened to the connection."""
 
-    what: Literal["started", "connected", "refused", "ended", "unheard"]
+    kind: Literal["started", "connected", "refused", "ended", "unheard"]
     detail: str = ""
 
 
-class Node:
+class SuperNode:
     """Keeps a SuperNode running, however often it ends, and answers what comes.
 
     `root` vouches for the SuperLink and `key` is the private key of this site; without both everybody is believed, in
@@ -47,26 +47,26 @@ class Node:
 
     def __init__(
         self,
-        client: int,
-        superlink: str,
-        answer: Callable[[bytes], bytes],
+        client_id: int,
+        superlink_address: str,
+        handle_request: Callable[[bytes], bytes],
         *,
         root: Path | None = None,
         key: Path | None = None,
-        tell: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[ConnectionEvent], None] = lambda event: None,
     ) -> None:
-        check_flower()
-        self._client = client
-        self._superlink = superlink
-        self._answer = answer
-        self._root, self._key = root, key
-        self._tell = tell
-        self._closing = Flag()
-        self._connected = Flag()
-        self._child: Child | None = None
-        self._room = Room()
-        files.make_directories(self._room.path / "flwr")
-        self._door = Door(self._room.path)
+        require_flower()
+        self._client_id = client_id
+        self._superlink_address = superlink_address
+        self._handle_request = handle_request
+        self._root_certificate, self._private_key = root, key
+        self._on_event = on_event
+        self._stop_event = Flag()
+        self._connected_event = Flag()
+        self._process: FlowerProcess | None = None
+        self._runtime_dir = RuntimeDir()
+        files.make_directories(self._runtime_dir.path / "flwr")
+        self._listener = IpcListener(self._runtime_dir.path)
         self._thread = Thread(target=self._keep_running, name="supernode", daemon=True)
         self._thread.start()
 
@@ -76,69 +76,73 @@ class Node:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def serve(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def serve(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Answer letters one after another until `stop` says so. What `answer` raises ends this, and its letter is
         asked for again later."""
-        while not stop():
-            guest = self._door.next(LOOK_SECONDS)
+        while not should_stop():
+            guest = self._listener.next_connection(STOP_POLL_SECONDS)
             if guest is None:
                 continue
             with guest:
-                self._attend(guest)
+                self._serve_request(guest)
 
-    def _attend(self, guest: Connection[bytes, bytes]) -> None:
+    def _serve_request(self, connection: Connection[bytes, bytes]) -> None:
         """Answer one letter."""
-        asked_by = self._child
+        asked_by = self._process
         try:
-            letter = guest.recv_bytes()
-        except GONE:
+            letter = connection.recv_bytes()
+        except DISCONNECT_ERRORS:
             return
-        answer = self._answer(letter)
+        answer = self._handle_request(letter)
         try:
-            guest.send_bytes(answer)
-        except GONE:
-            self._tell(Event("unheard", "whoever asked did not wait for the answer"))
-            if asked_by is not None and asked_by is self._child:
+            connection.send_bytes(answer)
+        except DISCONNECT_ERRORS:
+            self._on_event(ConnectionEvent("unheard", "whoever asked did not wait for the answer"))
+            if asked_by is not None and asked_by is self._process:
                 # It would take a minute to notice that its app is gone, and take no other letter before.
                 asked_by.process.terminate()
 
     def close(self) -> None:
         """End the SuperNode and all that it started; nothing is left."""
-        self._closing.set()
+        self._stop_event.set()
         while self._thread.is_alive():  # one more may just have been started
-            end_all(self._room.path)
-            self._thread.join(timeout=LOOK_SECONDS)
-        self._door.close()
-        self._room.close()
+            terminate_all(self._runtime_dir.path)
+            self._thread.join(timeout=STOP_POLL_SECONDS)
+        self._listener.close()
+        self._runtime_dir.close()
 
     def _keep_running(self) -> None:
         """Start a SuperNode whenever none runs. It hears of our death in time to take its leave from the SuperLink."""
         failures = 0
-        while not self._closing.is_set():
-            self._connected.clear()
-            end_all(self._room.path)
-            child = self._child = Child(self._command(), self._room.path, takes_leave=True, hear=self._hear)
-            self._tell(Event("started"))
+        while not self._stop_event.is_set():
+            self._connected_event.clear()
+            terminate_all(self._runtime_dir.path)
+            child = self._process = FlowerProcess(
+                self._command(), self._runtime_dir.path, graceful=True, on_line=self._on_output_line
+            )
+            self._on_event(ConnectionEvent("started"))
             child.process.wait()
-            if self._closing.is_set():
+            if self._stop_event.is_set():
                 break
-            words = child.last_words()
-            self._tell(Event("refused" if child.exit_code() == REFUSED else "ended", words))
-            failures = 0 if self._connected.is_set() else failures + 1
-            self._closing.wait(PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)])
-        end_all(self._room.path)
+            words = child.exit_reason()
+            self._on_event(
+                ConnectionEvent("refused" if child.exit_code() == NODE_REFUSED_EXIT_CODE else "ended", words)
+            )
+            failures = 0 if self._connected_event.is_set() else failures + 1
+            self._stop_event.wait(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
+        terminate_all(self._runtime_dir.path)
 
-    def _hear(self, line: str) -> None:
-        if CONNECTED in line:
-            self._connected.set()
-            self._tell(Event("connected"))
+    def _on_output_line(self, line: str) -> None:
+        if CONNECTED_TEXT in line:
+            self._connected_event.set()
+            self._on_event(ConnectionEvent("connected"))
 
     def _command(self) -> list[str]:
-        own = f'room="{self._room.path}" name="{node_name(self._client)}"'
+        own = f'room="{self._runtime_dir.path}" name="{node_name(self._client_id)}"'
         port = str(free_port())
-        command = ["flower-supernode", "--superlink", self._superlink, "--host", "127.0.0.1", "--port", port]
+        command = ["flower-supernode", "--superlink", self._superlink_address, "--host", "127.0.0.1", "--port", port]
         command += ["--node-config", own]
-        if self._root is None or self._key is None:
+        if self._root_certificate is None or self._private_key is None:
             return [*command, "--insecure"]
-        papers = {"--root-certificates": self._root, "--auth-supernode-private-key": self._key}
+        papers = {"--root-certificates": self._root_certificate, "--auth-supernode-private-key": self._private_key}
         return [*command, *(part for option, path in papers.items() for part in (option, str(path.absolute())))]

@@ -13,49 +13,49 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.machine import PARENT, end_with_parent
+from fedmosaic_cli.machine import PARENT_PID_VARIABLE, die_with_parent
 
 if TYPE_CHECKING:
     from types import FrameType
 
-KILL, ASK = "kill", "ask"
-ROOM, MARK = "FEDMOSAIC_ROOM", "FEDMOSAIC_FLOWER"
+KILL_MODE, TERMINATE_MODE = "kill", "ask"
+RUNTIME_DIR_VARIABLE, MARKER_VARIABLE = "FEDMOSAIC_ROOM", "FEDMOSAIC_FLOWER"
 """The variables that carry the room: to this process, and to the program and all its descendants."""
 
 
-def become(command: list[str]) -> None:
+def exec_with_parent(command: list[str]) -> None:
     """Run a program in the place of this process, once it is known whose death is to be its own."""
-    os.environ[MARK] = os.environ.pop(ROOM)
-    end_with_parent()
+    os.environ[MARKER_VARIABLE] = os.environ.pop(RUNTIME_DIR_VARIABLE)
+    die_with_parent()
     os.execvp(command[0], command)
 
 
-class Guardian:
+class Supervisor:
     """Runs a program, and passes on once what may be heard often."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._program: subprocess.Popen[bytes] | None = None
-        signal.signal(signal.SIGTERM, self._hear)
-        end_with_parent(signal.SIGTERM)
+        self._is_stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        die_with_parent(signal.SIGTERM)
 
     def run(self, command: list[str]) -> int:
         """The code in which the program ended."""
-        if self._asked:
+        if self._is_stopping:
             return 0
-        itself = [sys.executable, "-m", "fedmosaic_cli.federation.flower.supervised", KILL, *command]
-        self._program = subprocess.Popen(itself, env={**os.environ, PARENT: str(os.getpid())})
-        if self._asked:
-            self._program.terminate()
-        return self._program.wait()
+        itself = [sys.executable, "-m", "fedmosaic_cli.federation.flower.supervised", KILL_MODE, *command]
+        self._process = subprocess.Popen(itself, env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())})
+        if self._is_stopping:
+            self._process.terminate()
+        return self._process.wait()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if not self._asked and self._program is not None:
-            self._program.terminate()
-        self._asked = True
+    def _on_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
+        if not self._is_stopping and self._process is not None:
+            self._process.terminate()
+        self._is_stopping = True
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == KILL:
-        become(sys.argv[2:])
-    raise SystemExit(Guardian().run(sys.argv[2:]))
+    if sys.argv[1] == KILL_MODE:
+        exec_with_parent(sys.argv[2:])
+    raise SystemExit(Supervisor().run(sys.argv[2:]))

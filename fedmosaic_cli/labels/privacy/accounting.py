@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Verdict = Literal["strong", "good", "weak", "no meaningful guarantee"]
-VERDICTS: tuple[tuple[float, Verdict], ...] = ((1.0, "strong"), (3.0, "good"), (10.0, "weak"))
-NO_GUARANTEE: Verdict = "no meaningful guarantee"
-INFINITE = "inf"
+GuaranteeRating = Literal["strong", "good", "weak", "no meaningful guarantee"]
+GUARANTEE_THRESHOLDS: tuple[tuple[float, GuaranteeRating], ...] = ((1.0, "strong"), (3.0, "good"), (10.0, "weak"))
+NO_GUARANTEE: GuaranteeRating = "no meaningful guarantee"
+JSON_INFINITY = "inf"
 """As it is written to files: JSON knows no such number."""
 
 
@@ -40,7 +40,7 @@ class Release:
     @property
     def rho(self) -> float:
         """What it costs as zero-concentrated differential privacy."""
-        each = gaussian_rho(self.mu) if self.mu is not None else label_rho(self.epsilon or 0.0)
+        each = gaussian_rho(self.mu) if self.mu is not None else pure_dp_rho(self.epsilon or 0.0)
         return self.count * each
 
     @property
@@ -50,17 +50,17 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written down."""
-        return {key: to_file(value) for key, value in asdict(self).items() if value is not None}
+        return {key: to_json_number(value) for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Release:
-        values: dict[str, Any] = {key: math.inf if value == INFINITE else value for key, value in content.items()}
+        values: dict[str, Any] = {key: math.inf if value == JSON_INFINITY else value for key, value in content.items()}
         return cls(**values)
 
 
-def to_file(value: Any) -> Any:
+def to_json_number(value: Any) -> Any:
     """A number that JSON can hold."""
-    return INFINITE if value == math.inf else value
+    return JSON_INFINITY if value == math.inf else value
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -82,7 +82,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon of Gaussian noise with sensitivity `mu` at this delta."""
     from scipy.optimize import brentq
 
-    highest = simple_epsilon(gaussian_rho(mu), delta)
+    highest = zcdp_epsilon_bound(gaussian_rho(mu), delta)
     if math.isinf(highest):
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
@@ -96,17 +96,17 @@ def gaussian_rho(mu: float) -> float:
     return mu * mu / 2
 
 
-def label_rho(epsilon: float) -> float:
+def pure_dp_rho(epsilon: float) -> float:
     """epsilon tanh(epsilon / 2), of one release with this budget; never more than epsilon^2 / 2."""
     return epsilon * math.tanh(epsilon / 2)
 
 
-def simple_epsilon(rho: float, delta: float) -> float:
+def zcdp_epsilon_bound(rho: float, delta: float) -> float:
     """rho + 2 sqrt(rho ln(1/delta)): a bound that is easy to check by hand."""
     return rho + 2 * math.sqrt(rho * -math.log(delta))
 
 
-def concentrated_epsilon(rho: float, delta: float) -> float:
+def zcdp_epsilon(rho: float, delta: float) -> float:
     """The least of rho a + ln(1 - 1/a) - (ln delta + ln a) / (a - 1) over all a > 1."""
     from scipy.optimize import minimize_scalar
 
@@ -136,16 +136,16 @@ def total_epsilon(releases: Iterable[Release], delta: float) -> float:
         return math.inf
     if not labels:
         return gaussian_epsilon(math.sqrt(squares), delta)
-    rho = squares / 2 + math.fsum(count * label_rho(epsilon) for epsilon, count in labels.items())
-    total = concentrated_epsilon(rho, delta)
+    rho = squares / 2 + math.fsum(count * pure_dp_rho(epsilon) for epsilon, count in labels.items())
+    total = zcdp_epsilon(rho, delta)
     return total if squares else min(total, pure)
 
 
-def paper_formula(mu: float, delta: float) -> float:
+def classic_gaussian_epsilon(mu: float, delta: float) -> float:
     """mu sqrt(2 ln(1.25/delta)): the classic bound on one release of Gaussian noise, which is proven up to 1 only."""
     return mu * math.sqrt(2 * math.log(1.25 / delta))
 
 
-def verdict(total: float) -> Verdict:
+def guarantee_rating(total: float) -> GuaranteeRating:
     """What a total is worth, in a word."""
-    return next((word for limit, word in VERDICTS if total <= limit), NO_GUARANTEE)
+    return next((word for limit, word in GUARANTEE_THRESHOLDS if total <= limit), NO_GUARANTEE)

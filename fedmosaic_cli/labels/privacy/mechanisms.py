@@ -13,13 +13,13 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BITS_OF_A_LABEL = 2
+CHANGED_BITS_PER_LABEL = 2
 """One label instead of another changes two bits of a row that has a one for its class."""
 # A bit that is flipped every other time tells nothing at all, and nobody could undo its bias.
-MOST_FLIPS = math.nextafter(0.5, 0.0)
+MAX_FLIP_PROBABILITY = math.nextafter(0.5, 0.0)
 
 
-class Draws(Protocol):
+class RandomSource(Protocol):
     """Where noise comes from: a generator of NumPy, or anything that draws as one does."""
 
     def random(self, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
@@ -29,13 +29,13 @@ class Draws(Protocol):
     def normal(self, mean: float, sigma: float, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
 
 
-def flip_probability(epsilon: float, bits: int) -> float:
+def flip_probability(epsilon: float, changed_bits: int) -> float:
     """q = 1 / (1 + exp(epsilon / bits)): how often to flip each bit, where at most `bits` of them can differ.
 
     Below 1/2 for every budget, the smaller the larger the budget is, and 0 for an infinite one.
     """
-    small = math.exp(-epsilon / bits)
-    return min(small / (1.0 + small), MOST_FLIPS)
+    small = math.exp(-epsilon / changed_bits)
+    return min(small / (1.0 + small), MAX_FLIP_PROBABILITY)
 
 
 def keep_probability(label_epsilon: float, num_classes: int) -> float:
@@ -43,13 +43,15 @@ def keep_probability(label_epsilon: float, num_classes: int) -> float:
     return 1.0 / (1.0 + (num_classes - 1) * math.exp(-label_epsilon))
 
 
-def other_probability(label_epsilon: float, num_classes: int) -> float:
+def other_label_probability(label_epsilon: float, num_classes: int) -> float:
     """1 / (e^epsilon + C - 1): how often it is told as one certain other label."""
     small = math.exp(-label_epsilon)
     return small / (1.0 + (num_classes - 1) * small)
 
 
-def randomised_labels(labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: Draws) -> NDArray[np.int64]:
+def randomized_response(
+    labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: RandomSource
+) -> NDArray[np.int64]:
     """Labels by k-ary randomised response: each is kept, or becomes any of the others with the same chance.
 
     With an infinite budget these are the labels themselves, and nothing is drawn.
@@ -62,7 +64,9 @@ def randomised_labels(labels: NDArray[Any], label_epsilon: float, num_classes: i
     return np.where(kept, told, others)
 
 
-def flipped_bits(labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: Draws) -> NDArray[np.uint8]:
+def flip_one_hot_bits(
+    labels: NDArray[Any], label_epsilon: float, num_classes: int, rng: RandomSource
+) -> NDArray[np.uint8]:
     """[examples, classes]: a one for each label's class, and then every bit flipped with the same chance.
 
     A row may hold no one or several. With an infinite budget nothing is drawn.
@@ -70,20 +74,22 @@ def flipped_bits(labels: NDArray[Any], label_epsilon: float, num_classes: int, r
     bits: NDArray[np.uint8] = (np.asarray(labels)[:, None] == np.arange(num_classes)).astype(np.uint8)
     if math.isinf(label_epsilon):
         return bits
-    flips = (rng.random(bits.shape) < flip_probability(label_epsilon, BITS_OF_A_LABEL)).astype(np.uint8)
+    flips = (rng.random(bits.shape) < flip_probability(label_epsilon, CHANGED_BITS_PER_LABEL)).astype(np.uint8)
     return np.bitwise_xor(bits, flips)
 
 
-def noisy_scores(values: NDArray[Any], sigma: float, high: float, rng: Draws) -> NDArray[np.float64]:
+def add_clipped_gaussian_noise(
+    values: NDArray[Any], sigma: float, max_value: float, rng: RandomSource
+) -> NDArray[np.float64]:
     """Values cut to [0, high], each with Gaussian noise of its own, and cut again; without noise as they are."""
     exact = np.array(values, dtype=np.float64)
     if sigma == 0:
         return exact
-    noisy: NDArray[np.float64] = np.clip(exact, 0.0, high) + rng.normal(0.0, sigma, exact.shape)
-    return noisy.clip(0.0, high)
+    noisy: NDArray[np.float64] = np.clip(exact, 0.0, max_value) + rng.normal(0.0, sigma, exact.shape)
+    return noisy.clip(0.0, max_value)
 
 
-def noisy_histogram(counts: NDArray[Any], sigma: float, rng: Draws) -> NDArray[np.float64]:
+def noisy_histogram(counts: NDArray[Any], sigma: float, rng: RandomSource) -> NDArray[np.float64]:
     """The share of each class, with Gaussian noise, cut to [0, 1] and brought to a sum of 1; without noise exact.
 
     Where noise leaves nothing of any class, all shares are 0.

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # No browser may be shown these; a file system lets anybody name a directory with them.
-CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-EMPTY_ELEMENTS = {"br", "input"}
+CONTROL_CHARS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+VOID_ELEMENTS = {"br", "input"}
 
 
 class Markup(str):
@@ -21,48 +21,48 @@ class Markup(str):
     __slots__ = ()
 
 
-def escaped(text: object) -> Markup:
+def escape_html(text: object) -> Markup:
     """The text as HTML shows it, in an element as well as in an attribute."""
     if isinstance(text, Markup):
         return text
-    return Markup(html.escape(CONTROL.sub("\ufffd", str(text))))
+    return Markup(html.escape(CONTROL_CHARS.sub("\ufffd", str(text))))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Markup:
     """An element. None and False leave an attribute out; `class_` is class, `data_run` is data-run."""
     written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(value)}"')
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape_html(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    if name in EMPTY_ELEMENTS:
+    if name in VOID_ELEMENTS:
         return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
+    return Markup(f"<{name}{written}>{join_markup(children)}</{name}>")
 
 
-def joined(children: Iterable[object], between: str = "") -> Markup:
+def join_markup(children: Iterable[object], separator: str = "") -> Markup:
     """Several pieces as one."""
-    return Markup(between.join(escaped(child) for child in children))
+    return Markup(separator.join(escape_html(child) for child in children))
 
 
-def to_script(content: Any) -> str:
+def to_script_json(content: Any) -> str:
     """JSON that can lie inside a script element: no text in it can end the element, or a line of JavaScript."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def copied(command: str) -> Markup:
+def copyable_command(command: str) -> Markup:
     """A command with a button that copies it."""
     button = tag("button", "Copy", class_="copy", type="button", aria_label=f"Copy: {command}")
     return tag("div", tag("code", command), button, class_="command")
 
 
-def scrolling(table: Markup, label: str) -> Markup:
+def scrollable(table: Markup, label: str) -> Markup:
     """A box of its own for what may be wider than the page, which a keyboard can scroll too."""
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def notes(sentences: Sequence[str]) -> Markup:
+def note_list(sentences: Sequence[str]) -> Markup:
     """A list of remarks, folded where it is long."""
     if not sentences:
         return Markup("")
@@ -70,22 +70,22 @@ def notes(sentences: Sequence[str]) -> Markup:
     return listed if len(sentences) <= 5 else tag("details", tag("summary", f"{len(sentences)} remarks"), listed)
 
 
-def percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def points(difference: float) -> str:
+def format_percentage_points(difference: float) -> str:
     """A difference in percentage points, with its sign."""
-    return signed(f"{100 * difference:+.2f}")
+    return format_signed(f"{100 * difference:+.2f}")
 
 
-def signed(text: str) -> str:
+def format_signed(text: str) -> str:
     """A number with a minus that is as long as a plus, and without a sign where it is nothing; other text as it is."""
     if re.fullmatch(r"[+-]0(\.0+)?", text):
         return text[1:]
     return re.sub(r"^-(?=\d)", "\u2212", text)
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,48 +7,48 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.collect import CAVEATS
-from fedmosaic_cli.report.comparison import title_of
-from fedmosaic_cli.report.html.markup import Markup, copied, counted, joined, percent, tag
-from fedmosaic_cli.storage.files import read_file
-from fedmosaic_cli.storage.runs import CONFIG, RunFiles
+from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
+from fedmosaic_cli.report.comparison import method_title
+from fedmosaic_cli.report.html.markup import Markup, copyable_command, format_percent, join_markup, pluralize, tag
+from fedmosaic_cli.storage.files import read_regular_file
+from fedmosaic_cli.storage.runs import CONFIG_FILE, RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from fedmosaic_cli.report.collect import Skipped
-    from fedmosaic_cli.report.comparison import Key, Setting
+    from fedmosaic_cli.report.collect import SkippedRun
+    from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
 
-LARGEST_CONFIG = 200_000
-MOST_BYTES = 10_000_000
+MAX_CONFIG_BYTES = 200_000
+MAX_TOTAL_CONFIG_CHARS = 10_000_000
 """Of all configurations together."""
 
 
-class Texts:
+class ConfigTexts:
     """Configurations, each kept once, as far as there is room."""
 
-    def __init__(self, room: int = MOST_BYTES) -> None:
-        self._numbers: dict[str, int] = {}
-        self._room = room
-        self.left_out = 0
+    def __init__(self, max_chars: int = MAX_TOTAL_CONFIG_CHARS) -> None:
+        self._index_by_text: dict[str, int] = {}
+        self._remaining_chars = max_chars
+        self.num_omitted = 0
 
-    def number(self, text: str) -> int | None:
+    def index_of(self, text: str) -> int | None:
         """Under which number a text is kept; None if there was no room for it."""
-        if text not in self._numbers:
-            if len(text) > self._room:
-                self.left_out += 1
+        if text not in self._index_by_text:
+            if len(text) > self._remaining_chars:
+                self.num_omitted += 1
                 return None
-            self._room -= len(text)
-            self._numbers[text] = len(self._numbers)
-        return self._numbers[text]
+            self._remaining_chars -= len(text)
+            self._index_by_text[text] = len(self._index_by_text)
+        return self._index_by_text[text]
 
-    def all(self) -> list[str]:
-        return list(self._numbers)
+    def as_list(self) -> list[str]:
+        return list(self._index_by_text)
 
 
 @dataclass(frozen=True)
-class Line:
+class RunListItem:
     """What the frame knows of a run."""
 
     title: str
@@ -60,89 +60,92 @@ class Line:
     path: Path
 
 
-def run_list(
-    settings: Sequence[Setting], skipped: Sequence[Skipped], no_curves: Mapping[Path, str], texts: Texts
+def run_section(
+    comparison_groups: Sequence[ComparisonGroup],
+    skipped: Sequence[SkippedRun],
+    omitted_curves: Mapping[Path, str],
+    config_texts: ConfigTexts,
 ) -> Markup:
     """The section's content. `no_curves` says why a run has none; configurations go into `texts`."""
     groups = [
         tag(
             "details",
-            tag("summary", tag("h3", setting.label), tag("span", counted(len(setting.runs), "run"), class_="facts")),
-            *(entry(line, no_curves.get(line.path), texts) for line in lines(setting)),
+            tag("summary", tag("h3", setting.label), tag("span", pluralize(len(setting.runs), "run"), class_="facts")),
+            *(run_card(line, omitted_curves.get(line.path), config_texts) for line in run_list_items(setting)),
             class_="card runs",
-            open=len(settings) == 1,
+            open=len(comparison_groups) == 1,
         )
-        for setting in settings
+        for setting in comparison_groups
     ]
     if skipped:
-        heading = tag("summary", tag("h3", "Left out"), tag("span", counted(len(skipped), "run"), class_="facts"))
-        groups.append(tag("details", heading, *map(skipped_entry, skipped), class_="card runs"))
-    return joined(groups)
+        heading = tag("summary", tag("h3", "Left out"), tag("span", pluralize(len(skipped), "run"), class_="facts"))
+        groups.append(tag("details", heading, *map(skipped_run_card, skipped), class_="card runs"))
+    return join_markup(groups)
 
 
-def lines(setting: Setting) -> list[Line]:
+def run_list_items(group: ComparisonGroup) -> list[RunListItem]:
     """The runs of a setting, by method and seed."""
     found = []
-    for key, runs in setting.methods.items():
+    for key, runs in group.runs_by_method.items():
         columns = (runs.seed, runs.accuracy, runs.caveats, runs.device, runs.digest, runs.path)
-        found += [line_of(key, values) for values in zip(*columns, strict=True)]
+        found += [run_list_item(key, values) for values in zip(*columns, strict=True)]
     return found
 
 
-def line_of(key: Key, values: tuple[int, float, str, str, str, Path]) -> Line:
+def run_list_item(key: MethodKey, values: tuple[int, float, str, str, str, Path]) -> RunListItem:
     seed, accuracy, caveats, device, digest, path = values
-    return Line(title_of(key), int(seed), float(accuracy), caveats, device, digest, path)
+    return RunListItem(method_title(key), int(seed), float(accuracy), caveats, device, digest, path)
 
 
-def entry(line: Line, no_curves: str | None, texts: Texts) -> Markup:
-    files = RunFiles(line.path)
+def run_card(item: RunListItem, omitted_reason: str | None, config_texts: ConfigTexts) -> Markup:
+    files = RunDirectory(item.path)
     heading = tag(
         "summary",
-        tag("b", line.title),
-        tag("span", f"seed {line.seed}"),
-        tag("span", f"{percent(line.accuracy)}%{line.caveats}"),
+        tag("b", item.title),
+        tag("span", f"seed {item.seed}"),
+        tag("span", f"{format_percent(item.accuracy)}%{item.caveats}"),
         tag("span", "finished", class_="state"),
-        tag("span", line.device or "device not recorded", class_="device"),
+        tag("span", item.device or "device not recorded", class_="device"),
     )
     facts = [
-        ("Directory", tag("code", line.path)),
-        ("Shards", tag("code", line.digest or "no digest")),
-        *((f"Note {mark}", CAVEATS[mark]) for mark in line.caveats),
-        *([("Curves", no_curves)] if no_curves else []),
-        ("Made by", made_by(files)),
-        ("Examine", copied(shlex.join(["fedmosaic", "evaluate", str(line.path)]))),
+        ("Directory", tag("code", item.path)),
+        ("Shards", tag("code", item.digest or "no digest")),
+        *((f"Note {mark}", CAVEAT_DESCRIPTIONS[mark]) for mark in item.caveats),
+        *([("Curves", omitted_reason)] if omitted_reason else []),
+        ("Made by", recorded_command(files)),
+        ("Examine", copyable_command(shlex.join(["fedmosaic", "evaluate", str(item.path)]))),
     ]
     listed = tag("dl", *(piece for name, value in facts for piece in (tag("dt", name), tag("dd", value))))
-    return tag("details", heading, listed, configuration(files, texts), class_="run")
+    return tag("details", heading, listed, config_block(files, config_texts), class_="run")
 
 
-def made_by(files: RunFiles) -> Markup:
+def recorded_command(files: RunDirectory) -> Markup:
     """The command that made a run, as far as the run tells."""
     try:
-        arguments = files.environment().get("arguments")
+        arguments = files.read_environment().get("arguments")
     except (RequestError, OSError):
         arguments = None
     if not isinstance(arguments, list) or not arguments or not all(isinstance(word, str) for word in arguments):
         return tag("span", "not recorded", class_="none")
-    return copied(shlex.join(["fedmosaic", *arguments]))
+    return copyable_command(shlex.join(["fedmosaic", *arguments]))
 
 
-def configuration(files: RunFiles, texts: Texts) -> Markup:
+def config_block(files: RunDirectory, config_texts: ConfigTexts) -> Markup:
     """A place for the configuration, which is shown when it is asked for."""
     try:
-        files.check(CONFIG)
-        number = texts.number(read_file(files.config, LARGEST_CONFIG).decode(errors="replace"))
+        files.verify_files(CONFIG_FILE)
+        number = config_texts.index_of(read_regular_file(files.config_path, MAX_CONFIG_BYTES).decode(errors="replace"))
     except RequestError as error:
         return tag("p", f"The configuration is not shown: {error}", class_="none")
     except OSError as error:
         return tag("p", f"The configuration cannot be read: {error.strerror}", class_="none")
     if number is None:
-        return tag("p", f"There was no room for the configuration; it is in {files.config}.", class_="none")
-    place = tag("pre", f"in {files.config}", data_text=number, tabindex="0", aria_label="Configuration")
+        return tag("p", f"There was no room for the configuration; it is in {files.config_path}.", class_="none")
+    place = tag("pre", f"in {files.config_path}", data_text=number, tabindex="0", aria_label="Configuration")
     return tag("details", tag("summary", "Configuration"), place, class_="config")
 
 
-def skipped_entry(run: Skipped) -> Markup:
+def skipped_run_card(run: SkippedRun) -> Markup:
     heading = tag("summary", tag("b", run.path.name), tag("span", "left out", class_="state out"))
     facts = tag("dl", tag("dt", "Directory"), tag("dd", tag("code", run.path)), tag("dt", "Why"), tag("dd", run.reason))
     return tag("details", heading, facts, class_="run")

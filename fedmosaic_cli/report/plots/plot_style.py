@@ -8,165 +8,169 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.methods import METHODS
-from fedmosaic_cli.report.comparison import weighs_trust
-from fedmosaic_cli.report.plots.canvas import unworried
+from fedmosaic_cli.report.comparison import has_client_trust
+from fedmosaic_cli.report.plots.canvas import suppress_matplotlib_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
 
-    from fedmosaic_cli.report.comparison import Key
+    from fedmosaic_cli.report.comparison import MethodKey
 
-PAGE_INCHES = 7.0
+PAGE_WIDTH_INCHES = 7.0
 """As wide as the text of a page in two columns: there, letters are printed in the size they have here."""
-TEXT_POINTS = 8.0
-DOTS_PER_INCH = 200
+FONT_SIZE_POINTS = 8.0
+FIGURE_DPI = 200
 # By matplotlib's groups of settings, whose names are not the same in every version's types.
-HOUSE: Any = {
-    "font": {"size": TEXT_POINTS},
-    "figure": {"titlesize": TEXT_POINTS + 1},
+RC_PARAMS: Any = {
+    "font": {"size": FONT_SIZE_POINTS},
+    "figure": {"titlesize": FONT_SIZE_POINTS + 1},
     "axes": {
-        "titlesize": TEXT_POINTS,
-        "labelsize": TEXT_POINTS,
+        "titlesize": FONT_SIZE_POINTS,
+        "labelsize": FONT_SIZE_POINTS,
         "linewidth": 0.6,
         "spines.top": False,
         "spines.right": False,
     },
-    "xtick": {"labelsize": TEXT_POINTS, "major.width": 0.6},
-    "ytick": {"labelsize": TEXT_POINTS, "major.width": 0.6},
-    "legend": {"fontsize": TEXT_POINTS},
+    "xtick": {"labelsize": FONT_SIZE_POINTS, "major.width": 0.6},
+    "ytick": {"labelsize": FONT_SIZE_POINTS, "major.width": 0.6},
+    "legend": {"fontsize": FONT_SIZE_POINTS},
     "hatch": {"linewidth": 0.5},
 }
 
-Dash = str | tuple[int, tuple[float, ...]]
+DashPattern = str | tuple[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """How a line is drawn. What matters lies on top."""
 
-    colour: str
+    color: str
     marker: str = ""
-    dash: Dash = "-"
+    dash: DashPattern = "-"
     width: float = 1.0
-    order: int = 3
-    hollow: bool = False
+    zorder: int = 3
+    is_hollow: bool = False
 
-    def line(self, rounds: int = 2) -> dict[str, Any]:
+    def plot_kwargs(self, num_points: int = 2) -> dict[str, Any]:
         """What `plot` takes; of many points, some carry a marker, and one alone always does."""
         return {
-            "color": self.colour,
-            "marker": self.marker or ("o" if rounds == 1 else None),
+            "color": self.color,
+            "marker": self.marker or ("o" if num_points == 1 else None),
             "linestyle": self.dash,
             "linewidth": self.width,
             "markersize": 2.4 + 0.8 * self.width,
-            "markerfacecolor": "white" if self.hollow else self.colour,
-            "markevery": max(1, rounds // 6),
-            "zorder": self.order,
+            "markerfacecolor": "white" if self.is_hollow else self.color,
+            "markevery": max(1, num_points // 6),
+            "zorder": self.zorder,
         }
 
 
-DASHES: tuple[Dash, ...] = ("-", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)))
+DASH_PATTERNS: tuple[DashPattern, ...] = ("-", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)))
 # Local lies above all, so thin that whatever equals it is seen below it.
-REFERENCES = {
-    "local": Look("black", dash=(0, (5, 3)), width=1.0, order=10),
-    "centralized": Look("0.45", dash=(0, (1.5, 1.2)), width=1.6, order=5),
+REFERENCE_STYLES = {
+    "local": LineStyle("black", dash=(0, (5, 3)), width=1.0, zorder=10),
+    "centralized": LineStyle("0.45", dash=(0, (1.5, 1.2)), width=1.6, zorder=5),
 }
 # Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
-OTHERS = {
-    "fedavg": Look("#332288", "p"),
-    "fedprox": Look("#663300", "d"),
-    "fedct": Look("#117733", "*", width=1.4, order=4),
-    "fedbn": Look("#0B4F3A", "v"),
-    "perfedavg": Look("#777710", "D"),
-    "ditto": Look("#AA4499", "P"),
-    "pfedme": Look("#882255", "X"),
-    "apfl": Look("#B5495B", "<"),
-    "fedphp": Look("#8C6D31", ">"),
-    "perfedckt": Look("#5F6A7A", "h"),
+METHOD_STYLES = {
+    "fedavg": LineStyle("#332288", "p"),
+    "fedprox": LineStyle("#663300", "d"),
+    "fedct": LineStyle("#117733", "*", width=1.4, zorder=4),
+    "fedbn": LineStyle("#0B4F3A", "v"),
+    "perfedavg": LineStyle("#777710", "D"),
+    "ditto": LineStyle("#AA4499", "P"),
+    "pfedme": LineStyle("#882255", "X"),
+    "apfl": LineStyle("#B5495B", "<"),
+    "fedphp": LineStyle("#8C6D31", ">"),
+    "perfedckt": LineStyle("#5F6A7A", "h"),
 }
 # FedMosaic is drawn strongest: a colour for each kind of expertise, and for methods that are made of it. What lies on
 # top has gaps, so that equals are seen.
-STRONG = {
-    "frequency": Look("#C45500", "o", DASHES[1], width=2.4, order=9),
-    "entropy": Look("#0072B2", "s", width=2.4, order=8),
-    "uniform": Look("#A8507F", "^", width=2.4, order=7),
-    "gated": Look("#6A0DAD", "H", DASHES[2], width=2.4, order=9),
+HIGHLIGHT_STYLES = {
+    "frequency": LineStyle("#C45500", "o", DASH_PATTERNS[1], width=2.4, zorder=9),
+    "entropy": LineStyle("#0072B2", "s", width=2.4, zorder=8),
+    "uniform": LineStyle("#A8507F", "^", width=2.4, zorder=7),
+    "gated": LineStyle("#6A0DAD", "H", DASH_PATTERNS[2], width=2.4, zorder=9),
 }
-CLIENTS = (
-    Look("#0072B2", "o", width=1.4),
-    Look("#663300", "s", width=1.4),
-    Look("#007A5A", "^", width=1.4),
-    Look("#A8507F", "D", width=1.4),
-    Look("#551A8B", "v", width=1.4),
-    Look("black", "P", width=1.4),
+CLIENT_STYLES = (
+    LineStyle("#0072B2", "o", width=1.4),
+    LineStyle("#663300", "s", width=1.4),
+    LineStyle("#007A5A", "^", width=1.4),
+    LineStyle("#A8507F", "D", width=1.4),
+    LineStyle("#551A8B", "v", width=1.4),
+    LineStyle("black", "P", width=1.4),
 )
-FLIPPED = Look("#C45500", "X", (0, (3, 1)), width=2.0, order=8)
-SHADE = "0.93"
-ROOM = 0.06
+FLIPPED_CLIENT_STYLE = LineStyle("#C45500", "X", (0, (3, 1)), width=2.0, zorder=8)
+SHADE_COLOR = "0.93"
+AXIS_MARGIN = 0.06
 """Beyond 0 and 100 %, for markers, as a part of the axis."""
-MOST_STRONG = 4
+MAX_HIGHLIGHTED = 4
 """More rows of FedMosaic than these cannot all stand out."""
 
 
-def looks_of(keys: Sequence[Key]) -> dict[Key, Look]:
+def method_line_styles(keys: Sequence[MethodKey]) -> dict[MethodKey, LineStyle]:
     """A look for each. Rows that differ in hyper-parameters share a colour, not a line; very many get other colours
     too, and where FedMosaic alone has many rows, they are thinner."""
-    looks: dict[Key, Look] = {}
-    seen: Counter[Look] = Counter()
-    crowded = sum(map(is_strong, keys)) > MOST_STRONG
+    looks: dict[MethodKey, LineStyle] = {}
+    seen: Counter[LineStyle] = Counter()
+    crowded = sum(map(is_highlighted_method, keys)) > MAX_HIGHLIGHTED
     for key in keys:
-        base = base_of(key)
+        base = base_line_style(key)
         number = seen[base]
         seen[base] += 1
-        colours = list(dict.fromkeys([base.colour, *(look.colour for look in CLIENTS)]))
-        colour = colours[number // len(DASHES) % len(colours)]
-        dash = list(dict.fromkeys([base.dash, *DASHES]))[number % len(DASHES)]
+        colours = list(dict.fromkeys([base.color, *(look.color for look in CLIENT_STYLES)]))
+        colour = colours[number // len(DASH_PATTERNS) % len(colours)]
+        dash = list(dict.fromkeys([base.dash, *DASH_PATTERNS]))[number % len(DASH_PATTERNS)]
         width = min(base.width, 1.4) if crowded else base.width
-        looks[key] = Look(colour, base.marker, dash, width, base.order)
+        looks[key] = LineStyle(colour, base.marker, dash, width, base.zorder)
     return looks
 
 
-def base_of(key: Key) -> Look:
+def base_line_style(key: MethodKey) -> LineStyle:
     """The look of a method, or of FedMosaic with one kind of expertise; a method that was added since is grey until it
     gets its own, or looks like FedMosaic if it is made of it."""
     method, detail = key
-    if is_strong(key):
-        return STRONG.get(method) or STRONG.get(detail.partition(",")[0]) or STRONG["frequency"]
-    return REFERENCES.get(method) or OTHERS.get(method) or Look("0.3", "8")
+    if is_highlighted_method(key):
+        return (
+            HIGHLIGHT_STYLES.get(method)
+            or HIGHLIGHT_STYLES.get(detail.partition(",")[0])
+            or HIGHLIGHT_STYLES["frequency"]
+        )
+    return REFERENCE_STYLES.get(method) or METHOD_STYLES.get(method) or LineStyle("0.3", "8")
 
 
-def is_strong(key: Key) -> bool:
+def is_highlighted_method(key: MethodKey) -> bool:
     """Whether it is FedMosaic, or made of it: these are what all others are compared with."""
-    return weighs_trust(key)
+    return has_client_trust(key)
 
 
-STRONG_TITLES = tuple(method.title for name, method in METHODS.items() if is_strong((name, "")))
+HIGHLIGHTED_TITLES = tuple(method.title for name, method in METHODS.items() if is_highlighted_method((name, "")))
 
 
-def is_federated(key: Key) -> bool:
+def is_federated(key: MethodKey) -> bool:
     """Whether anything is sent in rounds: neither alone nor on everybody's data."""
     return METHODS[key[0]].family != "baseline"
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
+def use_plot_style() -> Iterator[None]:
     """Everything inside is drawn in this style, whatever the user's own matplotlibrc says."""
     from matplotlib import rc, rc_context, rcdefaults
 
-    with rc_context(), unworried():
+    with rc_context(), suppress_matplotlib_warnings():
         rcdefaults()
-        for group, values in HOUSE.items():
+        for group, values in RC_PARAMS.items():
             rc(group, **values)
         yield
 
 
-def percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy (%)") -> None:
+def set_percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy (%)") -> None:
     """Fractions from `low` to `high`, written as percent: a little room beyond 0 and 100, but no number there."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    room = ROOM * (high - low)
+    room = AXIS_MARGIN * (high - low)
     low, high = max(low, -room), min(high, 1 + room)
     ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]).tick_values(max(low, 0), min(high, 1))
     axes.set_yticks([tick for tick in ticks if max(low, -1e-9) <= tick <= min(high, 1 + 1e-9)])
@@ -175,17 +179,17 @@ def percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy (%)
     axes.set_ylabel(label)
 
 
-def round_axis(axes: Axes, last: int, first: int = 1) -> None:
+def set_round_axis(axes: Axes, last_round: int, first_round: int = 1) -> None:
     """Whole rounds, the first and the last in sight with the whole of their markers; a single one in the middle."""
     from matplotlib.ticker import MaxNLocator
 
-    margin = 0.5 if first == last else 0.025 * (last - first)
-    axes.set_xlim(first - margin, last + margin)
+    margin = 0.5 if first_round == last_round else 0.025 * (last_round - first_round)
+    axes.set_xlim(first_round - margin, last_round + margin)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("round")
 
 
-def grid_lines(axes: Axes) -> None:
+def add_grid_lines(axes: Axes) -> None:
     """Faint levels to read values by."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", color="0.9", linewidth=0.5)

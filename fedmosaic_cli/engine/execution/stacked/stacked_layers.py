@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardContext:
     """One way through the network: for so many clients, in training mode or not.
 
     Where batches differ in length, `present` [clients, batch] says which examples there are; the others' outputs are
     nobody's business, but no statistics may hear of them.
     """
 
-    clients: int
+    num_clients: int
     training: bool = False
-    present: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Layer:
+class StackedLayer:
     """A layer of the architecture with the weights of all clients."""
 
     module: Any
@@ -53,30 +53,30 @@ class StackedNetwork:
         ]
         self._head = template.head
 
-    def features(self, weights: Parameters, images: Tensor, way: Pass) -> Tensor:
+    def features(self, weights: Parameters, images: Tensor, context: ForwardContext) -> Tensor:
         """What the heads see [clients, batch, width], for images [batch, clients, channels, height, width]."""
         outputs = images.flatten(1, 2)
-        if way.clients > 1:
+        if context.num_clients > 1:
             outputs = outputs.contiguous()
         for path, layer, names in self._body:
             own = {name: weights[f"{path}.{name}"] for name in names}
-            outputs = LAYERS[type(layer)](Layer(layer, own), outputs, way)
+            outputs = STACKED_LAYERS[type(layer)](StackedLayer(layer, own), outputs, context)
         return outputs
 
-    def head(self, weights: Parameters, features: Tensor, way: Pass) -> Tensor:
+    def head(self, weights: Parameters, features: Tensor, context: ForwardContext) -> Tensor:
         """Logits [clients, batch, classes]."""
         own = {name: weights[f"head.{name}"] for name in self._head.state_dict()}
-        return linear(Layer(self._head, own), features, way)
+        return stacked_linear(StackedLayer(self._head, own), features, context)
 
 
-def can_stack(template: Classifier) -> bool:
+def is_stackable(template: Classifier) -> bool:
     """Whether all layers of a network, with all their options, are known here."""
     if not isinstance(template.body, nn.Sequential) or type(template.head) is not nn.Linear:
         return False
-    return all(type(layer) in LAYERS and usual(layer) for layer in template.body)
+    return all(type(layer) in STACKED_LAYERS and has_default_options(layer) for layer in template.body)
 
 
-def usual(layer: nn.Module) -> bool:
+def has_default_options(layer: nn.Module) -> bool:
     """Whether a layer has none of the options that are not looked at here."""
     options = {
         "padding_mode": "zeros",
@@ -91,36 +91,36 @@ def usual(layer: nn.Module) -> bool:
     return not unusual and getattr(layer, "momentum", 0.1) is not None
 
 
-def multiplications(template: Classifier, side: int) -> int:
+def num_multiplications(template: Classifier, image_side: int) -> int:
     """What one image of `side` x `side` costs on its way through a network that can be stacked."""
     total = template.head.weight.numel()
     for layer in template.body.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-            kernel, stride, padding = (pair(value)[0] for value in (layer.kernel_size, layer.stride, layer.padding))
-            side = (side + 2 * padding - kernel) // stride + 1
+            kernel, stride, padding = (as_pair(value)[0] for value in (layer.kernel_size, layer.stride, layer.padding))
+            image_side = (image_side + 2 * padding - kernel) // stride + 1
         if isinstance(layer, nn.AdaptiveAvgPool2d):
-            side = pair(layer.output_size)[0]
+            image_side = as_pair(layer.output_size)[0]
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            total += layer.weight.numel() * (side * side if isinstance(layer, nn.Conv2d) else 1)
+            total += layer.weight.numel() * (image_side * image_side if isinstance(layer, nn.Conv2d) else 1)
     return total
 
 
-def pair(value: Any) -> tuple[int, int]:
+def as_pair(value: Any) -> tuple[int, int]:
     """Layers take one number for both sides, or two."""
     return value if isinstance(value, tuple) else (value, value)
 
 
-def by_client(folded: Tensor, clients: int) -> Tensor:
+def unfold_clients(folded: Tensor, num_clients: int) -> Tensor:
     """[batch, clients * channels, ...] as [batch, clients, channels, ...]."""
-    return folded.view(len(folded), clients, -1, *folded.shape[2:])
+    return folded.view(len(folded), num_clients, -1, *folded.shape[2:])
 
 
-def linear(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+def stacked_linear(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
     transposed, bias = layer.weights["weight"].transpose(1, 2), layer.weights.get("bias")
     return inputs.bmm(transposed) if bias is None else torch.baddbmm(bias[:, None], inputs, transposed)
 
 
-def convolution(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+def stacked_convolution(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
     module, bias = layer.module, layer.weights.get("bias")
     return functional.conv2d(
         inputs,
@@ -129,26 +129,26 @@ def convolution(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
         module.stride,
         module.padding,
         module.dilation,
-        module.groups * way.clients,
+        module.groups * context.num_clients,
     )
 
 
-def elementwise(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+def stacked_elementwise(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
     """Layers without weights treat every channel alike, whosever it is."""
     outputs: Tensor = layer.module(inputs)
     return outputs
 
 
-def flatten(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+def stacked_flatten(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
     """From images to vectors."""
-    return by_client(inputs, way.clients).flatten(2).transpose(0, 1)
+    return unfold_clients(inputs, context.num_clients).flatten(2).transpose(0, 1)
 
 
-def batch_norm_2d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
-    if way.training:
+def stacked_batch_norm_2d(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
+    if context.training:
         layer.weights["num_batches_tracked"].add_(1)
-    if way.training and way.present is not None:
-        return partly_normalised(layer, inputs, way.present)
+    if context.training and context.mask is not None:
+        return masked_batch_norm(layer, inputs, context.mask)
     weights = {name: tensor.flatten() for name, tensor in layer.weights.items()}
     return functional.batch_norm(
         inputs,
@@ -156,26 +156,26 @@ def batch_norm_2d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
         weights["running_var"],
         weights["weight"],
         weights["bias"],
-        way.training,
+        context.training,
         layer.module.momentum,
         layer.module.eps,
     )
 
 
-def batch_norm_1d(layer: Layer, inputs: Tensor, way: Pass) -> Tensor:
+def stacked_batch_norm_1d(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
     folded = inputs.transpose(0, 1).flatten(1)[:, :, None, None]
-    outputs = batch_norm_2d(layer, folded, way)
-    return by_client(outputs[:, :, 0, 0], way.clients).transpose(0, 1)
+    outputs = stacked_batch_norm_2d(layer, folded, context)
+    return unfold_clients(outputs[:, :, 0, 0], context.num_clients).transpose(0, 1)
 
 
-def partly_normalised(layer: Layer, inputs: Tensor, present: Tensor) -> Tensor:
+def masked_batch_norm(layer: StackedLayer, inputs: Tensor, mask: Tensor) -> Tensor:
     """Batch normalisation by the statistics of those examples that there are."""
     clients = len(layer.weights["weight"])
     # Statistics are taken in full precision, as torch's own layer does.
-    images = by_client(inputs.to(layer.weights["running_mean"].dtype), clients)
-    counted = present.T[:, :, None, None, None].to(images.dtype)
+    images = unfold_clients(inputs.to(layer.weights["running_mean"].dtype), clients)
+    counted = mask.T[:, :, None, None, None].to(images.dtype)
     pixels = images.shape[-2] * images.shape[-1]
-    count = (present.sum(dim=1, keepdim=True) * pixels).to(images.dtype)
+    count = (mask.sum(dim=1, keepdim=True) * pixels).to(images.dtype)
     mean = (images * counted).sum(dim=(0, 3, 4)) / count
     centred = images - mean[..., None, None]
     variance = (centred.square() * counted).sum(dim=(0, 3, 4)) / count
@@ -188,13 +188,13 @@ def partly_normalised(layer: Layer, inputs: Tensor, present: Tensor) -> Tensor:
     return normalised.flatten(1, 2).to(inputs.dtype)
 
 
-LAYERS: dict[type[nn.Module], Callable[[Layer, Tensor, Pass], Tensor]] = {
-    nn.Linear: linear,
-    nn.Conv2d: convolution,
-    nn.BatchNorm1d: batch_norm_1d,
-    nn.BatchNorm2d: batch_norm_2d,
-    nn.ReLU: elementwise,
-    nn.MaxPool2d: elementwise,
-    nn.AdaptiveAvgPool2d: elementwise,
-    nn.Flatten: flatten,
+STACKED_LAYERS: dict[type[nn.Module], Callable[[StackedLayer, Tensor, ForwardContext], Tensor]] = {
+    nn.Linear: stacked_linear,
+    nn.Conv2d: stacked_convolution,
+    nn.BatchNorm1d: stacked_batch_norm_1d,
+    nn.BatchNorm2d: stacked_batch_norm_2d,
+    nn.ReLU: stacked_elementwise,
+    nn.MaxPool2d: stacked_elementwise,
+    nn.AdaptiveAvgPool2d: stacked_elementwise,
+    nn.Flatten: stacked_flatten,
 }
