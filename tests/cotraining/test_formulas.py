@@ -19,7 +19,7 @@ from fedmosaic_cli.cotraining.expertise import (
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, TRUST_RULES, loss_ratio_trust
 from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, VoteResult, VoteTally, aggregate_votes
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
-from tests.cotraining.ballots import ballots, levels
+from tests.labels.ballots import ballots, levels
 
 losses = st.one_of(st.floats(min_value=0, max_value=100), st.floats(min_value=0, max_value=1e300))
 

@@ -17,9 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmosaic_cli.engine import channel, optim, params
+from fedmosaic_cli.engine.execution import lockstep as gang
 from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
-from fedmosaic_cli.engine.execution.modes import lockstep as gang
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
 from fedmosaic_cli.engine.local_pool import server_state_by_device
 from fedmosaic_cli.engine.losses import PseudoLabelLoss, ToDeviceMixin

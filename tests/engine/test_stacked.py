@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine.execution.modes import lockstep, worker_pool
+from fedmosaic_cli.engine.execution import lockstep, worker_pool
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import (
     ForwardContext,
     StackedNetwork,

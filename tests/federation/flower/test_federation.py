@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
-from tests.flower.federation import Federation, kill, wait
+from tests.federation.flower.federation import Federation, kill, wait
 
 pytestmark = pytest.mark.flower
 

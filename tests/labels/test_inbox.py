@@ -17,8 +17,8 @@ from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, LabelInbox
 from fedmosaic_cli.labels.label_uploads import CollectedUploads, receive_uploads
 from fedmosaic_cli.labels.voting import Ballot, aggregate_votes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, LabelEncoding, LabelMessageKind, MessageSpec
-from tests.cotraining.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
-from tests.cotraining.test_wire import mutated
+from tests.labels.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
+from tests.labels.test_wire import mutated
 
 CLIENTS, SIZE, CLASSES = 5, 9, 3
 FORM = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS)

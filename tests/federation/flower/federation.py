@@ -84,7 +84,7 @@ class Federation:
 
 def start_site(*arguments: str) -> subprocess.Popen[bytes]:
     """A site that does not outlive the tests."""
-    command = [sys.executable, "-m", "tests.flower.site", *arguments]
+    command = [sys.executable, "-m", "tests.federation.flower.site", *arguments]
     return subprocess.Popen(command, env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())})
 
 

@@ -15,8 +15,8 @@ from fedmosaic_cli.federation.flower.superlink import free_port
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import RunDirectory
 from tests.conftest import fedmosaic
-from tests.flower.commands import Command, listening
-from tests.flower.federation import wait
+from tests.federation.flower.commands import Command, listening
+from tests.federation.flower.federation import wait
 
 pytestmark = pytest.mark.flower
 pytest.importorskip("flwr")
@@ -204,7 +204,7 @@ def test_a_hostile_site_is_heard_and_not_believed(hand):
         hand.start(client)
     shard, folder = hand.site(2) / "shard" / "client-002.npz", hand.site(2) / "site"
     ca = hand.folder / "federation" / "ca.crt"
-    program = ("-m", "tests.flower.hostile_site", str(shard), str(folder), hand.superlink, str(ca))
+    program = ("-m", "tests.federation.flower.hostile_site", str(shard), str(folder), hand.superlink, str(ca))
     hand.commands.append(Command(cwd=Path.cwd(), program=program))
     command = hand.train("--rounds", "6", *FLOATS)
     assert command.ended(400) == 0, command.said

@@ -1,4 +1,4 @@
-"""A coordinator that does nothing: `python -m tests.flower.coordinator FOLDER`. It says where it is, and waits."""
+"""A coordinator that does nothing: `python -m tests.federation.flower.coordinator FOLDER`. It says where it is, and waits."""
 
 from __future__ import annotations
 

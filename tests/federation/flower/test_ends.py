@@ -17,7 +17,7 @@ from fedmosaic_cli.federation.flower.keys import create_certificate_authority, c
 from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.federation.transport import ClientResponse
-from tests.flower.federation import Federation, start_site, wait
+from tests.federation.flower.federation import Federation, start_site, wait
 
 pytestmark = pytest.mark.flower
 
@@ -47,7 +47,7 @@ def test_a_coordinator_that_closes_leaves_nothing(tmp_path):
 
 
 def test_a_coordinator_that_is_killed_leaves_nothing_either(tmp_path):
-    command = [sys.executable, "-m", "tests.flower.coordinator", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.federation.flower.coordinator", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
         told = json.loads(coordinator.stdout.readline())
         room = Path(told["room"])

@@ -16,7 +16,7 @@ from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.privacy import mechanisms
 from fedmosaic_cli.labels.voting import PAPER, Ballot, ReportingRates, VoteTally, aggregate_votes, weighted_ballots
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
-from tests.cotraining.ballots import ballots, levels
+from tests.labels.ballots import ballots, levels
 
 FLOOR = Fraction(1, 1_000_000)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.flower.federation import command_of, wait
+from tests.federation.flower.federation import command_of, wait
 
 MARKER = "FEDMOSAIC_TEST_MARK"
 

@@ -15,7 +15,7 @@ from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import codecs, wire
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, MessageSpec
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from tests.cotraining.ballots import envelope
+from tests.labels.ballots import envelope
 from tests.toys import CPU
 
 

@@ -25,7 +25,7 @@ from fedmosaic_cli.labels.wire import (
     MessageSpec,
     RejectionReason,
 )
-from tests.cotraining.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
+from tests.labels.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
 
 FIELDS = (
     *("magic", "major", "minor", "kind", "labels", "expertise", "bits", "run", "public"),

@@ -1,4 +1,4 @@
-"""A site that echoes: `python -m tests.flower.site CLIENT SUPERLINK ROOT KEY FOLDER`. What it is told, it does first.
+"""A site that echoes: `python -m tests.federation.flower.site CLIENT SUPERLINK ROOT KEY FOLDER`. What it is told, it does first.
 
 A letter is a word, a space and anything: `echo`, `sleep-N`, `die` (once a process), `raise`.
 """

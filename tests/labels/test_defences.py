@@ -25,7 +25,7 @@ from fedmosaic_cli.labels.defences import (
     update_agreement_ema,
 )
 from fedmosaic_cli.labels.voting import PAPER, VoteResult, VoteTally, aggregate_votes
-from tests.cotraining.ballots import ballots
+from tests.labels.ballots import ballots
 
 CLIENTS, CLASSES, SIZE, SEEDS, ROUNDS = 15, 10, 3000, 5, 10
 ROBUST = VotingRules(normalise=True, cap_share=0.2)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import fedmosaic
-from tests.sweeps import SMALL, STUDY, results_in
+from tests.sweeps.small_studies import SMALL, STUDY, results_in
 
 pytestmark = [
     pytest.mark.ray,

@@ -19,7 +19,7 @@ from fedmosaic_cli.storage.lock import directory_lock
 from fedmosaic_cli.sweeps.jobs import JobFailure, JobRunner
 from fedmosaic_cli.sweeps.ray_cluster import JobResources, RemoteCommand, WorkerActor, sweep_marker
 from tests.conftest import fedmosaic
-from tests.sweeps import STUDY, results_in
+from tests.sweeps.small_studies import STUDY, results_in
 
 SLURM = 'sed -n "${SLURM_ARRAY_TASK_ID}p" commands.txt | bash'
 # The shell's own name for it: the commands find the program that is tested, whatever is installed.
