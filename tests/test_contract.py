@@ -270,7 +270,7 @@ def check_that_going_on_changes_nothing(method, toy, stop):
     again, whole = toy.federation(method), toy.federation(method)
     restore_state(again, *from_disk(capture_state(halfway.state)), stop)
     assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
-    with again.workers, whole.workers:
+    with again.worker_pool, whole.worker_pool:
         rounds, expected = list(run_rounds(again, 4)), list(run_rounds(whole, 4))
     assert rounds == expected[stop:]
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))

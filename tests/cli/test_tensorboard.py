@@ -35,7 +35,7 @@ def events(run: Path) -> dict[str, list[tuple[int, float]]]:
     """All that TensorBoard sees of a run: step and value by tag."""
     board = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
-    return {tag: [(event.step_batch, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
 
 
 def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -119,7 +119,7 @@ def test_a_reader_that_stays_forgets_what_is_played_again(invoke):
     time.sleep(1)  # event files are named by the second
     assert invoke(*TRAIN, "--rounds", 5, "--resume", "--tensorboard").exit_code == 0
     board.Reload()
-    assert [event.step_batch for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
+    assert [event.step for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
 
 
 def test_a_finished_run_gets_its_event_files_and_is_otherwise_left_alone(invoke, tmp_path):

@@ -278,7 +278,7 @@ class TestNoWaiting:
                 workers.map(watched(play), [ClientJob(client, 1, client.learner.stack_key, CPU) for client in clients])
             return sum(counted)
 
-        monkeypatch.setattr(gang, "dispatch", watched(gang.settle))
+        monkeypatch.setattr(gang, "dispatch", watched(gang.dispatch))
         return reads
 
     @pytest.mark.parametrize("terms", [(), (PseudoLabelLoss(torch.zeros(7, dtype=torch.int64), 0.5),)])
@@ -320,7 +320,7 @@ toy.dtype = torch.float32
 full = personal_models(played(FedMosaic(trust=0.5), toy))
 federation = played(FedMosaic(trust=0.5), toy.changed(precision="bfloat16"))
 half = personal_models(federation)
-assert federation.standing.clients[0].predict_private(half[0]).dtype == torch.float32
+assert federation.state.clients[0].predict_private(half[0]).dtype == torch.float32
 for key, tensor in half[0].items():
     assert tensor.dtype == full[0][key].dtype
     assert torch.allclose(tensor, full[0][key], atol=0.05), key
@@ -414,16 +414,16 @@ class TestOptimizers:
             optim.optimizer_step(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
             for tensor, gradient in zip(theirs, gradients, strict=True):
                 tensor.grad = gradient.clone()
-            optimizer.step_batch()
+            optimizer.step()
             assert all(torch.equal(ours[place], tensor) for place, tensor in enumerate(theirs)), number
 
     def test_they_do_not_load_torch_s_compiler(self):
         script = (
             "import sys, torch\n"
-            "from fedmosaic_cli.engine import optimizers\n"
+            "from fedmosaic_cli.engine import optim\n"
             "from fedmosaic_cli.engine.train_settings import TrainSettings\n"
             "for train in (TrainSettings(), TrainSettings(optimizer='sgd', momentum=0.5)):\n"
-            "    optimizers.descend(train, {'w': torch.ones(2)}, {'w': torch.ones(2)}, {})\n"
+            "    optim.optimizer_step(train, {'w': torch.ones(2)}, {'w': torch.ones(2)}, {})\n"
             "assert 'torch._dynamo' not in sys.modules\n"
         )
         subprocess.run([sys.executable, "-c", script], check=True)
@@ -435,13 +435,13 @@ def test_a_step_fetches_no_memory_from_the_system():
     script = """
 import resource, sys, torch
 from torch.nn.functional import cross_entropy
-from fedmosaic_cli.machine import keep_freed_memory
-from fedmosaic_cli.models.architectures import build
+from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.models.architectures import build_network
 from fedmosaic_cli.models.model_settings import ModelSettings
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-network = build(ModelSettings(name="cnn"), (3, 32, 32), 10)
+    assert tune_malloc()
+network = build_network(ModelSettings(name="cnn"), (3, 32, 32), 10)
 images, labels = torch.rand(64, 3, 32, 32), torch.zeros(64).long()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for number in range(12):

@@ -62,7 +62,7 @@ def test_who_takes_part_for_the_first_time_has_nothing_to_remember():
 def check(method, toy):
     one_by_one, together = toy.federation(method), toy.changed(execution="stacked").federation(method)
     assert (one_by_one.execution, together.execution) == ("threads", "stacked")
-    with one_by_one.workers, together.workers:
+    with one_by_one.worker_pool, together.worker_pool:
         for expected, seen in zip(run_rounds(one_by_one, 3), run_rounds(together, 3), strict=True):
             for left, right in zip(expected.rows, seen.rows, strict=True):
                 assert_alike(left, right)
@@ -95,7 +95,7 @@ def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_
 def test_clients_really_train_together(monkeypatch):
     """Or all of the above would hold for nothing."""
     together = Counter()
-    original = lockstep.settle
+    original = lockstep.dispatch
 
     def note(requests):
         together.update((request.kind[1], len(requests)) for request in requests[:1])
