@@ -764,7 +764,7 @@ def test_a_name_is_not_written_onto_another():
 def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
     bench.write("fedmosaic-entropy")
     bench.write("local")
-    reads, curves_of = [], evidences.curves_of
+    reads, curves_of = [], evidences.load_round_curves
     monkeypatch.setattr(evidences, "load_round_curves", lambda path: reads.append(path) or curves_of(path))
     album = build_figure_set(settings_in(bench))
     kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
@@ -960,4 +960,4 @@ def test_the_user_s_own_style_changes_nothing(bench):
     plain = files_of(settings_in(bench), ["accuracy-quick", "clients-quick"])
     with rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
         assert files_of(settings_in(bench), ["accuracy-quick", "clients-quick"]) == plain
-    assert albums.DOTS_PER_INCH >= 200
+    assert albums.FIGURE_DPI >= 200

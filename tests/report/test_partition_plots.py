@@ -18,7 +18,7 @@ def counts(clients, classes):
 def drawn(monkeypatch, clients, classes):
     """Which of the kinds was drawn, and the files."""
     kinds = []
-    for kind in ("stacked_bars", "dot_matrix", "grey_map"):
+    for kind in ("stacked_bars", "dot_matrix", "heatmap"):
         real = getattr(partition_plots, kind)
         monkeypatch.setattr(partition_plots, kind, lambda *a, kind=kind, real=real: (kinds.append(kind), real(*a))[1])
     names = [f"class {number}" for number in range(classes)]
@@ -33,8 +33,8 @@ def drawn(monkeypatch, clients, classes):
         (20, 10, "stacked_bars"),
         (21, 10, "dot_matrix"),
         (60, 30, "dot_matrix"),
-        (61, 10, "grey_map"),
-        (5, 31, "grey_map"),
+        (61, 10, "heatmap"),
+        (5, 31, "heatmap"),
     ],
 )
 def test_bars_for_few_dots_for_many_a_map_for_more(monkeypatch, clients, classes, kind):
