@@ -62,11 +62,11 @@ class Sites:
         """As after a crash: what is not on disk is gone."""
         self.sites[client] = self.site(client)
 
-    def present(self) -> set[int]:
+    def reachable_clients(self) -> set[int]:
         return set(self.sites)
 
-    def ask(self, letters: Mapping[int, bytes], seconds: float) -> Iterator[ClientResponse | ClientFailure]:
-        for client, letter in reversed(letters.items()):
+    def send_requests(self, requests: Mapping[int, bytes], timeout_seconds: float) -> Iterator[ClientResponse | ClientFailure]:
+        for client, letter in reversed(requests.items()):
             answer = self.spoil(client, letter, self.sites[client].handle_request(letter))
             if answer is None:
                 yield ClientFailure(client, "deadline")

@@ -32,7 +32,7 @@ def shards(tmp_path_factory):
 
 def changed_head(**changes):
     def change(letter):
-        return ProtocolMessage({**letter.head, **changes}, letter.parts)
+        return ProtocolMessage({**letter.header, **changes}, letter.parts)
 
     return change
 
@@ -42,7 +42,7 @@ def changed_opinion(change):
 
     def changed(letter):
         kind, data = letter.parts["opinion"]
-        return ProtocolMessage(letter.head, {"opinion": (kind, change(data))})
+        return ProtocolMessage(letter.header, {"opinion": (kind, change(data))})
 
     return changed
 
@@ -52,7 +52,7 @@ def resealed(**changes):
 
     def change(data):
         envelope = wire.parse_header(data)
-        fields = {name: changes.get(name, getattr(envelope, name)) for name in ("run", "public", "round", "client")}
+        fields = {name: changes.get(name, getattr(envelope, name)) for name in ("run_id", "public_set_id", "round", "client_id")}
         head = list(wire.HEADER_STRUCT.unpack_from(data))
         head[7:11] = fields.values()
         body = wire.HEADER_STRUCT.pack(*head) + data[wire.HEADER_STRUCT.size : -wire.CHECKSUM_BYTES]
@@ -71,9 +71,9 @@ def not_a_number(data):
 OPINIONS = {
     "wrong round": (resealed(round=7), "future_round"),
     "old round": (resealed(round=1), "stale_round"),
-    "wrong public set": (resealed(public=bytes(16)), "wrong_public_set"),
-    "wrong run": (resealed(run=bytes(16)), "wrong_run"),
-    "somebody else's words": (resealed(client=0), "unknown_client"),
+    "wrong public set": (resealed(public_set_id=bytes(16)), "wrong_public_set"),
+    "wrong run": (resealed(run_id=bytes(16)), "wrong_run"),
+    "somebody else's words": (resealed(client_id=0), "unknown_client"),
     "no number": (changed_opinion(not_a_number), "expertise_nonfinite"),
     "too long": (changed_opinion(lambda data: data + bytes(9)), "too_large"),
     "cut": (changed_opinion(lambda data: data[:-9]), "truncated"),
@@ -99,7 +99,7 @@ def test_an_opinion_that_lies_about_itself_does_not_count(lie, shards, tmp_path)
 
 
 def without_sense(letter):
-    return ProtocolMessage({**letter.head, "notes": {"accuracy": 1.0}}, letter.parts)
+    return ProtocolMessage({**letter.header, "notes": {"accuracy": 1.0}}, letter.parts)
 
 
 LETTERS = {
@@ -288,7 +288,7 @@ def join(site, planned, /, **changes):
     head = {"kind": "join", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "version": __version__}
     plan = {"config": planned.to_dict(), "shards": site.shard.shards.digest}
     return protocol.decode_protocol_message(
-        site.answer(protocol.encode_protocol_message(ProtocolMessage({**head, **plan, **changes})))
+        site.handle_request(protocol.encode_protocol_message(ProtocolMessage({**head, **plan, **changes})))
     ).header
 
 
@@ -327,7 +327,7 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
 
 def turn(site, planned, number):
     head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
-    return protocol.decode_protocol_message(site.answer(protocol.encode_protocol_message(ProtocolMessage(head)))).header
+    return protocol.decode_protocol_message(site.handle_request(protocol.encode_protocol_message(ProtocolMessage(head)))).header
 
 
 def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):

@@ -86,14 +86,14 @@ def test_who_was_only_slow_is_heard_when_asked_once_more(shards, tmp_path):
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg", "apfl", "gated"])
 def test_sites_that_are_started_again_before_every_letter_make_no_difference(method, shards, tmp_path):
     config, sites = configured(shards, method, tmp_path), Sites(shards, tmp_path)
-    ask = sites.ask
+    ask = sites.send_requests
 
     def restarted(asked_letters, seconds):
         for client in asked_letters:
             sites.restart(client)
         return ask(asked_letters, seconds)
 
-    sites.ask = restarted
+    sites.send_requests = restarted
     there = play(config, shards, tmp_path / "run", sites)
     here = play(config, shards, tmp_path / "here")
     assert there.read_rounds() == here.read_rounds()
@@ -144,13 +144,13 @@ def test_a_site_that_has_forgotten_what_it_was_sent_is_sent_it_again(shards, tmp
     sizes = [len(letter) for _, letter, _ in sites.letters if asked(letter, "turn", 3)]
     assert max(sizes) < 300
     forgetful = Sites(shards, tmp_path / "other")
-    ask = forgetful.ask
+    ask = forgetful.send_requests
 
     def forgetting(asked_letters, seconds):
         forgetful.sites[0]._cached_parts = None
         return ask(asked_letters, seconds)
 
-    forgetful.ask = forgetting
+    forgetful.send_requests = forgetting
     files = play(config, shards, tmp_path / "again", forgetful)
     assert files.read_rounds() == play(config, shards, tmp_path / "here").read_rounds()
     sizes = {client: len(letter) for client, letter, _ in forgetful.letters if asked(letter, "turn", 3)}
@@ -184,7 +184,7 @@ def test_a_site_that_lost_what_it_had_learnt_does_not_begin_anew_unnoticed(what,
 
 def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
-    sites.present = lambda: {0, 2}
+    sites.reachable_clients = lambda: {0, 2}
     with pytest.raises(RunFailedError, match=r"not everybody joined within 5 s \(--wait\), client 1: start their"):
         play(config, shards, tmp_path / "run", sites)
 
@@ -196,7 +196,7 @@ def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
     from fedmosaic_cli.storage.runs import RunDirectory
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
-    sites.present = set
+    sites.reachable_clients = set
     (tmp_path / "run").mkdir()
     seen = []
     terms = RunOptions(
@@ -262,7 +262,7 @@ def test_a_site_that_breaks_down_says_so_and_is_lost(shards, tmp_path, monkeypat
     play_turn = sites.sites[1]._handle_local_round
 
     def breaking(letter):
-        if letter.head["round"] == 2:
+        if letter.header["round"] == 2:
             raise ZeroDivisionError("nobody foresaw this")
         return play_turn(letter)
 
@@ -277,7 +277,7 @@ def test_a_loss_that_is_no_number_is_a_divergence_and_no_crash(shards, tmp_path,
     from fedmosaic_cli.federation import site
 
     def examined(method, client, exam, server):
-        return EvalResult(exam.client, exam.owner_id, 0.5, float("nan") if client.round == 2 else 1.0, {})
+        return EvalResult(exam.client_id, exam.owner_id, 0.5, float("nan") if client.round == 2 else 1.0, {})
 
     monkeypatch.setattr(site, "evaluate_client", examined)
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
@@ -291,7 +291,7 @@ def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards
     clock = [0.0]
     monkeypatch.setattr(remote_pool.time, "monotonic", lambda: clock[0])
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
-    ask, waits = sites.ask, []
+    ask, waits = sites.send_requests, []
 
     def slow(asked_letters, seconds):
         answers = list(ask(asked_letters, seconds))
@@ -300,7 +300,7 @@ def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards
             yield answer
         waits.append(seconds)
 
-    sites.ask = slow
+    sites.send_requests = slow
     sites.spoil = lambda client, letter, answer: (
         None if client == 2 and protocol.decode_protocol_message(letter).kind == "turn" else answer
     )

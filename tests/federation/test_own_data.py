@@ -24,7 +24,7 @@ from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.files import to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import ShardManifest
 from tests.conftest import fedmosaic
-from tests.federation.sites import ANYTHING, CPU, Place, Sites, configured, play
+from tests.federation.sites import ANYTHING, CPU, DataDirs, Sites, configured, play
 
 CLASSES = ("cat", "dog", "newt")
 SIDE = 6
@@ -129,7 +129,7 @@ class OwnSites(Sites):
 
     def site(self, client: int) -> Site:
         shard = load_site_shard(self.home / f"site-{client}" / "shard" / f"client-00{client}.npz")
-        return Site(shard, self.folder / f"site-{client}", CPU, Place(self.folder), ANYTHING)
+        return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), ANYTHING)
 
 
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])

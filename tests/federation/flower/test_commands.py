@@ -163,7 +163,7 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
         here(place, "uninterrupted", "--rounds", "5")
     sites = {client: hand.start(client) for client in range(3)}
     command = hand.train("--rounds", "5", "--deadline", "150")
-    command.on_waiting("round 1/5")
+    command.wait_for("round 1/5")
     told = json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))
     assert told["running"]
     assert told["connection"] == "connected"
@@ -182,9 +182,9 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
 def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
     sites = {client: hand.start(client) for client in range(3)}
     command = hand.train("--rounds", "6", "--deadline", "12")
-    command.on_waiting("round 1/6")
+    command.wait_for("round 1/6")
     sites[2].process.send_signal(signal.SIGKILL)
-    command.on_waiting("warning: lost in round")
+    command.wait_for("warning: lost in round")
     hand.start(2)
     assert command.ended(400) in (0, 1), command.said
     if command.process.returncode:  # too late for the end of the last round: then it goes on
@@ -219,7 +219,7 @@ def test_the_superlink_dies_in_the_middle_and_nobody_notices(hand, place):
     for client in range(3):
         hand.start(client)
     command = hand.train("--rounds", "5", "--deadline", "300")
-    command.on_waiting("round 2/5")
+    command.wait_for("round 2/5")
     [victim] = [line for line in command.left() if "flower-superlink" in line]
     os.kill(int(victim.split()[0]), signal.SIGKILL)
     assert command.ended(500) == 0, command.said

@@ -25,9 +25,9 @@ def federation(tmp_path_factory):
 def test_what_is_sent_arrives_and_what_is_answered_comes_back(federation):
     assert federation.ask() == federation.echoes()
     payload = bytes(range(256)) * 400
-    answers = list(federation.carrier.ask({1: b"echo " + payload}, 60))
+    answers = list(federation.carrier.send_requests({1: b"echo " + payload}, 60))
     assert answers == [ClientResponse(1, b"1:echo " + payload)]
-    assert list(federation.carrier.ask({2: b""}, 60)) == [ClientResponse(2, b"2:")]
+    assert list(federation.carrier.send_requests({2: b""}, 60)) == [ClientResponse(2, b"2:")]
 
 
 def test_who_is_late_is_lost_and_takes_part_again(federation):
@@ -40,8 +40,8 @@ def test_a_site_that_dies_while_it_answers_is_asked_again_with_the_same_bytes(fe
     site = federation.sites["0"]
     letters = {client: (b"die y" if client == 0 else b"echo y") for client in federation.clients}
     outcomes = {}
-    for outcome in federation.carrier.ask(letters, 120):
-        outcomes[outcome.client] = outcome
+    for outcome in federation.carrier.send_requests(letters, 120):
+        outcomes[outcome.client_id] = outcome
         if len(outcomes) == 2:
             site.wait(timeout=60)
             federation.start(0)
@@ -60,7 +60,7 @@ def test_a_site_that_is_killed_and_started_again_is_let_in_at_once(federation):
 def test_a_site_that_stays_away_is_gone(federation):
     federation.sites["2"].kill()
     federation.sites["2"].wait()
-    wait(lambda: 2 not in federation.carrier.present(), 30)
+    wait(lambda: 2 not in federation.carrier.reachable_clients(), 30)
     outcomes = federation.ask("echo w", seconds=15)
     assert outcomes == federation.echoes("echo w") | {2: ClientFailure(2, "gone")}
     federation.start(2)
@@ -94,10 +94,10 @@ def test_a_superlink_that_the_authority_does_not_vouch_for_is_not_spoken_to(fede
 def test_a_superlink_that_is_killed_is_started_anew_and_the_round_goes_on(federation):
     outcomes = {}
     letters = {client: (b"sleep-8 s" if client else b"echo s") for client in federation.clients}
-    for outcome in federation.carrier.ask(letters, 180):
+    for outcome in federation.carrier.send_requests(letters, 180):
         if not outcomes:
-            kill(federation.carrier._room.path, "flower-superlink")
-        outcomes[outcome.client] = outcome
+            kill(federation.carrier._runtime_dir.path, "flower-superlink")
+        outcomes[outcome.client_id] = outcome
     assert outcomes == federation.echoes("sleep-8 s", c0="echo s")
     assert federation.ask("echo t", seconds=120) == federation.echoes("echo t")
 
@@ -105,10 +105,10 @@ def test_a_superlink_that_is_killed_is_started_anew_and_the_round_goes_on(federa
 def test_a_relay_that_is_killed_is_started_anew_and_the_round_goes_on(federation):
     outcomes = {}
     letters = {client: (b"sleep-8 r" if client else b"echo r") for client in federation.clients}
-    for outcome in federation.carrier.ask(letters, 180):
+    for outcome in federation.carrier.send_requests(letters, 180):
         if not outcomes:
-            kill(federation.carrier._room.path, "flwr-serverapp")
-        outcomes[outcome.client] = outcome
+            kill(federation.carrier._runtime_dir.path, "flwr-serverapp")
+        outcomes[outcome.client_id] = outcome
     assert outcomes == federation.echoes("sleep-8 r", c0="echo r")
 
 
@@ -124,8 +124,8 @@ def test_an_app_that_is_killed_at_a_site_is_asked_again(federation):
     room = federation.room_of_site(0)
     outcomes = {}
     letters = {0: b"sleep-6 p", 1: b"echo p", 2: b"echo p"}
-    for outcome in federation.carrier.ask(letters, 180):
-        outcomes[outcome.client] = outcome
+    for outcome in federation.carrier.send_requests(letters, 180):
+        outcomes[outcome.client_id] = outcome
         if len(outcomes) == 1:
             wait(lambda: federation.diary(0)[-1]["detail"] == "sleep-6", 30)
             kill(room, "flwr-clientapp")

@@ -208,7 +208,7 @@ def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypat
     mine = RuntimeDir()
     assert mine.path.parent == tmp_path
     assert mine.path.stat().st_mode & 0o777 == 0o700
-    script = "import os, signal; from fedmosaic_cli.federation.flower.runtime_dir import Room; r = Room(); os.kill(os.getpid(), 9)"
+    script = "import os, signal; from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir; r = RuntimeDir(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert len(list(tmp_path.iterdir())) == 2
     other = RuntimeDir()
@@ -300,10 +300,10 @@ def test_a_child_hears_of_our_death_once(tmp_path):
     parent = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
-        "from fedmosaic_cli.federation.flower.flower_processes import Child\n"
+        "from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess\n"
         "for _ in range(20):\n"
         "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        f"start = lambda: Child([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), takes_leave=True)\n"
+        f"start = lambda: FlowerProcess([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), graceful=True)\n"
         "threading.Thread(target=lambda: (start(), time.sleep(60)), daemon=True).start()\n"
         "while not Path('ready').exists(): time.sleep(0.05)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
