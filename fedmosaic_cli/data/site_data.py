@@ -91,7 +91,7 @@ def load_site_examples(
     pictures = load_images(path, files, image_size, data_dirs)
     kept = [files[position] for position in pictures.kept_positions]
     labels = np.array([class_names.index(file.label) for file in kept], dtype=np.int64)
-    return SiteExamples(path, pictures.images, labels, [file.name for file in kept], pictures.warnings)
+    return SiteExamples(path, pictures.images, labels, [file.relative_path for file in kept], pictures.warnings)
 
 
 def reject_image_size(path: Path, image_size: int | None) -> None:

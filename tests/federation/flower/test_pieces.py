@@ -138,7 +138,7 @@ def test_the_app_holds_no_code_and_needs_nothing():
     assert app["project"]["dependencies"] == []
     for component in app["tool"]["flwr"]["app"]["components"].values():
         module, _, attribute = component.partition(":")
-        path = Path(runtime_dir.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+        path = Path(runtime_dir.__file__).parents[3] / f"{module.replace('.', '/')}.py"
         assert re.search(rf"^{attribute} = ", path.read_text(), re.MULTILINE)
 
 
