@@ -29,7 +29,7 @@ def place(tmp_path, monkeypatch):
 
 def load(place, name, **asked):
     """As a new command would, which has loaded nothing yet."""
-    place = replace(place, loaded={})
+    place = replace(place, dataset_cache={})
     return load_dataset(resolve_data_settings(DataSettings(dataset=name, **asked), place), place)
 
 
@@ -413,7 +413,7 @@ def test_the_digits_are_scikit_learn_s():
 
     bundled, ours = theirs(), load_dataset(DataSettings(dataset="digits"), DataDirs())
     assert np.array_equal(ours.images[..., 0], np.rint(bundled.images * (255 / 16)))
-    assert np.array_equal(ours.labels, bundled.array_path)
+    assert np.array_equal(ours.labels, bundled.target)
 
 
 def test_a_data_set_is_loaded_once_for_a_whole_command_and_no_second_one_is_kept(tmp_path):

@@ -146,7 +146,7 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize("pack", [tarred, zipped])
 def test_only_what_is_wanted_is_unpacked(shelf, tmp_path, pack):
     content = pack({"clipart/bird/1.jpg": b"1", "clipart/boat/2.jpg": b"2", "elsewhere/3": b"3"})
-    download = offered(shelf, "clipart.zip", content, members=("clipart/bird",))
+    download = offered(shelf, "clipart.zip", content, extracted_directories=("clipart/bird",))
     download_files((download,), DataDirs(tmp_path))
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["set/.clipart.zip.done", "set/clipart/bird/1.jpg"]

@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_left_out_and_named(root, place):
     (root / "b" / "0006.png").write_bytes(b"")
     found = load(root, place)
     assert len(found.images) == 7
-    assert found.kept.tolist() == [0, 2, 3, 4, 5, 7, 8]
+    assert found.kept_positions.tolist() == [0, 2, 3, 4, 5, 7, 8]
     assert np.array_equal(found.images[1], np.asarray(picture(2)))
     assert found.warnings == (
         "left out, cannot be read: a/0001.png (truncated)",
@@ -173,26 +173,26 @@ def test_a_second_look_reads_no_image(root, place, monkeypatch):
     second = load(root, place)
     assert isinstance(second.images, np.memmap)
     assert np.array_equal(first.images, second.images)
-    assert second.content == first.content
+    assert second.content_digest == first.content_digest
 
 
 def test_whatever_changes_is_decoded_again(root, place):
     before = load(root, place)
     same = root.parent / "copy"
     root.rename(same)
-    assert load(same, place).content == before.content, "the same files elsewhere are the same content"
+    assert load(same, place).content_digest == before.content_digest, "the same files elsewhere are the same content"
     picture(77).save(same / "a" / "0000.png")
     os.utime(same / "a" / "0000.png", ns=(1, 1))
     after = load(same, place)
-    assert after.content != before.content
+    assert after.content_digest != before.content_digest
     assert np.array_equal(after.images[0], np.asarray(picture(77)))
-    assert load(same, place, side=6).content != after.content
+    assert load(same, place, side=6).content_digest != after.content_digest
 
 
 @pytest.mark.parametrize("damage", ["remove", "truncate", "nonsense", "blank", "note"])
 def test_a_damaged_cache_is_made_anew(root, place, damage):
     before = load(root, place)
-    pixels, content = np.array(before.images), before.content
+    pixels, content = np.array(before.images), before.content_digest
     del before
     array = place.cache_dir / "images" / f"{content}.npy"
     if damage == "remove":
@@ -223,7 +223,7 @@ def test_many_processes_give_what_one_gives(root, tmp_path, monkeypatch):
     monkeypatch.setattr(image_cache, "MAX_FILES_PER_TASK", 2)
     heard = []
     together = load(root, DataDirs(cache_dir=tmp_path / "two", on_progress=lambda *words: heard.append(words)))
-    assert together.content == alone.content
+    assert together.content_digest == alone.content_digest
     assert np.array_equal(together.images, alone.images)
     assert heard[-1] == ("decoding images", 9, 9)
 

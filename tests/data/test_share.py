@@ -68,7 +68,7 @@ def test_every_kind_gives_its_share_and_the_whole_is_exact(dataset, share):
     assert len(part) == len(chosen) == round(share * len(dataset))
     assert chosen == sorted(set(chosen)), "nothing twice, and in order"
     assert chosen == numbers_of(dataset.subsample(share))
-    for name in ("labels", "domains", "test", "holders"):
+    for name in ("labels", "domain_ids", "test_mask", "client_ids"):
         before, after = getattr(dataset, name), getattr(part, name)
         assert after is None if before is None else np.array_equal(before[chosen], after)
     most = kinds_of(dataset).max() + 1

@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter):
 class Ending:
     """How a command ended."""
 
-    code: int
+    exit_code: int
     stdout: str
     stderr: str
 

@@ -34,14 +34,14 @@ class Judge:
         before, began = everything_in(self.folder), time.process_time()
         ending = self.type_in(*arguments)
         seconds = time.process_time() - began
-        told = f"{arguments}, given {given!r:.5000}: {ending.code}, {ending.stderr}"
-        assert ending.code in (0, 2), told
-        assert ending.code == 0 or re.fullmatch(r"error: [^\n]{1,2100}\n", ending.stderr), told
-        assert ending.code == 0 or ending.stderr.removesuffix("\n").isprintable(), told
+        told = f"{arguments}, given {given!r:.5000}: {ending.exit_code}, {ending.stderr}"
+        assert ending.exit_code in (0, 2), told
+        assert ending.exit_code == 0 or re.fullmatch(r"error: [^\n]{1,2100}\n", ending.stderr), told
+        assert ending.exit_code == 0 or ending.stderr.removesuffix("\n").isprintable(), told
         assert "Traceback" not in ending.stderr, told
-        assert ending.code == 0 or everything_in(self.folder) == before, told
+        assert ending.exit_code == 0 or everything_in(self.folder) == before, told
         assert seconds < most_seconds, f"{seconds:.1f} s, {told}"
-        self.codes[ending.code] += 1
+        self.codes[ending.exit_code] += 1
         self.slowest = max(self.slowest, seconds)
         return ending
 

@@ -22,12 +22,12 @@ SHORT = ("short write", "torn write")
 KINDS = (*ERRORS, *ENDS, *SHORT)
 
 REQUESTS = (
-    "create",
-    "extend",
+    "create_file",
+    "open_append",
     "write",
-    "keep",
+    "fsync",
     "rename",
-    "link",
+    "hard_link",
     "make_directory",
     "remove_file",
     "remove_directory",
@@ -92,13 +92,13 @@ class FaultyDisk:
         if not self._kind.startswith("power"):
             return real(*arguments)
         undo = self._way_back(name, arguments)
-        there = arguments[0].stat().st_size if name == "extend" and undo is None else 0
+        there = arguments[0].stat().st_size if name == "open_append" and undo is None else 0
         result = real(*arguments)
-        if name == "extend" and undo is None:
+        if name == "open_append" and undo is None:
             self._kept_length.setdefault(os.fstat(result).st_ino, there)
-        elif name in ("create", "extend"):
+        elif name in ("create_file", "open_append"):
             self._kept_length[os.fstat(result).st_ino] = 0
-        if name == "keep":
+        if name == "fsync":
             self._keep(arguments[0])
         elif undo is not None:
             self._undo.append((arguments[-1].parent, undo))
@@ -112,7 +112,9 @@ class FaultyDisk:
 
     def _way_back(self, name: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
         """How a change of names would be undone, if the disk forgot it."""
-        if name in ("create", "link", "make_directory") or (name == "extend" and not arguments[0].exists()):
+        if name in ("create_file", "hard_link", "make_directory") or (
+            name == "open_append" and not arguments[0].exists()
+        ):
             return lambda: remove(arguments[-1])
         if name == "rename":
             source, target = arguments

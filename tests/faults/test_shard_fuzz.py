@@ -70,7 +70,7 @@ def lay_out(files: Files, folder: Path) -> None:
 
 def train(judge: Judge, given: object, folder: Path) -> int:
     """How a short real run ends; nothing is left of it."""
-    code = judge(*REAL, given=given).code
+    code = judge(*REAL, given=given).exit_code
     shutil.rmtree(folder / "runs", ignore_errors=True)
     return code
 
@@ -122,7 +122,7 @@ def damaged(made: Made, rng: random.Random) -> tuple[str, Files]:
 def try_damage(seed: int, judge: Judge, made: Made, folder: Path) -> None:
     what, files = damaged(made, random.Random(f"shards {seed}"))
     lay_out(files, folder)
-    assert judge(*DRY, given=(seed, what)).code == 2, f"{seed}: {what} was not noticed"
+    assert judge(*DRY, given=(seed, what)).exit_code == 2, f"{seed}: {what} was not noticed"
     if seed % 10 == 0:
         assert train(judge, (seed, what), folder) == 2
 
@@ -248,7 +248,7 @@ MANY = settings(FEW, max_examples=600)
 def try_manifest(files: Files, todo: list[Any], judge: Judge, folder: Path) -> None:
     """Understood or refused; and what is understood can be trained on, or is refused then."""
     lay_out(resealed(files, changed(manifest_of(files), todo)), folder)
-    if judge(*DRY, given=todo).code == 0:
+    if judge(*DRY, given=todo).exit_code == 0:
         train(judge, todo, folder)
 
 
@@ -462,7 +462,7 @@ def try_arrays(seed: int, judge: Judge, made: Made, folder: Path) -> None:
         arrays[part] = ways[rng.choice(list(ways))]
     data = to_zip([(f"{part}.npy", to_npy(array)) for part, array in arrays.items()])
     lay_out(vouched_for(files, name, data, arrays), folder)
-    if judge(*DRY, given=seed).code == 0:
+    if judge(*DRY, given=seed).exit_code == 0:
         train(judge, seed, folder)
 
 

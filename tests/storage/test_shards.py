@@ -37,7 +37,7 @@ def test_what_was_written_comes_back(shards):
     assert again.partition.settings == SETTINGS
     for ours, theirs in zip(again.partition.shards, shards.partition.shards, strict=True):
         assert np.array_equal(ours.train, theirs.train)
-        assert (ours.client, ours.has_flipped_labels) == (theirs.client, theirs.flipped)
+        assert (ours.client, ours.has_flipped_labels) == (theirs.client, theirs.has_flipped_labels)
 
 
 def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
