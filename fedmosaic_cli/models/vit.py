@@ -50,7 +50,7 @@ class ViT(Classifier):
             hidden_dim=channels,
             mlp_dim=4 * channels,
         )
-        transformer.num_heads = nn.Identity()
+        transformer.heads = nn.Identity()
         super().__init__(transformer, channels, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:

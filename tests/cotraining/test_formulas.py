@@ -123,7 +123,7 @@ def test_a_tie_is_a_tie_however_its_sums_are_rounded():
     labels, weights = np.array([[0], [0], [1], [1]]), levels([245, 254, 249, 250], high)
     kept_alive = weights + MIN_VOTE_WEIGHT
     assert kept_alive[0] + kept_alive[1] < kept_alive[2] + kept_alive[3]
-    asked = {"code": ExpertiseEncoding.LEVELS, "high": high}
+    asked = {"code": ExpertiseEncoding.LEVELS, "max_expertise": high}
     assert vote(labels, weights[:, None], 2, **asked).labels.tolist() == [0]
     assert vote(1 - labels, weights[:, None], 2, **asked).labels.tolist() == [0]
 

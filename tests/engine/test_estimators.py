@@ -132,7 +132,7 @@ def test_it_learns_from_its_own_labels():
 
 def test_what_it_cannot_learn_from_is_refused():
     client = MIXED.federation(Local()).state.clients[1]
-    with pytest.raises(FedMosaicError, match="random-forest cannot learn from TargetLogits"):
+    with pytest.raises(FedMosaicError, match="random-forest cannot learn from LogitMatchingLoss"):
         client.train("model", [LogitMatchingLoss(torch.zeros(7, 3), 1.0)])
     with pytest.raises(FedMosaicError, match="no network"):
         client.optimizer_step("model", {})

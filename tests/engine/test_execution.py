@@ -244,7 +244,7 @@ class Impatient(ToDeviceMixin):
     """The usual wrong version: a term that looks at its value in every step."""
 
     weight: float = 0.5
-    log_as: ClassVar[str] = "loss_public"
+    log_key: ClassVar[str] = "loss_public"
     uses_public: ClassVar[bool] = True
 
     def loss(self, outputs):
@@ -296,7 +296,7 @@ class TestNoWaiting:
     def test_nor_a_method_with_steps_of_its_own(self, reads, method):
         def train(client):
             client.state["model"] = params.clone(client.initial_model)
-            method.train(client, client.state["model"])
+            method.train_local_model(client, client.state["model"])
 
         assert reads(2, train, method) == reads(12, train, method)
 
@@ -388,7 +388,7 @@ class TestDevices:
         private = TOYS["even"].federation(Local()).state.clients[0].private
         shown = replace(private, device=META).inputs(slice(3))
         assert (shown.device, shown.shape) == (META, (3, 1, 2, 2))
-        assert torch.equal(private.inputs(slice(3)), private.normalised_images(private.index[:3]))
+        assert torch.equal(private.inputs(slice(3)), private.normalised_images(private.indices[:3]))
 
 
 class TestOptimizers:

@@ -98,7 +98,7 @@ def test_clients_really_train_together(monkeypatch):
     original = lockstep.dispatch
 
     def note(requests):
-        together.update((request.kind[1], len(requests)) for request in requests[:1])
+        together.update((request.group_key[1], len(requests)) for request in requests[:1])
         original(requests)
 
     monkeypatch.setattr(lockstep, "dispatch", note)

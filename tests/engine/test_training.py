@@ -49,11 +49,13 @@ def test_public_batches_do_not_disturb_private_ones():
     client = TOYS["even"].federation(FedCT()).state.clients[0]
     client.begin_round(1)
     alone, beside = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
-    assert all(torch.equal(left, right) for left, right in zip(alone.private, beside.private, strict=True))
-    assert len(beside.public) == len(beside.private)
+    assert all(
+        torch.equal(left, right) for left, right in zip(alone.private_batches, beside.private_batches, strict=True)
+    )
+    assert len(beside.public_batches) == len(beside.private_batches)
     client.begin_round(2)
     assert not torch.equal(
-        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(alone.private)
+        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(alone.private_batches)
     )
 
 
@@ -83,7 +85,7 @@ def test_scores_agree_with_a_direct_count():
     federation = played(Local(), TOYS["even"])
     client = federation.state.clients[0]
     mark = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
-    logits = client.learner.module(client.state["model"])(client.private.inputs(slice(None)))
+    logits = client.learner.bound_module(client.state["model"])(client.private.inputs(slice(None)))
     assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
     assert mark.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
     assert mark.num_examples == len(client.private)
@@ -145,7 +147,7 @@ class TestBatchNorm:
     ],
 )
 def test_the_tensors_of_a_term_follow_the_model(term):
-    moved = term.on(torch.device("meta"))
+    moved = term.to_device(torch.device("meta"))
     assert (moved.weight, moved.log_key) == (0.5, term.log_key)
     assert [v.device.type for v in vars(moved).values() if isinstance(v, torch.Tensor)] == ["meta"]
 

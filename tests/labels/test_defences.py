@@ -24,7 +24,7 @@ from fedmosaic_cli.labels.defences import (
     trimmed_vote_sums,
     update_agreement_ema,
 )
-from fedmosaic_cli.labels.voting import PAPER, VoteResult, VoteTally, aggregate_votes
+from fedmosaic_cli.labels.voting import PAPER_VOTING_RULES, VoteResult, VoteTally, aggregate_votes
 from tests.labels.ballots import ballots
 
 CLIENTS, CLASSES, SIZE, SEEDS, ROUNDS = 15, 10, 3000, 5, 10
@@ -194,7 +194,7 @@ def evenly(labels: np.ndarray) -> np.ndarray:
 
 
 def one_round(
-    seed: int, kind: str, attackers: int, rules: VotingRules = PAPER, naive: bool = False
+    seed: int, kind: str, attackers: int, rules: VotingRules = PAPER_VOTING_RULES, naive: bool = False
 ) -> tuple[np.ndarray, VoteResult]:
     """The true classes, and what comes of a vote. Naive attackers claim everything, and nobody looks."""
     found = crowd(seed, 1)
@@ -203,10 +203,10 @@ def one_round(
     claims = np.take_along_axis(found.mixes, said, axis=1)
     for client in range(attackers):
         claims[client] = 1.0 if naive else evenly(said[client])
-    return found.true, aggregate_votes(ballots(said, claims, CLASSES, share=not naive), rules)
+    return found.true, aggregate_votes(ballots(said, claims, CLASSES, is_distribution=not naive), rules)
 
 
-def right(kind: str, attackers: int, rules: VotingRules = PAPER, naive: bool = False) -> float:
+def right(kind: str, attackers: int, rules: VotingRules = PAPER_VOTING_RULES, naive: bool = False) -> float:
     """The share of correct consensus labels in a single round, over all seeds."""
     rounds = [one_round(seed, kind, attackers, rules, naive) for seed in range(SEEDS)]
     return float(np.mean([np.mean(outcome.labels == true) for true, outcome in rounds]))
@@ -222,7 +222,7 @@ def right_in_the_end(seed: int, kind: str, attackers: int) -> float:
         claims = np.take_along_axis(found.mixes, said, axis=1)
         for client in range(attackers):
             claims[client] = evenly(said[client])
-        sent = ballots(said, claims, CLASSES, share=True)
+        sent = ballots(said, claims, CLASSES, is_distribution=True)
         for ballot in sent[:attackers]:
             wire.validate_payload(ballot.data, ballot.spec)
         outcome = aggregate_votes(sent, ROBUST, client_reputations(memory, CLASSES), previous_labels=last)
@@ -247,14 +247,14 @@ def test_a_range_is_no_defence_one_who_claims_everything_takes_all(attackers, sh
 def test_whoever_claims_everything_is_found_out(kind):
     found = crowd(0, 1)
     for labels in lies(kind, 3, found, 0, None):
-        (ballot,) = ballots([labels], [np.ones(SIZE)], CLASSES, share=True)
+        (ballot,) = ballots([labels], [np.ones(SIZE)], CLASSES, is_distribution=True)
         with pytest.raises(wire.InvalidMessageError) as refused:
             wire.validate_payload(ballot.data, ballot.spec)
         assert refused.value.reason is wire.RejectionReason.EXPERTISE_INCONSISTENT
 
 
 def test_everything_about_a_single_class_is_consistent():
-    (ballot,) = ballots([np.full(SIZE, 3)], [np.ones(SIZE)], CLASSES, share=True)
+    (ballot,) = ballots([np.full(SIZE, 3)], [np.ones(SIZE)], CLASSES, is_distribution=True)
     assert not wire.validate_payload(ballot.data, ballot.spec)
 
 

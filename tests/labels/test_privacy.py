@@ -57,7 +57,7 @@ def test_nothing_asked_for_is_no_noise():
     ],
 )
 def test_how_expertise_is_told(asked, kind, found):
-    assert noise_for(kind, expertise=asked, epsilon=8.0).expertise == found
+    assert noise_for(kind, expertise=asked, epsilon=8.0).expertise_mechanism == found
 
 
 def test_a_histogram_is_for_frequencies():
@@ -124,7 +124,7 @@ def test_planning_sheet():
     for high, total, sigma in ((1.0, 10, 274), (1.0, 1, 2043), (log_classes, 10, 630), (log_classes, 1, 4705)):
         assert only_gaussian(sigma, high)[1] == pytest.approx(total, rel=2e-3)
     labels = noise_for(None, epsilon=10.0)
-    assert labels.keep(10) == pytest.approx(0.1003, abs=5e-5)
+    assert labels.keep_probability(10) == pytest.approx(0.1003, abs=5e-5)
     assert 0.0032 < labels.label_epsilon < 0.0035
 
 
@@ -136,7 +136,7 @@ def test_histogram_of_a_record():
     )
     assert record.histogram_sigma(3000) == pytest.approx(0.00176, abs=5e-6)
     client = noise_for(expertise="histogram", label_epsilon=1.0, noise_multiplier=multiplier)
-    assert client.sigma_histogram(3000) == pytest.approx(multiplier * math.sqrt(2))
+    assert client.histogram_sigma(3000) == pytest.approx(multiplier * math.sqrt(2))
 
 
 def test_a_record_changes_few_labels_and_any_score():

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.privacy import mechanisms
-from fedmosaic_cli.labels.voting import PAPER, Ballot, ReportingRates, VoteTally, aggregate_votes, weighted_ballots
+from fedmosaic_cli.labels.voting import (
+    PAPER_VOTING_RULES,
+    Ballot,
+    ReportingRates,
+    VoteTally,
+    aggregate_votes,
+    weighted_ballots,
+)
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
 from tests.labels.ballots import ballots, levels
 
@@ -77,7 +84,7 @@ def test_the_consensus_is_what_counting_by_hand_gives(case):
 def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
     rules = VotingRules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
     sent = case.ballots()
-    outcome, other = (aggregate_votes(each, rules, {}) for each in (sent, random.subsample(sent, len(sent))))
+    outcome, other = (aggregate_votes(each, rules, {}) for each in (sent, random.sample(sent, len(sent))))
     assert outcome.labels.tobytes() == other.labels.tobytes()
     assert outcome.weight_share == other.weight_share
     assert outcome.leave_one_out_agreement == other.leave_one_out_agreement
@@ -87,7 +94,7 @@ def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
 @given(votes(), st.randoms(use_true_random=False))
 def test_which_numbers_clients_have_does_not_matter(case, random):
     """Even the order of summing up does not decide about ties."""
-    order = random.subsample(range(len(case.labels)), len(case.labels))
+    order = random.sample(range(len(case.labels)), len(case.labels))
     renumbered = Votes(case.labels[order], case.levels[order], case.classes, case.top)
     assert aggregate_votes(renumbered.ballots()).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
@@ -100,15 +107,18 @@ def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
 
 
 @settings(max_examples=1000)
-@given(votes(), st.sampled_from([PAPER, VotingRules(normalise=True), VotingRules(vote="majority")]))
+@given(votes(), st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True), VotingRules(vote="majority")]))
 def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
     sent = case.ballots()
-    silenced = aggregate_votes([*sent, replace(sent[0], client=len(sent))], rules, {len(sent): 0.0})
+    silenced = aggregate_votes([*sent, replace(sent[0], client_id=len(sent))], rules, {len(sent): 0.0})
     assert silenced.labels.tolist() == aggregate_votes(sent, rules).labels.tolist()
 
 
 @settings(max_examples=1000)
-@given(votes(most=1), st.sampled_from([PAPER, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed")]))
+@given(
+    votes(most=1),
+    st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed")]),
+)
 def test_who_is_alone_is_told_what_it_said(case, rules):
     outcome = aggregate_votes(case.ballots(), rules)
     assert outcome.labels.tolist() == case.labels[0].tolist()
@@ -209,7 +219,7 @@ def drawn(noise: str, true=TRUE, budget: float = BUDGET, classes: int = CLASSES,
 
 def scores_of(sent: list[Ballot], rates: ReportingRates) -> np.ndarray:
     tally = VoteTally(sent[0].spec.public_size, sent[0].spec.num_classes)
-    for _, labels, weights in weighted_ballots(sent, PAPER, {}):
+    for _, labels, weights in weighted_ballots(sent, PAPER_VOTING_RULES, {}):
         tally.add_votes(labels, weights)
     return tally.scores(rates)
 
@@ -233,7 +243,7 @@ def test_scores_of_noisy_labels_are_right_on_average(noise):
 def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
     """What noise adds to a class on average is in proportion to what the class weighs."""
     shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.8, 0.0, 0.0, 0.2]])
-    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM, share=True)
+    sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM, is_distribution=True)
     clean = np.array([0.4, 0.0, 0.8 + 0.2, 0.2])
     assert_mean_is(scores_of(sent, NOISES[noise][1]), clean)
     told = [np.take(own, row) for own, row in zip(shares, drawn("krr"), strict=True)]
@@ -242,7 +252,7 @@ def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
 
 
 @pytest.mark.parametrize(
-    "rules", [PAPER, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed", trim=0.3)]
+    "rules", [PAPER_VOTING_RULES, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed", trim=0.3)]
 )
 def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_does(rules):
     rng = np.random.default_rng(4)
