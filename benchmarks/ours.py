@@ -14,10 +14,11 @@ from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine.evaluation import Score, evaluate_model
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
-from fedmosaic_cli.engine.rounds import Federation, run_rounds
+from fedmosaic_cli.engine.federation import Federation
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.machine import tune_malloc
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.run import save_checkpoint

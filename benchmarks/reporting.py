@@ -18,7 +18,7 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.storage.files import sha256, to_checksummed_json
 from fedmosaic_cli.storage.runs import (
     CONFIG_FILE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,6 +26,16 @@ def derive_seed(seed: int, *stream: str | int) -> int:
 def derive_rng(seed: int, *stream: str | int) -> np.random.Generator:
     """A NumPy generator for the stream called `names` under `seed`."""
     return np.random.default_rng(derive_seed(seed, *stream))
+
+
+class RandomSource(Protocol):
+    """A source of random numbers: a NumPy generator or `SystemRandom`."""
+
+    def random(self, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...], /) -> NDArray[np.int64]: ...
+
+    def normal(self, mean: float, sigma: float, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
 
 
 class SystemRandom:

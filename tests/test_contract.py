@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic_cli.engine import channel
 from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.messages import send_message
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.engine.rounds import evaluate_round, run_rounds
-from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import (
     CPU,
@@ -162,8 +162,8 @@ def one_turn(method, federation, client):
     """What a client uploads in the first round."""
     player = federation.state.clients[client]
     player.begin_round(1)
-    received, _ = channel.send_message(method.broadcast(federation.state.server, client, federation.ctx), FROM_SERVER)
-    return channel.send_message(method.local_round(player, received, federation.ctx), from_client(client))[0]
+    received, _ = send_message(method.broadcast(federation.state.server, client, federation.ctx), FROM_SERVER)
+    return send_message(method.local_round(player, received, federation.ctx), from_client(client))[0]
 
 
 def flat(value):
@@ -217,7 +217,7 @@ def test_nothing_that_travels_is_shared_with_its_sender(name):
     method = VARIANTS[name]
     federation = played(method, TOYS["even"], rounds=2)
     upload = one_turn(method, federation, client=0)
-    received, _ = channel.send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
+    received, _ = send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
     before = deepcopy(capture_state(federation.state))
     for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
         if not isinstance(tensor, bytes):  # nobody could

@@ -15,11 +15,12 @@ from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
-from fedmosaic_cli.engine.messages import Route
+from fedmosaic_cli.engine.federation import Federation
+from fedmosaic_cli.engine.messages import SERVER_ID, MessageHeader, Route
 from fedmosaic_cli.engine.method import Method, Parameters
-from fedmosaic_cli.engine.rounds import Federation, run_rounds
-from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
-from fedmosaic_cli.labels.wire import SERVER_ID, MessageHeader
+from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.train_settings import TrainSettings
+from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
 from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.engine.messages import MessageHeader
 from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.privacy.privatize import privatize
+from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.labels.voting import Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.seeds import derive_rng
@@ -50,13 +52,13 @@ def query_labels(
         client_sizes={client.id: int(client.class_counts.sum())},
         num_rounds=1,
         public_size=config.data.public_size or 0,
-        privacy_noise=noise,
+        extensions={EXTENSION_KEY: LabelSharing(privacy_noise=noise)},
     )
     form = replace(method.message_spec(world), public_size=len(log_probs))
     labels = log_probs.argmax(dim=1)
     said = privatize(labels.numpy(), method.compute_expertise(log_probs, labels, client), client, world, form)
     sent = wire.encode_label_upload(
-        wire.MessageHeader(world.run_id, world.public_set_id, client.round, client.id), form, *said
+        MessageHeader(world.run_id, world.public_set_id, client.round, client.id), form, *said
     )
     ballot = Ballot(client.id, sent, form)
     heard, weights = ballot.labels(), ballot.weights()

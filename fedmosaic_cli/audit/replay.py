@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.partitioning.partition import Partition
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.runner.build import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
 

@@ -13,8 +13,9 @@ from fedmosaic_cli.audit.replay import candidate_examples
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.execution.modes import num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
+from fedmosaic_cli.engine.federation import Federation, init_state
 from fedmosaic_cli.engine.method import FederationInfo
-from fedmosaic_cli.engine.rounds import Federation, init_state, run_rounds
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RunFailedError
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.build import LearnerFactory

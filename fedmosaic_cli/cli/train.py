@@ -10,7 +10,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.console import print_json, stdout_console
 from fedmosaic_cli.cli.train_options import TrainOptions, with_train_options
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.execute import launch_runs
 
 

@@ -9,9 +9,10 @@ from fedmosaic_cli.config.client_overrides import ClientOverrides
 from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
 from fedmosaic_cli.config.yaml_files import MAX_YAML_DEPTH, parse_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
+from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import RequestError, unknown_name_error
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
+from fedmosaic_cli.methods.registry import METHODS, method_schema
 from fedmosaic_cli.models.model_settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class ConfigLayers:
 
     def _merge_section(self, origin: str, section: str, values: Any) -> None:
         group, _, name = section.partition(".")
-        known: object = CONFIG_SECTIONS.get(section) or (METHODS[name] if group == "methods" else ClientOverrides)
+        known: object = CONFIG_SECTIONS.get(section) or (method_schema(name) if group == "methods" else ClientOverrides)
         reject_unknown_keys(require_mapping(values, section, origin), field_names(known), section)
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}

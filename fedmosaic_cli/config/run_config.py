@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,10 +21,12 @@ from fedmosaic_cli.config.validation_errors import build_validated, reject_unkno
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
-from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings, PrivacySettings, TrainSettings
+from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
 from fedmosaic_cli.labels.privacy.noise import PrivacyNoise, num_exchange_rounds, require_planned_budget, resolve_noise
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.labels.sharing import SharesLabels
+from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters, simplified_method
 from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ class RunConfig:
     @property
     def num_exchanges(self) -> int:
         """In how many rounds clients tell labels."""
-        return num_exchange_rounds(self.train.rounds, self.method.num_warmup_rounds(self.train.rounds))
+        warmup = self.method.num_warmup_rounds(self.train.rounds) if isinstance(self.method, SharesLabels) else 0
+        return num_exchange_rounds(self.train.rounds, warmup)
 
     @cached_property
     def noise(self) -> PrivacyNoise | None:
@@ -128,8 +131,7 @@ class RunConfig:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Those that the method reads."""
-        values = asdict(self.method)  # type: ignore[call-overload]
-        return {name: value for name, value in values.items() if name not in self.method.unused_hyperparameters(values)}
+        return recorded_hyperparameters(self.method)
 
     def to_dict(self) -> dict[str, Any]:
         """As it is written to config.yaml."""
@@ -178,7 +180,7 @@ def resolve_run_config(
         data=data,
         model=model,
         train=train,
-        method=layers.section(f"methods.{method}", METHODS[method]),
+        method=simplified_method(layers.section(f"methods.{method}", method_schema(method))),
         partition_seed=seed if partition_seed is None else partition_seed,
         client_overrides=clients,
         client_models=expand_client_ranges(models, data.clients or 1),
@@ -222,7 +224,7 @@ def override_section(section: S, overrides: dict[str, Any], where: str, layers: 
 def reject_unused_hyperparameters(config: RunConfig, layers: ConfigLayers) -> None:
     """Refuse what was set for the method and would not be read."""
     name = config.method.name
-    for key in sorted(set(field_names(type(config.method))) - config.hyperparameters().keys()):
+    for key in sorted(set(field_names(method_schema(name))) - config.hyperparameters().keys()):
         if layers.origin(f"methods.{name}.{key}") == "--set":
             raise RequestError(
                 f"methods.{name}.{key} has no effect on {config.method.title} as it is set up (--set): leave it out, "

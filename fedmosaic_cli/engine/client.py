@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.learner import Learner, TrainingLosses
     from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, ReceivedMessage, State, Step
     from fedmosaic_cli.engine.train_settings import TrainSettings
-    from fedmosaic_cli.labels.privacy.mechanisms import RandomSource
+    from fedmosaic_cli.seeds import RandomSource
 
 # What is remembered for a model stands beside it, under its name with this behind it.
 OPTIMIZER_SUFFIX = ".optimizer"

@@ -1,4 +1,4 @@
-"""The clients of a run as the loop sees them, wherever they are: in this process, or at sites of their own."""
+"""The clients of a run as the loop sees them, in this process or on remote sites."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.method import ReceivedMessage, State, Traffic
 
     MessageFactory = Callable[[int], Message]
-    """What the server sends to a client at the start of a round."""
+    """Returns the message that the server sends to a client, by client id."""
 
 
 class ClientHandle(Protocol):
-    """A client, as far as the loop has to do with it."""
+    """What the loop needs to know of a client."""
 
     id: int
     round: int
     state: State
-    """What it remembers, as far as that is here."""
+    """The state of the client, as far as it is in this process."""
     metrics: dict[str, Any]
+    """The values logged in this round."""
     is_skipped: bool
+    """Whether the client diverged in this round and was rolled back."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The device that the client computes on."""
 
-    def begin_round(self, round_number: int) -> None: ...
+    def begin_round(self, round_number: int) -> None:
+        """Start a round with an empty log."""
 
-    def log(self, **values: Any) -> None: ...
+    def log(self, **values: Any) -> None:
+        """Add values to this round's log."""
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client's part in a round came to: what it sends, as the server sees it, and what that cost."""
+    """The outcome of a local round: the upload as the server receives it, and the traffic it caused."""
 
     upload: ReceivedMessage
     traffic: Traffic
@@ -45,7 +50,13 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """How a client's exam went, by whose model: accuracy and loss on test examples; and what else was asked."""
+    """Accuracy and loss of a client's model on the client's test data.
+
+    Attributes:
+        client_id: The client whose test data was used.
+        owner_id: The client whose model was evaluated.
+        extra_metrics: Further metrics, e.g. the accuracy of the global model.
+    """
 
     client_id: int
     owner_id: int
@@ -55,11 +66,18 @@ class EvalResult:
 
 
 class ClientPool(Protocol):
-    """Everybody who takes part in a run, without the server."""
+    """Runs and evaluates the clients of a federation."""
 
     def run_round(self, clients: Sequence[Any], make_message: MessageFactory) -> dict[int, ClientResult]:
-        """Let these clients take part in a round, in the order of their numbers. Who is lost is not among the turns,
-        and the reason is noted on its page."""
+        """Run one local round on each of these clients.
+
+        Args:
+            clients: The selected clients, sorted by id.
+            make_message: Returns the server's message to a client.
+
+        Returns:
+            The results by client id, sorted. A lost client has no result; the reason is in its log.
+        """
 
     def evaluate(self, server: State) -> list[EvalResult]:
-        """Let everybody sit the exam, with what the server has after the round."""
+        """Evaluate all clients with the server state of after the round."""

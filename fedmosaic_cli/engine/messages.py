@@ -1,48 +1,60 @@
-"""What a message is made of. Each part knows what it looks like on the wire, so the channel can count it."""
+"""Messages between clients and server. A message is a dictionary of parts; every part knows its size on the wire."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
-
-from fedmosaic_cli.labels import wire
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Parameters
+    from fedmosaic_cli.engine.method import FederationInfo, Parameters, ReceivedMessage
+
+SERVER_ID = 2**32 - 1
+"""The sender of a message from the server."""
 
 
-PartKind = Literal["opinion", "consensus", "weights", "logits"]
+@dataclass(frozen=True)
+class MessageHeader:
+    """What identifies a message: its run, the public set it refers to, its round and its sender."""
+
+    run_id: bytes
+    public_set_id: bytes
+    round: int
+    client_id: int
 
 
 @dataclass(frozen=True)
 class Route:
-    """From one side to the other: where the receiver computes, and what stands on the envelope."""
+    """Where a message goes: the device of the receiver, and the header that the message carries."""
 
     device: torch.device
-    header: wire.MessageHeader
+    header: MessageHeader
 
 
 class MessagePart(Protocol):
-    """One part of a message."""
+    """One part of a message.
 
-    kind: ClassVar[PartKind]
+    A part travels in two ways with the same result. `deliver` hands it over within one process. `encode` writes the
+    bytes that a remote receiver reads (`federation.protocol`).
+    """
+
+    kind: ClassVar[str]
+    """The name of this kind of part in the protocol and in the policy of a site."""
 
     @property
     def bits(self) -> int:
-        """The size of what it says."""
+        """Size of the content in bits, without headers."""
 
     def encode(self, route: Route) -> bytes:
-        """The part as it goes from one machine to another; `federation.protocol` reads it there."""
+        """Return the part as bytes."""
 
-    def deliver(self, route: Route) -> tuple[Tensor | Parameters | bytes, int]:
-        """The part as the receiver sees it, and the bits of what it says. Nothing is shared with the sender.
+    def deliver(self, route: Route) -> tuple[Any, int]:
+        """Return the part as the receiver sees it, and its size in bits.
 
-        Models arrive on the receiver's device; what is said of the public set is worked on by CPUs.
+        The result shares no memory with the sender. Models arrive on the receiver's device; values about the public
+        set stay on the CPU.
         """
 
 
@@ -50,61 +62,12 @@ Message = dict[str, MessagePart]
 
 
 @dataclass(frozen=True)
-class LabelUpload:
-    """What a client says of the public set: labels, and how far it is to be trusted in each.
-
-    It arrives sealed: whether it is fit to be read is for the server to find out.
-    """
-
-    labels: NDArray[Any]
-    expertise: NDArray[np.float64] | None
-    spec: wire.MessageSpec
-
-    kind: ClassVar[PartKind] = "opinion"
-
-    @property
-    def bits(self) -> int:
-        return 8 * self.spec.payload_bytes
-
-    def encode(self, route: Route) -> bytes:
-        return wire.encode_label_upload(route.header, self.spec, self.labels, self.expertise)
-
-    def deliver(self, route: Route) -> tuple[bytes, int]:
-        return self.encode(route), self.bits
-
-
-@dataclass(frozen=True)
-class ConsensusLabels:
-    """What the crowd says of the public set, a class an example; below 0 where it says nothing."""
-
-    labels: Tensor
-    num_classes: int
-
-    kind: ClassVar[PartKind] = "consensus"
-
-    @property
-    def spec(self) -> wire.MessageSpec:
-        code = wire.LabelEncoding.MASKED if (self.labels < 0).any() else wire.LabelEncoding.INDEX
-        return wire.MessageSpec(len(self.labels), self.num_classes, wire.LabelMessageKind.CONSENSUS, code)
-
-    @property
-    def bits(self) -> int:
-        return 8 * self.spec.payload_bytes
-
-    def encode(self, route: Route) -> bytes:
-        return wire.encode_consensus_labels(route.header, self.spec, self.labels.cpu().numpy())
-
-    def deliver(self, route: Route) -> tuple[Tensor, int]:
-        return decode_consensus(self.encode(route), self.spec, route.header), self.bits
-
-
-@dataclass(frozen=True)
 class Weights:
-    """The tensors of a model as they are. Names and shapes are known to both sides and not counted."""
+    """The tensors of a model. Names and shapes are known to both sides and not counted."""
 
     values: Parameters
 
-    kind: ClassVar[PartKind] = "weights"
+    kind: ClassVar[str] = "weights"
 
     @property
     def bits(self) -> int:
@@ -116,16 +79,16 @@ class Weights:
         return save({name: tensor.detach().cpu().contiguous() for name, tensor in self.values.items()})
 
     def deliver(self, route: Route) -> tuple[Parameters, int]:
-        return {name: copied_tensor(tensor, route.device) for name, tensor in self.values.items()}, self.bits
+        return {name: detached_copy(tensor, route.device) for name, tensor in self.values.items()}, self.bits
 
 
 @dataclass(frozen=True)
 class Logits:
-    """A model's outputs on the public set as they are: 32 bits per example and class in single precision."""
+    """The outputs of a model on the public set, [examples, classes]: 32 bits per value in single precision."""
 
     values: Tensor
 
-    kind: ClassVar[PartKind] = "logits"
+    kind: ClassVar[str] = "logits"
 
     @property
     def bits(self) -> int:
@@ -135,24 +98,34 @@ class Logits:
         return Weights({"logits": self.values}).encode(route)
 
     def deliver(self, route: Route) -> tuple[Tensor, int]:
-        return copied_tensor(self.values, self.values.device), self.bits
+        return detached_copy(self.values, self.values.device), self.bits
 
 
-def decode_consensus(data: bytes, spec: wire.MessageSpec, header: wire.MessageHeader) -> Tensor:
-    """What the crowd says, as whoever waits for it in this round reads it. Raises wire.RefusedError."""
-    import torch
-
-    seen = wire.decode_consensus_labels(
-        data, wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {wire.SERVER_ID})
-    )
-    return torch.as_tensor(seen, dtype=torch.int64)
+def make_route(device: torch.device, ctx: FederationInfo, round_number: int, sender: int) -> Route:
+    """Return the route of a message that `sender` sends in a round to a receiver on `device`."""
+    return Route(device, MessageHeader(ctx.run_id, ctx.public_set_id, round_number, sender))
 
 
-def copied_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the receiver's own. Numbers sent as they are need not be written out to know what arrives."""
+def send_message(message: Message, route: Route) -> tuple[ReceivedMessage, int]:
+    """Deliver a message within one process.
+
+    Returns:
+        The message as the receiver sees it, and its size in bits. Headers (78 bytes per label message) and what a
+        network adds are not counted.
+    """
+    received: ReceivedMessage = {}
+    bits = 0
+    for name, part in message.items():
+        received[name], part_bits = part.deliver(route)
+        bits += part_bits
+    return received, bits
+
+
+def detached_copy(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of the tensor on `device`, without its gradient history."""
     return tensor.detach().to(device, copy=True)
 
 
 def tensor_bits(tensor: Tensor) -> int:
-    """The size of a tensor's numbers, written out as they are."""
+    """Return the size of the tensor's values in bits."""
     return 8 * tensor.numel() * tensor.element_size()

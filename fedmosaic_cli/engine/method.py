@@ -1,9 +1,22 @@
 """The contract between methods and the engine.
 
-A method is a frozen dataclass: its fields are its hyper-parameters, its functions the phases of a round. It keeps no
-state of its own. What a client remembers lies in `client.state`, what the server remembers is handed in and out.
-Methods speak to clients and to the world only through the names in this module, which does not import torch: so
-a method can be listed, configured and refused in an instant, and none of them can reach into the engine.
+A method is a frozen dataclass. Its fields are its hyper-parameters, its methods are the phases of a round. It has no
+state: a client's state is in `client.state`, the server's state is passed to the phases and returned by `aggregate`.
+A method uses only the names in this module, the message parts, the loss terms and `engine.params`. This module does
+not import torch, so methods can be listed and configured without it.
+
+Example:
+    A method that trains locally and averages nothing::
+
+        @hyperparameters
+        class Local(Method):
+            name = "local"
+            title = "Local"
+            ...
+
+            def local_round(self, client, received, ctx):
+                client.train("model")
+                return {}
 """
 
 from __future__ import annotations
@@ -15,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dat
 
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from fedmosaic_cli.engine.train_settings import DefenceSettings
 from fedmosaic_cli.schema import STRICT_MODEL_CONFIG
 
 if TYPE_CHECKING:
@@ -25,20 +37,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.train_settings import AggregationWeighting, BatchNormStatistics
-    from fedmosaic_cli.labels.privacy.mechanisms import RandomSource
-    from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
-    from fedmosaic_cli.labels.wire import MessageSpec
+    from fedmosaic_cli.seeds import RandomSource
 
 Parameters = dict[str, Any]
-"""A model: its tensors by name, buffers included. The architecture is the client's business."""
+"""A model: its tensors by name, including buffers."""
 
 State = dict[str, Any]
-"""What a client or the server remembers: tensors, numbers, and dictionaries of these."""
+"""The state of a client or of the server: tensors, numbers, and dictionaries of these. The order of keys is not kept
+across a checkpoint."""
 
 ReceivedMessage = dict[str, Any]
-"""A message as the other side sees it: tensors, or Parameters, by part."""
+"""A message as the receiver sees it: by part, a tensor or `Parameters`."""
 
 T = TypeVar("T")
 MethodFamily = Literal["baseline", "FL", "PFL", "co-training"]
@@ -47,139 +58,130 @@ LearnerSupport = Literal["one network", "any network", "anything"]
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """What everybody may know. No client's data is in here."""
+    """What every participant knows about the federation. It contains no client data.
+
+    Attributes:
+        num_classes: Number of classes.
+        initial_model: The initial global model.
+        client_sizes: Number of training examples per client, as declared by the clients.
+        num_rounds: Number of planned rounds.
+        float_bits: Size of a number sent without compression.
+        participation_rate: Fraction of clients per round.
+        aggregation: Weights of clients in a mean of models: their number of examples, or equal.
+        bn_buffers: What happens to batch-normalisation statistics where models are averaged.
+        buffer_names: Entries of `initial_model` that are running statistics.
+        batch_norm_names: Entries of `initial_model` that belong to batch normalisation, including its statistics.
+        public_size: Number of public examples.
+        run_id: Identifies the run in messages.
+        public_set_id: Identifies the public set and its order in messages.
+        extensions: Further information for a family of methods, by name; see `labels.sharing`.
+    """
 
     num_classes: int
     initial_model: Parameters
-    """Where models that are averaged start."""
     client_sizes: Mapping[int, int]
-    """How many training examples each client declared when it joined."""
     num_rounds: int
-    """How many rounds are planned."""
     float_bits: int = 32
-    """The size of a number that travels as it is."""
     participation_rate: float = 1.0
-    """The share of clients that take part in a round."""
     aggregation: AggregationWeighting = "samples"
-    """What a client counts in a mean of models: its examples, or one."""
     bn_buffers: BatchNormStatistics = "average"
-    """What becomes of running means and variances where models are averaged."""
     buffer_names: frozenset[str] = frozenset()
-    """Which entries of `init` are no parameters but running statistics."""
     batch_norm_names: frozenset[str] = frozenset()
-    """Which entries of `init` belong to batch normalisation, its parameters and its statistics."""
     public_size: int = 0
-    """How many public examples there are."""
     run_id: bytes = bytes(16)
-    """What stands for this run in messages."""
     public_set_id: bytes = bytes(16)
-    """What stands for the public set, in its order."""
-    defence: DefenceSettings = field(default_factory=DefenceSettings)
-    """How votes are counted."""
-    privacy_noise: PrivacyNoise | None = None
-    """What clients hide their opinions behind, if anything."""
-    is_attacker: bool = False
-    """Whether this is the world of a client that is going to send something else than it finds."""
+    extensions: Mapping[str, Any] = field(default_factory=dict)
 
     def aggregation_weights(self, clients: Iterable[int]) -> list[float]:
-        """What these clients count in a mean."""
+        """Return the weights of these clients in a mean of models."""
         return [self.client_sizes[client] if self.aggregation == "samples" else 1 for client in clients]
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bits that go to and from a client in a round; None where what travels is not a message."""
+    """Bits sent and received by a client in a round; None if the data itself is moved (centralized training)."""
 
     uplink_bits: int | None = 0
     downlink_bits: int | None = 0
-
-
-@dataclass(frozen=True)
-class ServerLog:
-    """What a server has to tell of a round: of everybody, of single clients, and labels that others may know better."""
-
-    round_metrics: dict[str, float] = field(default_factory=dict)
-    client_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    public_labels: dict[str, Tensor] = field(default_factory=dict)
 
 
 class LossTerm(Protocol):
     """A term that a method adds to a client's private cross-entropy."""
 
     uses_public: ClassVar[bool]
-    """Whether its steps draw a public batch as well."""
+    """Whether every step also draws a public batch."""
+    log_key: ClassVar[str]
+    """The key of the term's mean over the round in the log."""
 
     @property
-    def weight(self) -> float: ...
-
-    log_key: ClassVar[str]
-    """The name of its mean over a round in the log."""
+    def weight(self) -> float:
+        """The weight of the term in the loss."""
 
     def to_device(self, device: torch.device) -> LossTerm:
-        """The term with its tensors where the model is; asked for once a round."""
+        """Return the term with its tensors on `device`. Called once per round."""
 
     def loss(self, outputs: StepOutputs) -> Tensor:
-        """The unweighted value on this step's batches, with its gradient."""
+        """Return the unweighted loss on the batches of a step. It must not read values back to the CPU."""
 
 
 class StepOutputs(Protocol):
-    """What a term may look at: the model on this step's batches."""
+    """The model's outputs on the batches of a step. The public values exist only if a term uses them."""
 
     private_indices: Tensor
-    """Which of the client's training examples the step drew."""
+    """Positions of the private batch in the client's training data."""
     private_features: Tensor
-    """What the model's body makes of them."""
+    """Outputs of the model's body on the private batch."""
     private_logits: Tensor
     public_indices: Tensor
-    """Which public examples the step drew; like the next, only where a term uses them."""
+    """Positions of the public batch in the public set."""
     public_logits: Tensor
 
 
 @dataclass(frozen=True)
 class ProximalTerm:
-    """A pull towards `anchor`: the gradient of strength/2 ||w - anchor||^2 is added to every step's.
-
-    As a gradient it suits any optimizer, and the squared distance cannot be mistaken for the distance.
-    """
+    """Adds the gradient of strength/2 ||w - anchor||^2 to the gradient of every step."""
 
     anchor: Parameters
     strength: float
 
 
 class Step(Protocol):
-    """One step of a pass that a method walks by itself."""
+    """One step of a local round with a custom update rule; see `Client.steps`."""
 
     number: int
-    """The first is 1."""
+    """The number of the step, from 1."""
 
     def gradient(
         self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
     ) -> Parameters:
-        """The gradient of the mean cross-entropy at `parameters`, on this step's batch from `stream`.
+        """Return the gradient of the mean cross-entropy at `parameters` on this step's batch from `stream`.
 
-        The batch's statistics enter the running ones of `parameters`, unless they are not to be kept.
+        Args:
+            parameters: The model. Its running statistics are updated unless `update_running_stats` is False.
+            stream: The batch to use: "private", or a stream that was passed to `Client.steps`.
+            update_running_stats: Whether batch-normalisation statistics are updated.
         """
 
 
 class Client(Protocol):
-    """One client, as its method sees it."""
+    """A client as its method sees it."""
 
     id: int
     round: int
-    """The round that is being played; the first is 1."""
+    """The current round, from 1."""
     state: State
 
     @property
     def initial_model(self) -> Parameters:
-        """Where this client's own model starts; made anew at every call."""
+        """A new copy of this client's initial model."""
 
     @property
     def train_labels(self) -> Tensor:
-        """Its training labels, on the CPU."""
+        """The labels of the training data, on the CPU."""
 
     @property
     def class_counts(self) -> Tensor:
-        """The histogram of its training labels, on the CPU."""
+        """The number of training examples per class, on the CPU."""
 
     def train(
         self,
@@ -189,110 +191,124 @@ class Client(Protocol):
         private_weight: float = 1.0,
         examples: Tensor | None = None,
     ) -> None:
-        """One round of local training of the parameters `state[model]`, in place; notes the mean losses.
+        """Train `state[model]` in place for one round of local steps, and log the mean losses.
 
-        The loss is `private_weight` times the private cross-entropy, plus the terms. `only` are the positions of the
-        training examples that the model may see; None is all of them.
+        Args:
+            model: The key of the model in `state`.
+            terms: Terms added to the loss.
+            proximal: A proximal term added to every gradient.
+            private_weight: The weight of the private cross-entropy.
+            examples: Positions of the training examples to use. None uses all of them.
         """
 
     def steps(self, *streams: str) -> Iterator[Step]:
-        """The steps of a round, for methods with a step rule of their own. Notes the mean loss of all batches used.
+        """Iterate over the steps of a round, for methods with a custom update rule. Logs the mean loss.
 
-        Each holds the batch that `train` would take ("private") and an independent one for every other stream named.
+        Args:
+            *streams: Names of additional batches per step, drawn independently of the "private" batch that `train`
+                would use.
         """
 
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
-        """One step of the run's optimizer on `state[model]`, in place, with another learning rate if given."""
+        """Apply one step of the run's optimizer to `state[model]`, in place.
+
+        Args:
+            model: The key of the model in `state`.
+            gradient: The gradient.
+            lr: A learning rate to use instead of the run's.
+        """
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        """The gradient of the mean cross-entropy on one training batch drawn from `stream`. Nothing is changed."""
+        """Return the gradient of the mean cross-entropy on one batch drawn from `stream`. Changes nothing."""
 
     def running_statistics(self, parameters: Parameters) -> Parameters:
-        """Running statistics for `parameters`, from one pass over the client's training data. Nothing is changed."""
+        """Return batch-normalisation statistics for `parameters` from one pass over the training data."""
 
     def private_loss(self, parameters: Parameters) -> float:
-        """The mean cross-entropy on all of its training data, in evaluation mode."""
+        """Return the mean cross-entropy on the training data, in evaluation mode."""
 
     def predict_private(self, parameters: Parameters) -> Tensor:
-        """Logits [examples, classes] on all of its training data, in evaluation mode."""
+        """Return logits [examples, classes] on the training data, in evaluation mode."""
 
     def private_features(self, parameters: Parameters) -> Tensor:
-        """What the model's body makes of all of its training data, in evaluation mode."""
+        """Return the outputs of the model's body on the training data, in evaluation mode."""
 
     def predict_public(self, parameters: Parameters) -> Tensor:
-        """Logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
+        """Return logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """A stream of noise for this purpose, this client and this round."""
+        """Return a generator derived from the seed, this purpose, the client and the round."""
 
     def privacy_rng(self, purpose: str) -> RandomSource:
-        """The same for noise that hides what is told: drawn from the seed in a simulation, where nobody is protected,
-        and from the system where a client is somebody."""
+        """Return the generator of privacy noise: seeded in simulations, from the operating system on real sites."""
 
     def log(self, **values: Any) -> None:
-        """Values for this round's line in the log."""
+        """Add values to this round's log row of the client."""
 
 
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
-    """The decorator of every method: a frozen dataclass whose fields are checked when it is made."""
+    """Make a method class a frozen dataclass whose fields are validated on construction."""
     return validated_dataclass(frozen=True, config=STRICT_MODEL_CONFIG)(cls)  # type: ignore[return-value]
 
 
 class Method(ABC):
-    """The phases of a round. `name` is the key in files and on the command line, `title` the paper's spelling.
+    """A federated-learning method.
 
-    As it stands, a client has a model of its own, which nobody averages and which is its personal one.
+    The base class gives every client a model that is never shared; it is also the personal model. Methods that
+    average models extend `methods.fedavg.FedAvg`, methods that share labels extend `labels.sharing.SharesLabels`.
     """
 
     name: ClassVar[str]
+    """The name in files and on the command line."""
     title: ClassVar[str]
+    """The name in tables, as the paper spells it."""
     family: ClassVar[MethodFamily]
     travels: ClassVar[str]
+    """What clients and server exchange, in words."""
     citation: ClassVar[str]
     evaluated: ClassVar[str] = "the client's own model"
+    """Which model is evaluated, in words."""
     is_centralized: ClassVar[bool] = False
-    """Whether it trains on everybody's data in one place."""
+    """Whether it trains on the pooled data of all clients."""
     needs_public_set: ClassVar[bool] = False
-    """Whether it cannot do without a public set."""
     shares_labels: ClassVar[bool] = False
-    """Whether clients tell labels of the public set: noise, attacks and defences are about these messages."""
-    uploads: ClassVar[Mapping[str, PartKind]] = MappingProxyType({})
-    """The parts of what clients send, where they send anything."""
+    """Whether it extends `labels.sharing.SharesLabels`."""
+    uploads: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The parts of an upload and their kinds, e.g. {"model": "weights"}."""
     evaluation_needs_server: ClassVar[bool] = False
-    """Whether what the server has after a round is needed to examine its models."""
+    """Whether a client needs the server's state of after the round to evaluate its model."""
     learners: ClassVar[LearnerSupport] = "one network"
-    """What its clients may learn with: one architecture for all, a network each, or anything that predicts."""
+    """What clients may train: the same network, different networks, or anything that predicts."""
     num_models: ClassVar[int] = 1
-    """How many models a client holds at the end of its turn, the one on its way to the server included."""
+    """Models in a client's memory at the end of its round, including its upload."""
     num_trained_models: ClassVar[int] = 1
-    """How many of them an optimizer remembers things about."""
+    """Models with optimizer state."""
     needs_total_rounds: ClassVar[bool] = False
-    """Whether what happens in a round depends on how many there will be."""
+    """Whether a round depends on the number of planned rounds."""
 
     @classmethod
     def unused_hyperparameters(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """Which hyper-parameters nobody reads, with these values of the others."""
+        """Return the hyper-parameters that have no effect, given the values of the others."""
         return frozenset()
 
     @property
     def supported_learners(self) -> LearnerSupport:
-        """What its clients may learn with, as it is set up."""
+        """What clients may train with these hyper-parameters."""
         return self.learners
 
     @property
     def depends_on_total_rounds(self) -> bool:
-        """Whether it plans ahead, as it is set up."""
+        """Whether a round depends on the number of planned rounds, with these hyper-parameters."""
         return self.needs_total_rounds
 
     @property
     def peak_model_counts(self) -> tuple[int, int]:
-        """How many models a client holds at most, as the method is set up, and how many optimizers remember of them."""
+        """The maximum number of models per client, and how many of them have optimizer state."""
         return self.num_models, self.num_trained_models
 
     def local_passes(self, num_rounds: int) -> int:
-        """How many rounds of local steps a client takes in so many rounds; more than that where it trains more models
-        than its own and a copy of everybody's."""
+        """Return how many rounds of local steps a client computes in `num_rounds` rounds."""
         return num_rounds
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
@@ -300,58 +316,61 @@ class Method(ABC):
         client.state["model"] = client.initial_model
 
     def init_server(self, ctx: FederationInfo) -> State:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return {}
 
     def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
-        """What the server sends to a client at the start of a round."""
+        """Return the server's message to a client at the start of a round."""
         return {}
 
     @abstractmethod
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
-        """What a client does in a round; what comes back is sent to the server."""
+        """Run a client's part of a round.
 
-    def message_spec(self, ctx: FederationInfo) -> MessageSpec | None:
-        """What an opinion on the public set looks like on the wire; None for methods whose clients give none."""
-        return None
+        Args:
+            client: The client. Its state may be changed.
+            received: The message that `broadcast` returned for this client.
+            ctx: What the client knows about the federation.
+
+        Returns:
+            The message to the server; {} for none.
+        """
 
     def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
-        """The server's state after hearing from the clients of a round.
+        """Return the server's state after a round. Called only if there are uploads.
 
-        What it leaves under `told` goes to the log instead: see `Told`.
+        Args:
+            server: The state before.
+            uploads: The clients' messages by client id, sorted.
+            ctx: What the server knows about the federation.
         """
         return server
 
     def personal_model(self, server: State, client: Client) -> Parameters:
-        """The client's personal model: the one that is evaluated and saved. Nothing is changed."""
+        """Return the client's personal model, which is evaluated and saved. Changes nothing."""
         model: Parameters = client.state["model"]
         return model
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
-        """The global model as this client would use it; None where a method has none. Nothing is changed."""
+        """Return the global model as this client uses it; None if there is none. Changes nothing."""
         return None
-
-    def pseudo_labels(self, server: State) -> Tensor | None:
-        """What the crowd says of the public set, a label an example; None where it says nothing."""
-        return None
-
-    def num_warmup_rounds(self, num_rounds: int) -> int:
-        """How many of so many rounds clients play before they first tell anything."""
-        return 0
 
     def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        """What a round of exchange costs a client, foretold."""
+        """Return the traffic of a client in a round with an exchange, before the run."""
         return Traffic()
 
     def cost_note(self, num_rounds: int) -> str:
-        """A word where so many rounds take longer than one would think."""
+        """Return a note on unusually high compute cost; "" for none."""
         return ""
 
     def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
-        """A word where, with so many rounds, so many clients in each and such a network, it would be another method."""
+        """Return a warning if the configuration makes this method equivalent to another one; "" for none.
+
+        Example: FedBN without batch normalisation is FedAvg.
+        """
         return ""
 
     @property
     def variant(self) -> str:
-        """The method's name in paths and tables, told apart where one method has several rows."""
+        """The name in paths and table rows. Differs from `name` if one method has several rows."""
         return self.name

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
-from fedmosaic_cli.engine.rounds import Federation, RunState
+from fedmosaic_cli.engine.federation import Federation, RunState
+from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.deadline import AdaptiveDeadline
@@ -22,6 +23,7 @@ from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import (
     build_federation_info,
     build_reference_network,
+    label_filters,
     num_clients_per_round,
     true_public_labels,
 )
@@ -108,9 +110,8 @@ def build_remote_federation(
         num_clients_per_round(config),
         device,
         "threads",
-        true_public_labels=true_public_labels(dataset, partition, device),
+        filters=(QuorumFilter(quorum), *label_filters(config, None, true_public_labels(dataset, partition, device))),
         remote_pool=remote,
-        quorum=quorum,
     )
 
 

@@ -15,8 +15,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedmosaic_cli.engine.messages import decode_consensus
 from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.label_messages import decode_consensus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
-from fedmosaic_cli.engine.local_pool import make_route
-from fedmosaic_cli.engine.messages import Weights, tensor_bits
+from fedmosaic_cli.engine.messages import SERVER_ID, Weights, make_route, tensor_bits
 from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.deadline import AdaptiveDeadline
 from fedmosaic_cli.federation.protocol import ProtocolError, ProtocolMessage
 from fedmosaic_cli.federation.transport import ClientResponse
-from fedmosaic_cli.labels.wire import HEADER_STRUCT, SERVER_ID
+from fedmosaic_cli.labels.sharing import SharesLabels
+from fedmosaic_cli.labels.wire import HEADER_STRUCT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -281,7 +281,7 @@ class RemoteClientPool:
 
     def _max_response_bytes(self) -> int:
         """More bytes than this are no answer."""
-        form = self.method.message_spec(self.ctx)
+        form = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
         opinion = form.total_bytes if form is not None else HEADER_STRUCT.size
         weights = sum(tensor.numel() * tensor.element_size() for tensor in self.ctx.initial_model.values())
         logits = self.ctx.float_bits // 8 * self.ctx.public_size * self.ctx.num_classes
@@ -310,7 +310,8 @@ class RemoteClientPool:
 
     def _upload_bits(self, upload: ReceivedMessage) -> int:
         """What a client's message says, in bits."""
-        form, total = self.method.message_spec(self.ctx), 0
+        form = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
+        total = 0
         for part in upload.values():
             if isinstance(part, bytes):
                 total += 8 * form.payload_bytes if form is not None else 0

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.config.run_config import run_config_from_dict
-from fedmosaic_cli.engine.local_pool import evaluate_client, make_route, run_local_round
+from fedmosaic_cli.engine.local_pool import evaluate_client, run_local_round
+from fedmosaic_cli.engine.messages import SERVER_ID, make_route
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.protocol import ProtocolError, ProtocolMessage
 from fedmosaic_cli.federation.remote_pool import ERROR_DIVERGED, ERROR_REFUSED, ERROR_UNKNOWN_PARTS, LAST_ANSWERED_ROUND
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
-from fedmosaic_cli.labels.wire import SERVER_ID
 from fedmosaic_cli.runner.build import build_site_federation
 from fedmosaic_cli.runner.environment import package_versions
 from fedmosaic_cli.runner.run_state import capture_state, restore_state, to_arrays
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.method import ReceivedMessage
-    from fedmosaic_cli.engine.rounds import Federation
     from fedmosaic_cli.federation.site_shards import SiteShard
 
 PLAN_FILE, RESPONSE_KEY = "plan.json", "reply.bin"

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.codecs import label_bits
+from fedmosaic_cli.labels.sharing import with_label_sharing
 from fedmosaic_cli.labels.voting import Ballot, ReportingRates, VoteTally
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 from fedmosaic_cli.seeds import derive_rng
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedmosaic_cli.engine.method import FederationInfo
-    from fedmosaic_cli.engine.train_settings import AttackSettings
+    from fedmosaic_cli.labels.label_settings import AttackSettings
+    from fedmosaic_cli.labels.privacy.privatize import LabelClient
     from fedmosaic_cli.labels.wire import MessageSpec
 
     LabelArray = NDArray[Any]
@@ -71,10 +73,10 @@ class LabelAttack:
         """Who needs to know in a round what it had to say in the one before."""
         return set(self.settings.clients) if self.settings.kind == "replay" else set()
 
-    def context_for_client(self, client_id: int, round_number: int, ctx: FederationInfo) -> FederationInfo:
-        """The world as a client sees it that may be going to lie in a round."""
-        lying = self.settings.fabricates_uploads and client_id in self.settings.clients and self.is_active(round_number)
-        return replace(ctx, is_attacker=True) if lying else ctx
+    def context_for_client(self, client: LabelClient, ctx: FederationInfo) -> FederationInfo:
+        """Return what a client knows about the federation. An attacker that fabricates its upload adds no noise."""
+        lying = self.settings.fabricates_uploads and client.id in self.settings.clients and self.is_active(client.round)
+        return with_label_sharing(ctx, is_attacker=True) if lying else ctx
 
     def delivered_uploads(self, context: AttackContext) -> list[UploadDelivery]:
         """What reaches the server in a round."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmosaic_cli.engine.messages import SERVER_ID, MessageHeader
 from fedmosaic_cli.labels import codecs
 
 if TYPE_CHECKING:
@@ -138,19 +139,6 @@ class MessageSpec:
     @property
     def total_bytes(self) -> int:
         return HEADER_STRUCT.size + self.payload_bytes + CHECKSUM_BYTES
-
-
-@dataclass(frozen=True)
-class MessageHeader:
-    """What a message says of itself. The server's own number is that of nobody's client."""
-
-    run_id: bytes
-    public_set_id: bytes
-    round: int
-    client_id: int
-
-
-SERVER_ID = 0xFFFFFFFF
 
 
 def encode_message(header_fields: MessageHeader, spec: MessageSpec, payload: bytes) -> bytes:

@@ -18,7 +18,7 @@ from fedmosaic_cli.engine.method import Method, MethodFamily, Traffic, hyperpara
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, ReceivedMessage, State
 
 
@@ -32,7 +32,7 @@ class FedAvg(Method):
     travels = "model parameters, both ways"
     citation = "McMahan et al., AISTATS 2017"
     evaluated = "the global model after aggregation"
-    uploads: ClassVar[Mapping[str, PartKind]] = {"model": "weights"}
+    uploads: ClassVar[Mapping[str, str]] = {"model": "weights"}
     evaluation_needs_server = True
     personal_state_key: ClassVar[str | None] = None
     """Where a client remembers a personal model of its own; it starts as the global one does."""

@@ -22,7 +22,7 @@ from fedmosaic_cli.engine.method import LearnerSupport, Method, Traffic, hyperpa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Message, PartKind
+    from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import Client, FederationInfo, ReceivedMessage, State
 
 
@@ -38,7 +38,7 @@ class PerFedCKT(Method):
     family = "PFL"
     travels = "logits on the public set up, the cluster's mean down"
     needs_public_set = True
-    uploads: ClassVar[Mapping[str, PartKind]] = {"logits": "logits"}
+    uploads: ClassVar[Mapping[str, str]] = {"logits": "logits"}
     learners: ClassVar[LearnerSupport] = "any network"
     citation = "Cho et al., 2021"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.data.data_dirs import no_progress
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS, method_schema
 from fedmosaic_cli.report.noise_notes import noise_key
 from fedmosaic_cli.storage.files import sha256, to_json_bytes
 from fedmosaic_cli.storage.runs import CONFIG_FILE, MODELS_DIR, SUMMARY_FILE, RunDirectory
@@ -129,7 +129,7 @@ def load_finished_summary(files: RunDirectory) -> dict[str, Any]:
 def effective_hyperparameters(summary: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters of a run that its method reads: others do not tell two runs apart."""
     values = summary["hyperparameters"]
-    idle = METHODS[summary["method"]].unused_hyperparameters(values)
+    idle = method_schema(summary["method"]).unused_hyperparameters(values)
     return {name: value for name, value in values.items() if name not in idle}
 
 

@@ -14,8 +14,8 @@ from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.rerun_args import parse_option_values
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.registry import METHODS, method_schema
 from fedmosaic_cli.report.noise_notes import noise_label_parts
 from fedmosaic_cli.storage.runs import RunDirectory
 
@@ -190,7 +190,7 @@ def default_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
         return None
     layers = ConfigLayers()
     layers.add_all(load_preset(preset).layers)
-    return asdict(layers.section(f"methods.{method}", METHODS[method]))  # type: ignore[call-overload, no-any-return]
+    return asdict(layers.section(f"methods.{method}", method_schema(method)))  # type: ignore[call-overload, no-any-return]
 
 
 def natural_sort_key(text: str) -> list[tuple[int, int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.baseline_colors import BaselineRelation, relation_to_baselines
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title, paper_sort_key

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.rerun_args import default_runs_dir
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.noise_notes import preset_adds_noise
 from fedmosaic_cli.report.rerun_commands import RunDestination, group_destination, missing_run_commands
 

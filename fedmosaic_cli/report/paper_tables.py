@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import BASELINES
 from fedmosaic_cli.report.captions import privacy_notes, table_caption, table_notes
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY
 from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, ComparisonTable, TableColumn, build_rows
@@ -41,7 +41,7 @@ FEDMOSAIC_FREQUENCY_KEY, FEDMOSAIC_ENTROPY_KEY, GATED_KEY = (
     ("fedmosaic", "entropy"),
     ("gated", ""),
 )
-OTHER_METHOD_KEYS: tuple[MethodKey, ...] = tuple((name, "") for name in METHODS if name not in ("fedmosaic", "gated"))
+OTHER_METHOD_KEYS: tuple[MethodKey, ...] = tuple((name, "") for name in BASELINES)
 COMPACT_METHODS = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local")
 
 

@@ -11,7 +11,7 @@ from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.comparison import paper_sort_key
 from fedmosaic_cli.report.noise_notes import noise_options
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory

@@ -15,12 +15,15 @@ from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.execution.modes import NETWORK_RUNNERS, choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
+from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
 from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.network_runner import NetworkRunner
-from fedmosaic_cli.engine.rounds import EvalTask, Federation, init_state
+from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
+from fedmosaic_cli.labels.label_uploads import LabelUploadFilter
 from fedmosaic_cli.labels.privacy.privatize import reporting_rates
+from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels
 from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
 from fedmosaic_cli.seeds import derive_seed
 
@@ -192,6 +195,7 @@ def build_federation(
     exams = [build_eval_task(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]))
     standing = init_state(config.method, clients, world)
+    attack = build_attack(config, world, dataset, partition)
     return Federation(
         config.method,
         world,
@@ -203,8 +207,8 @@ def build_federation(
         devices[0],
         classroom.execution,
         skip_diverged=config.train.on_nan == "skip",
-        attack=build_attack(config, world, dataset, partition),
-        true_public_labels=true_public_labels(dataset, partition, devices[0]),
+        filters=(QuorumFilter(), *label_filters(config, attack, true_public_labels(dataset, partition, devices[0]))),
+        client_context=(lambda client: attack.context_for_client(client, world)) if attack else None,
     )
 
 
@@ -267,8 +271,7 @@ def build_federation_info(
         public_size=len(partition.public),
         run_id=run_id(config, shards_digest),
         public_set_id=public_set_digest(dataset, partition),
-        defence=config.defence,
-        privacy_noise=config.noise,
+        extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
     )
 
 
@@ -299,9 +302,10 @@ def public_set_digest(dataset: Dataset, partition: Partition) -> bytes:
 
 def build_attack(config: RunConfig, ctx: FederationInfo, dataset: Dataset, partition: Partition) -> LabelAttack | None:
     """Those who attack by what they send, if anybody does."""
-    form, kind = config.method.message_spec(ctx), config.attack.kind
-    if form is None or kind in ("none", "poison_data"):
+    kind = config.attack.kind
+    if not isinstance(config.method, SharesLabels) or kind in ("none", "poison_data"):
         return None
+    spec = config.method.message_spec(ctx)
     unlike = None
     if kind == "class_prior":
         labels = dataset.labels[partition.public]
@@ -311,7 +315,14 @@ def build_attack(config: RunConfig, ctx: FederationInfo, dataset: Dataset, parti
                 "use shards that were not exported"
             )
         unlike = least_similar_classes(dataset.images[partition.public], labels, dataset.num_classes)
-    return LabelAttack(config.attack, form, config.seed, reporting_rates(ctx), unlike)
+    return LabelAttack(config.attack, spec, config.seed, reporting_rates(ctx), unlike)
+
+
+def label_filters(
+    config: RunConfig, attack: LabelAttack | None, true_labels: torch.Tensor | None
+) -> list[LabelUploadFilter]:
+    """Return the upload filter of methods that share labels; none for other methods."""
+    return [LabelUploadFilter(config.method, attack, true_labels)] if isinstance(config.method, SharesLabels) else []
 
 
 def true_public_labels(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
 from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.network_runner import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network
 from fedmosaic_cli.storage.checkpoints import NUM_KEPT_CHECKPOINTS
 
@@ -160,7 +161,7 @@ def estimated_federation_info(config: RunConfig, data: DataDimensions) -> Federa
         bn_buffers=config.train.bn_buffers,
         buffer_names=buffer_names(module) if module else frozenset(),
         batch_norm_names=batch_norm_names(module) if module else frozenset(),
-        privacy_noise=config.noise,
+        extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
     )
 
 

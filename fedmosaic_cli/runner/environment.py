@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.storage.shards import ShardSet
 
 RECORDED_PACKAGES = (

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.method import Parameters
-    from fedmosaic_cli.engine.rounds import Federation, RoundRecord
+    from fedmosaic_cli.engine.rounds import RoundRecord
     from fedmosaic_cli.federation.coordinator import RemoteOptions
     from fedmosaic_cli.storage.runs import ArrayDict
     from fedmosaic_cli.storage.shards import ShardSet

@@ -9,8 +9,8 @@ import torch
 from fedmosaic_cli.engine import params
 
 if TYPE_CHECKING:
+    from fedmosaic_cli.engine.federation import Federation, RunState
     from fedmosaic_cli.engine.method import Parameters, State
-    from fedmosaic_cli.engine.rounds import Federation, RunState
     from fedmosaic_cli.storage.runs import ArrayDict
 
 KEY_SEPARATOR = "/"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fedmosaic_cli.config.run_config import RunConfig
-    from fedmosaic_cli.engine.rounds import Federation
+    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.storage.shards import ShardSet
 
 

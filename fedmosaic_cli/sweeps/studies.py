@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import BASELINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ FREQUENCY_ROW, ENTROPY_ROW = fedmosaic_row(expertise="frequency"), fedmosaic_row
 ENTROPY_PAPER_ROW = fedmosaic_row(expertise="entropy", trust="paper")
 ENTROPY_STABILISED_ROW = fedmosaic_row(expertise="entropy", trust="stabilised")
 ALL_METHOD_ROWS = (
-    *method_rows(*(name for name in METHODS if name not in ("fedmosaic", "gated"))),
+    *method_rows(*BASELINES),
     FREQUENCY_ROW,
     ENTROPY_ROW,
     StudyRow("gated"),

@@ -23,9 +23,10 @@ from fedmosaic_cli.data.datasets import load_dataset
 from fedmosaic_cli.data.partitioning.label_noise import reverse_labels
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
-from fedmosaic_cli.engine import channel
-from fedmosaic_cli.engine.train_settings import PrivacySettings, TrainSettings
+from fedmosaic_cli.engine.messages import send_message
+from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.label_settings import PrivacySettings
 from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
@@ -275,7 +276,7 @@ def test_statements_are_what_arrives_at_the_server(roomy_runs, expertise, bits):
     with federation.worker_pool:
         client = federation.state.clients[0]
         log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
-        arrived, _ = channel.send_message(method.make_label_upload(log_probs, client, federation.ctx), from_client(0))
+        arrived, _ = send_message(method.make_label_upload(log_probs, client, federation.ctx), from_client(0))
     ballot = Ballot(0, arrived["opinion"], method.message_spec(federation.ctx))
     labels, values = said_by(method, log_probs, client.class_counts)
     np.testing.assert_array_equal(labels, ballot.labels())

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from tests.conftest import fedmosaic
 
 # Two rounds alone would be all there is: the first exchange comes early enough to matter.

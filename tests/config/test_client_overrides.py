@@ -11,7 +11,7 @@ from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import load_run_config, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 
 
 def run(method, *assignments, clients=6):

@@ -15,7 +15,7 @@ from fedmosaic_cli.config.run_config import flatten_keys, load_run_config, resol
 from fedmosaic_cli.config.yaml_files import parse_yaml, read_yaml
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.storage.runs import RunDirectory
 
 

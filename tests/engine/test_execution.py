@@ -16,25 +16,27 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedmosaic_cli.engine import channel, optim, params
+from fedmosaic_cli.engine import optim, params
 from fedmosaic_cli.engine.execution import lockstep as gang
 from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
+from fedmosaic_cli.engine.federation import init_state
 from fedmosaic_cli.engine.local_pool import server_state_by_device
 from fedmosaic_cli.engine.losses import PseudoLabelLoss, ToDeviceMixin
-from fedmosaic_cli.engine.messages import ConsensusLabels, Logits, Weights
+from fedmosaic_cli.engine.messages import Logits, Weights, send_message
 from fedmosaic_cli.engine.method import ProximalTerm
-from fedmosaic_cli.engine.rounds import init_state, run_rounds
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.labels.label_messages import ConsensusLabels
 from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import check_network
 from tests.toys import CPU, FROM_SERVER, TOYS, dealt, played
@@ -352,7 +354,7 @@ class TestDevices:
             "labels": ConsensusLabels(torch.tensor([0, 1]), 2),
             "logits": Logits(torch.ones(2, 2)),
         }
-        received, bits = channel.send_message(message, replace(FROM_SERVER, device=META))
+        received, bits = send_message(message, replace(FROM_SERVER, device=META))
         assert received["model"]["w"].device == META
         assert (received["labels"].device, received["logits"].device) == (CPU, CPU)
         assert bits == 64 + 8 + 128

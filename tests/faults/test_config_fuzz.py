@@ -18,7 +18,7 @@ from fedmosaic_cli.config.presets import presets_directory
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.datasets import DATASETS
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from tests.faults.conftest import Ending
 from tests.faults.judge import Judge
 

@@ -10,7 +10,7 @@ import torch
 from fedmosaic_cli.engine.client import SimulatedClient
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.run_state import capture_state
 from tests.toys import TOYS, models, personal_models, same
 
@@ -104,7 +104,7 @@ def test_left_out_from_the_command_line_to_the_report(type_in, tmp_path):
 def test_where_everybody_diverges_there_is_nothing_to_skip_to(type_in):
     ending = type_in("baseline", "fedavg", *SHORT, "--on-nan", "skip", "--set", "train.lr=1e30")
     assert ending.exit_code == 1
-    assert "as with everybody else" in ending.stderr
+    assert "the training loss of every client" in ending.stderr
     assert "--on-nan" not in ending.stderr, "it was asked for already"
 
 

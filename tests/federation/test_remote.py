@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from tests.federation.sites import Sites, configured, exported, play
 
 PLAYED_BY_SITES = [name for name, method in METHODS.items() if not method.is_centralized]

@@ -9,10 +9,10 @@ import torch
 from fedmosaic_cli.data.partitioning.partition import poison_clients
 from fedmosaic_cli.engine.losses import PseudoLabelLoss
 from fedmosaic_cli.engine.rounds import run_rounds
-from fedmosaic_cli.engine.train_settings import AttackSettings
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.attacks import MALFORMED_VARIANTS, AttackContext, LabelAttack, least_similar_classes
 from fedmosaic_cli.labels.inbox import LabelInbox
+from fedmosaic_cli.labels.label_settings import AttackSettings
 from fedmosaic_cli.labels.privacy.privatize import voting_rules
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding, MessageHeader, MessageSpec, RejectionReason
 from fedmosaic_cli.methods.fedct import FedCT

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.cotraining.expertise import expertise_upper_bound
-from fedmosaic_cli.engine import channel
-from fedmosaic_cli.engine.messages import ConsensusLabels, LabelUpload, Route, Weights
+from fedmosaic_cli.engine.messages import Route, Weights, send_message
 from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import codecs, wire
+from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, MessageSpec
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from tests.labels.ballots import envelope
@@ -40,13 +40,13 @@ def way(client: int = 0) -> Route:
 def test_the_paper_s_communication_example(public, up, down):
     labels, expertise = np.random.default_rng(0).integers(0, 10, public), np.zeros(public)
     form = MessageSpec(public, 10, expertise_encoding=ExpertiseEncoding.LEVELS)
-    received, bits = channel.send_message({"opinion": LabelUpload(labels, expertise, form)}, way())
+    received, bits = send_message({"opinion": LabelUpload(labels, expertise, form)}, way())
     assert bits == 8 * up
     assert np.array_equal(wire.decode_labels(received["opinion"], form), labels)
     world = FederationInfo(num_classes=10, initial_model={}, client_sizes={}, num_rounds=1)
     traffic = FedMosaic().traffic(world, public_size=public)
     assert (traffic.uplink_bits, traffic.downlink_bits) == (8 * up, 8 * down)
-    consensus, bits = channel.send_message({"labels": ConsensusLabels(torch.as_tensor(labels), 10)}, way(SERVER_ID))
+    consensus, bits = send_message({"labels": ConsensusLabels(torch.as_tensor(labels), 10)}, way(SERVER_ID))
     assert bits == 8 * down
     assert consensus["labels"].tolist() == labels.tolist()
 
@@ -57,7 +57,7 @@ def arrived(values: list[float], high: float, bits: int) -> np.ndarray:
         len(values), 2, expertise_encoding=ExpertiseEncoding.LEVELS, expertise_bits=bits, max_expertise=high
     )
     said = LabelUpload(np.zeros(len(values), dtype=int), np.array(values), form)
-    received, sent_bits = channel.send_message({"opinion": said}, way())
+    received, sent_bits = send_message({"opinion": said}, way())
     assert sent_bits == codecs.packed_bits(len(values), 1) + codecs.packed_bits(len(values), bits)
     return wire.decode_expertise(received["opinion"], form)
 
@@ -88,7 +88,7 @@ def test_with_a_single_class_nobody_is_an_expert():
 
 def test_labels_that_the_crowd_does_not_have_arrive_as_such():
     said = torch.tensor([3, -1, 0, 9, -1])
-    received, bits = channel.send_message({"labels": ConsensusLabels(said, 10)}, way(SERVER_ID))
+    received, bits = send_message({"labels": ConsensusLabels(said, 10)}, way(SERVER_ID))
     assert received["labels"].tolist() == said.tolist()
     assert bits == codecs.packed_bits(5, 4) + codecs.packed_bits(5, 1)
 
@@ -96,6 +96,6 @@ def test_labels_that_the_crowd_does_not_have_arrive_as_such():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_weights_arrive_as_they_were_sent(dtype):
     sent = {"a": torch.arange(6).reshape(2, 3).to(dtype), "scalar": torch.tensor(3).to(dtype), "none": torch.empty(0)}
-    received, bits = channel.send_message({"model": Weights(sent)}, way())
+    received, bits = send_message({"model": Weights(sent)}, way())
     assert bits == 7 * 8 * dtype.itemsize
     assert all(torch.equal(received["model"][name], sent[name]) for name in sent)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmosaic_cli.engine.method import FederationInfo
-from fedmosaic_cli.engine.train_settings import AttackSettings, DefenceSettings
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.attacks import AttackContext, LabelAttack, UploadDelivery
 from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, LabelInbox
+from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings
 from fedmosaic_cli.labels.label_uploads import CollectedUploads, receive_uploads
 from fedmosaic_cli.labels.voting import Ballot, aggregate_votes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, LabelEncoding, LabelMessageKind, MessageSpec

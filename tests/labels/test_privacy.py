@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedmosaic_cli.engine.train_settings import PrivacySettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
+from fedmosaic_cli.labels.label_settings import PrivacySettings
 from fedmosaic_cli.labels.privacy.accounting import Release, gaussian_epsilon, total_epsilon
 from fedmosaic_cli.labels.privacy.noise import (
     PrivacyNoise,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedmosaic_cli.engine.federation import Federation
 from fedmosaic_cli.engine.method import Method, Parameters
-from fedmosaic_cli.engine.rounds import Federation
 from tests.toys import TOYS, Toy, dealt, played
 
 WEIGHT = "head.weight"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.engine.train_settings import PrivacySettings
+from fedmosaic_cli.labels.label_settings import PrivacySettings
 from fedmosaic_cli.labels.privacy.noise import resolve_noise
 from fedmosaic_cli.labels.privacy.privacy_report import spent_privacy_report
 from fedmosaic_cli.report.collect import collect_runs

@@ -13,8 +13,8 @@ from fedmosaic_cli.config.rerun_args import parse_option_values
 from fedmosaic_cli.config.run_config import require_safe_name
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
 from fedmosaic_cli.report.plots.figure_set import LOG_FIGURES, MANIFEST_FIGURES
 from fedmosaic_cli.storage.lock import directory_lock

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.cli.console import print_stderr, print_stdout
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.local_baseline import (
     LocalBaseline,
     MissingLocalBaseline,

@@ -6,27 +6,19 @@ How much noise there is may depend on the configuration alone, never on the valu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedmosaic_cli.seeds import RandomSource
+
 CHANGED_BITS_PER_LABEL = 2
 """One label instead of another changes two bits of a row that has a one for its class."""
 # A bit that is flipped every other time tells nothing at all, and nobody could undo its bias.
 MAX_FLIP_PROBABILITY = math.nextafter(0.5, 0.0)
-
-
-class RandomSource(Protocol):
-    """Where noise comes from: a generator of NumPy, or anything that draws as one does."""
-
-    def random(self, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
-
-    def integers(self, low: int, high: int, shape: tuple[int, ...], /) -> NDArray[np.int64]: ...
-
-    def normal(self, mean: float, sigma: float, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
 
 
 def flip_probability(epsilon: float, changed_bits: int) -> float:

@@ -22,7 +22,7 @@ from fedmosaic_cli.labels.privacy.mechanisms import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fedmosaic_cli.engine.train_settings import PrivacySettings
+    from fedmosaic_cli.labels.label_settings import PrivacySettings
 
 ExpertiseMechanism = Literal["none", "gaussian", "histogram"]
 MIN_LABEL_EPSILON = 1e-9

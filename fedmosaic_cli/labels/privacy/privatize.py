@@ -1,7 +1,4 @@
-"""What a client lets go of: its opinion as it is or, where noise is asked for, with noise that is written down.
-
-And what the server makes of that: in which form it comes, and how the votes are to be counted.
-"""
+"""Privacy noise for uploads, with a ledger of what each client released; and how the server reads such uploads."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.privacy import mechanisms
 from fedmosaic_cli.labels.privacy.noise import require_budget
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
+from fedmosaic_cli.labels.sharing import label_sharing
 from fedmosaic_cli.labels.voting import ReportingRates
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding, MessageSpec
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.method import FederationInfo, State
     from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
+    from fedmosaic_cli.seeds import RandomSource
 
     FloatArray = NDArray[np.float64]
 
@@ -31,7 +30,7 @@ LEDGER_KEY, HISTOGRAM_KEY = "ledger", "released_histogram"
 
 
 class LabelClient(Protocol):
-    """A client, as far as it has something to say."""
+    """What label sharing needs to know of a client."""
 
     id: int
     round: int
@@ -40,34 +39,34 @@ class LabelClient(Protocol):
     @property
     def class_counts(self) -> Tensor: ...
 
-    def privacy_rng(self, purpose: str) -> mechanisms.RandomSource: ...
+    def privacy_rng(self, purpose: str) -> RandomSource: ...
 
 
 def label_encoding(ctx: FederationInfo) -> LabelEncoding:
-    """How labels travel: one that was flipped bit by bit may be no class, or several."""
-    return (
-        LabelEncoding.BITS
-        if ctx.privacy_noise is not None and ctx.privacy_noise.label_mechanism == "xor"
-        else LabelEncoding.INDEX
-    )
+    """Return how labels are encoded: one bit per class if bits are flipped independently, else the class index."""
+    noise = label_sharing(ctx).privacy_noise
+    return LabelEncoding.BITS if noise is not None and noise.label_mechanism == "xor" else LabelEncoding.INDEX
 
 
 def expertise_encoding(ctx: FederationInfo, default: ExpertiseEncoding) -> ExpertiseEncoding:
-    """How expertise travels; `plain` without noise. With noise it is always in levels: the last bits of a number could
-    tell what it was."""
-    if ctx.privacy_noise is None:
+    """Return how expertise is encoded; `default` without noise.
+
+    Noisy values are always quantised: the last bits of a floating-point number could reveal the value below the noise.
+    """
+    noise = label_sharing(ctx).privacy_noise
+    if noise is None:
         return default
-    codes = {
+    encodings = {
         "none": ExpertiseEncoding.NONE,
         "gaussian": ExpertiseEncoding.LEVELS,
         "histogram": ExpertiseEncoding.HISTOGRAM,
     }
-    return codes[ctx.privacy_noise.expertise_mechanism]
+    return encodings[noise.expertise_mechanism]
 
 
 def reporting_rates(ctx: FederationInfo) -> ReportingRates:
-    """How far labels that arrive are the labels that were meant."""
-    noise = ctx.privacy_noise
+    """Return how often labels are reported correctly under the noise of the run."""
+    noise = label_sharing(ctx).privacy_noise
     if noise is None:
         return ReportingRates()
     if noise.label_mechanism == "xor":
@@ -76,8 +75,9 @@ def reporting_rates(ctx: FederationInfo) -> ReportingRates:
 
 
 def voting_rules(ctx: FederationInfo, num_voters: int) -> VotingRules:
-    """How the votes of so many are counted."""
-    defence, share = ctx.defence, ctx.defence.cap_share
+    """Return how the server counts the votes of `num_voters` clients."""
+    defence = label_sharing(ctx).defence
+    share = defence.cap_share
     if share == "auto":
         share = AUTO_CAP_SHARE if num_voters >= AUTO_CAP_MIN_CLIENTS else None
     return VotingRules(defence.normalise, share, defence.vote, defence.trim)
@@ -86,31 +86,41 @@ def voting_rules(ctx: FederationInfo, num_voters: int) -> VotingRules:
 def privatize(
     labels: NDArray[np.int64], expertise: FloatArray | None, client: LabelClient, ctx: FederationInfo, spec: MessageSpec
 ) -> tuple[NDArray[Any], FloatArray | None]:
-    """Labels and expertise as they leave the client. What noise they are given is entered in its ledger.
+    """Add the noise of the run to labels and expertise, and record the release in the client's ledger.
 
-    Who lies about all of it has nothing to hide.
+    An attacker that fabricates its upload adds no noise and records nothing.
+
+    Args:
+        labels: The client's labels of the public set.
+        expertise: The expertise of each label; None if it is not sent.
+        client: The client; its state holds the ledger.
+        ctx: What the client knows about the federation.
+        spec: The encoding of the upload.
+
+    Returns:
+        Labels and expertise as they are sent.
     """
-    noise = ctx.privacy_noise
+    sharing = label_sharing(ctx)
+    noise = sharing.privacy_noise
     if noise is None:
         return labels, expertise
-    if ctx.is_attacker:
+    if sharing.is_attacker:
         noise = replace(noise, label_epsilon=math.inf, noise_multiplier=0.0)
     else:
         record_releases(client, ctx, spec, noise)
-    hide = mechanisms.flip_one_hot_bits if noise.label_mechanism == "xor" else mechanisms.randomized_response
-    said: NDArray[Any] = hide(labels, noise.label_epsilon, ctx.num_classes, client.privacy_rng("dp-labels"))
+    mechanism = mechanisms.flip_one_hot_bits if noise.label_mechanism == "xor" else mechanisms.randomized_response
+    noisy: NDArray[Any] = mechanism(labels, noise.label_epsilon, ctx.num_classes, client.privacy_rng("dp-labels"))
     if noise.expertise_mechanism == "histogram":
-        return said, privatized_histogram(client, ctx, noise)
+        return noisy, privatized_histogram(client, ctx, noise)
     if noise.expertise_mechanism == "none" or expertise is None:
-        return said, None
+        return noisy, None
     sigma = noise.expertise_sigma(ctx.public_size, spec.max_expertise)
-    return said, mechanisms.add_clipped_gaussian_noise(
-        expertise, sigma, spec.max_expertise, client.privacy_rng("dp-expertise")
-    )
+    rng = client.privacy_rng("dp-expertise")
+    return noisy, mechanisms.add_clipped_gaussian_noise(expertise, sigma, spec.max_expertise, rng)
 
 
 def record_releases(client: LabelClient, ctx: FederationInfo, spec: MessageSpec, noise: PrivacyNoise) -> None:
-    """Write down what this round's message releases; refuse one that would spend more than is allowed."""
+    """Record what this round's message releases. Refuses a message that would exceed the budget."""
     ledger = client.state.setdefault(LEDGER_KEY, [])
     size = ctx.client_sizes[client.id]
     releases = noise.round_releases(client.round, size, ctx.public_size, spec.max_expertise, is_first=not ledger)
@@ -120,15 +130,15 @@ def record_releases(client: LabelClient, ctx: FederationInfo, spec: MessageSpec,
 
 
 def privatized_histogram(client: LabelClient, ctx: FederationInfo, noise: PrivacyNoise) -> FloatArray:
-    """The client's classes as it told of them when it was first asked: noise is drawn once, and never again."""
+    """Return the client's class histogram with noise. The noise is drawn once per run and stored."""
     import torch
 
-    if ctx.is_attacker:
-        return mechanisms.noisy_histogram(client.class_counts.numpy(), 0.0, client.privacy_rng("dp-histogram"))
+    counts = client.class_counts.numpy()
+    if label_sharing(ctx).is_attacker:
+        return mechanisms.noisy_histogram(counts, 0.0, client.privacy_rng("dp-histogram"))
     if HISTOGRAM_KEY not in client.state:
         sigma = noise.histogram_sigma(ctx.client_sizes[client.id])
-        counts = client.class_counts.numpy()
-        told = mechanisms.noisy_histogram(counts, sigma, client.privacy_rng("dp-histogram"))
-        client.state[HISTOGRAM_KEY] = torch.as_tensor(told)
-    released_histogram: FloatArray = client.state[HISTOGRAM_KEY].numpy()
-    return released_histogram
+        noisy = mechanisms.noisy_histogram(counts, sigma, client.privacy_rng("dp-histogram"))
+        client.state[HISTOGRAM_KEY] = torch.as_tensor(noisy)
+    histogram: FloatArray = client.state[HISTOGRAM_KEY].numpy()
+    return histogram

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.comparison import has_client_trust
 from fedmosaic_cli.report.plots.canvas import suppress_matplotlib_warnings
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run_config import flatten_keys
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.comparison import LOCAL_KEY, ComparisonGroup, differing_keys
 from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
 from fedmosaic_cli.storage.files import to_json_bytes
