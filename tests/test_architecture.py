@@ -170,7 +170,7 @@ INSTANT = [
     ["train", "--preset", "quickstart", "--expertise", "guess"],
     ["train", "--preset", "quickstart", "--seeds", "0,x"],
     ["train", "--preset", "quickstart", "--bogus"],
-    ["train", "--preset", "quickstart", "--local-sites", "3"],
+    ["train", "--preset", "quickstart", "--simulate-sites", "3"],
     ["train", "--preset", "quickstart", "--engine", "flower", "--superlink", "0.0.0.0:9443"],
     ["site", "init", "--shard", "no-such-shard"],
     ["site", "start"],

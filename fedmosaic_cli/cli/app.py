@@ -43,7 +43,7 @@ class CommandEntry(NamedTuple):
 # In the order of their use. The line is the first of the command's own help: to read it there would be to load it.
 COMMANDS = {
     "partition": CommandEntry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
-    "train": CommandEntry("train", "train", "Train FedMosaic."),
+    "train": CommandEntry("train", "train", "Train FedMosaic, or another method with --method."),
     "baseline": CommandEntry(
         "train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."
     ),

@@ -1,14 +1,19 @@
-"""Options that several commands share, spelt and explained once."""
+"""Options shared by several commands, and aliases for options that were renamed."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.errors import RequestError
 
 
@@ -76,3 +81,63 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
     if not fine or len(set(map(int, parts))) < len(parts):
         raise RequestError(f"cannot read '{text}' ({option}): write different whole numbers such as 0,1,2")
     return tuple(map(int, parts))
+
+
+def deprecated_aliases(renamed: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Accept the old names of options as hidden aliases that print a note on stderr.
+
+    Args:
+        renamed: The new name of each old one, e.g. `{"--grace": "--stop-timeout"}`. The command declares the new
+            option; the alias copies its type and its limits.
+
+    Returns:
+        A decorator for a Typer command.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        parameters = list(inspect.signature(command).parameters.values())
+        targets = {old: option_parameter(new, parameters, hints) for old, new in renamed.items()}
+        aliases = {old: f"deprecated_{old.lstrip('-').replace('-', '_')}" for old in renamed}
+
+        @wraps(command)
+        def with_aliases(**values: Any) -> None:
+            for old, new in renamed.items():
+                value = values.pop(aliases[old])
+                if value is None:
+                    continue
+                if values[targets[old].name] != targets[old].default:
+                    raise RequestError(f"both {old} and {new} are given (fedmosaic): use {new}")
+                print_stderr(f"note: {old} is now {new}")
+                values[targets[old].name] = value
+            command(**values)
+
+        for old, target in targets.items():
+            value_type, option = get_args(hints[target.name])
+            hidden = copy.copy(option)
+            # In an annotation, Typer reads the first name of an option from `default`.
+            hidden.default, hidden.param_decls, hidden.hidden, hidden.envvar = old, None, True, None
+            hints[aliases[old]] = Annotated[value_type | None, hidden]
+            parameters.append(inspect.Parameter(aliases[old], inspect.Parameter.KEYWORD_ONLY, default=None))
+        set_signature(with_aliases, parameters, hints)
+        return with_aliases
+
+    return decorate
+
+
+def option_parameter(option: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> inspect.Parameter:
+    """The parameter of a command that declares the option."""
+    for parameter in parameters:
+        info = (*get_args(hints[parameter.name]), None)[1]
+        declared = (getattr(info, "default", ...), *(getattr(info, "param_decls", None) or ()))
+        if option in declared or option == f"--{parameter.name.replace('_', '-')}":
+            return parameter
+    raise LookupError(f"the command has no option {option}")
+
+
+def set_signature(command: Callable[..., None], parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> None:
+    """Give a wrapper the signature and annotations from which Typer derives its options."""
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in parameters]
+    )
+    command.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.federation.transport import Transport
     from fedmosaic_cli.storage.shards import ShardSet
 
-FLOWER_OPTIONS = ("superlink", "federation", "local_sites", "quorum", "deadline", "wait")
+FLOWER_OPTIONS = ("superlink", "federation", "simulate_sites", "quorum", "round_timeout", "join_timeout")
 
 
 def is_federated(options: TrainOptions) -> bool:
@@ -42,18 +42,23 @@ def check_flower_options(options: TrainOptions) -> None:
             if getattr(options, name) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise RequestError(f"{option} is for clients at sites (fedmosaic): add --engine flower")
-        if options.insecure or options.expose:
-            raise RequestError("--insecure and --expose are for clients at sites (fedmosaic): add --engine flower")
+        if options.insecure or options.allow_unauthenticated_network:
+            raise RequestError(
+                "--insecure and --allow-unauthenticated-network are for clients at sites (fedmosaic): "
+                "add --engine flower"
+            )
         return
     from fedmosaic_cli.federation.flower.flower_version import require_flower
 
     require_flower()
-    for option, seconds in (("--deadline", options.deadline), ("--wait", options.wait)):
+    for option, seconds in (("--round-timeout", options.round_timeout), ("--join-timeout", options.join_timeout)):
         if seconds is not None and not math.isfinite(seconds):
             raise RequestError(f"{seconds} is no number of seconds ({option}): write one such as 600")
-    if options.local_sites is not None and (options.superlink or options.federation or options.expose):
-        raise RequestError("--local-sites starts everything by itself (fedmosaic): leave --superlink and others out")
-    if options.local_sites is None and not options.dry_run:
+    if options.simulate_sites is not None and (
+        options.superlink or options.federation or options.allow_unauthenticated_network
+    ):
+        raise RequestError("--simulate-sites starts everything by itself (fedmosaic): leave --superlink and others out")
+    if options.simulate_sites is None and not options.dry_run:
         superlink_address(options)
 
 
@@ -68,9 +73,10 @@ def check_federated_config(options: TrainOptions, config: RunConfig) -> None:
         raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
     if config.train.execution == "stacked":
         raise RequestError("clients at sites cannot be stacked (train.execution, --engine): use threads or auto")
-    if options.local_sites not in (None, config.data.clients):
+    if options.simulate_sites not in (None, config.data.clients):
         raise RequestError(
-            f"this setting has {config.data.clients} clients, not {options.local_sites} (--local-sites): name as many"
+            f"this setting has {config.data.clients} clients, not {options.simulate_sites} (--simulate-sites): "
+            "name as many"
         )
     if options.quorum is not None and options.quorum > (config.train.clients_per_round or config.data.clients or 1):
         raise RequestError(f"a quorum of {options.quorum} is more than all who take part (--quorum): name fewer")
@@ -82,10 +88,11 @@ def superlink_address(options: TrainOptions) -> Address:
     from fedmosaic_cli.federation.flower.superlink import is_loopback, parse_address
 
     host, port = parse_address(options.superlink or f"127.0.0.1:{SUPERLINK_PORT}")
-    if not is_loopback(host) and not options.expose:
+    if not is_loopback(host) and not options.allow_unauthenticated_network:
         raise RequestError(
             f"whoever reaches {options.superlink} can run code at every site (--superlink): listen on 127.0.0.1 "
-            "behind a proxy (nginx.conf of 'fedmosaic federation init'), or add --expose on a network that you trust"
+            "behind a proxy (nginx.conf of 'fedmosaic federation init'), or add "
+            "--allow-unauthenticated-network on a network that you trust"
         )
     return Address(host, port, None if options.insecure else load_credentials(options, host))
 
@@ -144,8 +151,8 @@ class SiteTransports:
             return None
         from fedmosaic_cli.federation.coordinator import RemoteOptions
 
-        wait = 600.0 if request.wait is None else request.wait
-        return RemoteOptions("flower", lambda: self._get_transport(shards), request.quorum, request.deadline, wait)
+        wait = 600.0 if request.join_timeout is None else request.join_timeout
+        return RemoteOptions("flower", lambda: self._get_transport(shards), request.quorum, request.round_timeout, wait)
 
     def _get_transport(self, shards: ShardSet) -> AbstractContextManager[Transport]:
         if shards.digest not in self._transports:
@@ -157,7 +164,7 @@ class SiteTransports:
         from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 
         clients = len(shards.manifest["clients"])
-        rehearsal = self._options.local_sites is not None
+        rehearsal = self._options.simulate_sites is not None
         if not self._options.quiet and not self._options.as_json:
             where = (
                 f" and {clients} sites on this machine"

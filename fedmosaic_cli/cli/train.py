@@ -15,8 +15,14 @@ from fedmosaic_cli.runner.execute import launch_runs
 
 
 @with_train_options
-def train(request: TrainOptions) -> None:
-    """Train FedMosaic.
+def train(
+    request: TrainOptions,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="Method to train, as in 'baseline METHOD'.", show_default="fedmosaic"),
+    ] = None,
+) -> None:
+    """Train FedMosaic, or another method with --method.
 
     \b
     [bold]Examples[/bold]
@@ -25,16 +31,16 @@ def train(request: TrainOptions) -> None:
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --preset quickstart --execution threads --workers 1
-    fedmosaic train --preset quickstart --rounds 60 --resume --grace 5
+    fedmosaic train --preset quickstart --rounds 60 --resume --stop-timeout 5
     fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
     fedmosaic train --preset quickstart --tensorboard && tensorboard --logdir runs
     fedmosaic train --preset quickstart --expertise frequency --dp krr,histogram --dp-epsilon 8 --dry-run
     fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]" --runs-dir attacked
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
-    fedmosaic train --preset quickstart --engine flower --local-sites 3 --rounds 6
-    fedmosaic train --shards shards/ours --engine flower --federation federation --quorum 2 --deadline 300 --wait 900
+    fedmosaic train --preset quickstart --engine flower --simulate-sites 3 --rounds 6
+    fedmosaic train --shards shards/ours --engine flower --quorum 2 --round-timeout 300 --join-timeout 900
     """
-    launch_runs(["fedmosaic"], request)
+    launch_runs(*select_methods(method or ["fedmosaic"]), request)
 
 
 @with_train_options
@@ -61,9 +67,14 @@ def baseline(
         return
     if not methods:
         raise RequestError("no method is named (fedmosaic baseline): add one or 'all'; --list shows them")
-    everything = [name for name in METHODS if name != "fedmosaic"]
-    named = list(dict.fromkeys(name for word in methods for name in (everything if word == "all" else [word])))
-    launch_runs(named, request, optional_methods={name for name in named if name not in methods})
+    launch_runs(*select_methods(methods), request)
+
+
+def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
+    """The methods that the words name, and those among them that only 'all' names."""
+    baselines = [name for name in METHODS if name != "fedmosaic"]
+    selected = list(dict.fromkeys(name for word in words for name in (baselines if word == "all" else [word])))
+    return selected, set(selected) - set(words)
 
 
 def show_methods(as_json: bool) -> None:

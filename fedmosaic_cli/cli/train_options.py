@@ -24,6 +24,8 @@ from fedmosaic_cli.cli.common_options import (
     RunsDirOption,
     TrainEngine,
     VerboseOption,
+    deprecated_aliases,
+    set_signature,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
 
 FLOWER_HELP_PANEL = "Clients at sites (--engine flower)"
 """The heading of what concerns nobody else, in help texts."""
+
+RENAMED_OPTIONS = {
+    "--grace": "--stop-timeout",
+    "--wait": "--join-timeout",
+    "--deadline": "--round-timeout",
+    "--local-sites": "--simulate-sites",
+    "--expose": "--allow-unauthenticated-network",
+    "--label": "--tag",
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class TrainOptions:
             help="What this setting is called, in directories and reports.", show_default="the preset's or shards' name"
         ),
     ] = None
-    label: Annotated[
+    tag: Annotated[
         str | None,
         typer.Option(
             help="A word behind the method's name in directories, for runs with other hyper-parameters.",
@@ -111,7 +122,7 @@ class TrainOptions:
         NanPolicy | None,
         typer.Option(help="If a client diverges: stop, or skip its part in the round.", show_default="stop"),
     ] = None
-    grace: Annotated[
+    stop_timeout: Annotated[
         float, typer.Option(help="Told to stop, seconds to wait for the round to end before it is dropped.")
     ] = 30.0
     allow_nonidentical: Annotated[
@@ -132,7 +143,7 @@ class TrainOptions:
             help="Clients in this process, or at sites of their own by way of Flower.",
         ),
     ] = TrainEngine.local
-    local_sites: Annotated[
+    simulate_sites: Annotated[
         int | None,
         typer.Option(
             min=1,
@@ -163,7 +174,7 @@ class TrainOptions:
             min=1, rich_help_panel=FLOWER_HELP_PANEL, help="How many clients a round needs.", show_default="all but one"
         ),
     ] = None
-    deadline: Annotated[
+    round_timeout: Annotated[
         float | None,
         typer.Option(
             min=1,
@@ -172,7 +183,7 @@ class TrainOptions:
             show_default="3600 for the first, then 90 or 3 times what rounds take",
         ),
     ] = None
-    wait: Annotated[
+    join_timeout: Annotated[
         float | None,
         typer.Option(
             min=1, rich_help_panel=FLOWER_HELP_PANEL, help="Seconds until all sites must be there.", show_default="600"
@@ -184,10 +195,10 @@ class TrainOptions:
             "--insecure", rich_help_panel=FLOWER_HELP_PANEL, help="No TLS and no keys; on this machine alone."
         ),
     ] = False
-    expose: Annotated[
+    allow_unauthenticated_network: Annotated[
         bool,
         typer.Option(
-            "--expose",
+            "--allow-unauthenticated-network",
             rich_help_panel=FLOWER_HELP_PANEL,
             help="Listen where others could start runs too: trusted networks.",
         ),
@@ -202,26 +213,18 @@ class TrainOptions:
 
 
 def with_train_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options of a Request, which it then receives as its argument `request`."""
-    own, shared = get_type_hints(command, include_extras=True), get_type_hints(TrainOptions, include_extras=True)
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own[name])
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "request"
-    ]
+    """Add all options of `TrainOptions` to a command, which receives them as its argument `request`."""
+    hints = get_type_hints(TrainOptions, include_extras=True) | get_type_hints(command, include_extras=True)
+    parameters = [p for name, p in inspect.signature(command).parameters.items() if name != "request"]
     parameters += [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared[field.name]
-        )
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
         for field in fields(TrainOptions)
     ]
 
     @wraps(command)
-    def with_request(**given: Any) -> None:
-        request = TrainOptions(**{field.name: given.pop(field.name) for field in fields(TrainOptions)})
-        command(request=request, **given)
+    def with_request(**values: Any) -> None:
+        request = TrainOptions(**{field.name: values.pop(field.name) for field in fields(TrainOptions)})
+        command(request=request, **values)
 
-    # Typer reads a command's options off its signature.
-    with_request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_request
+    set_signature(with_request, parameters, hints)
+    return deprecated_aliases(RENAMED_OPTIONS)(with_request)

@@ -29,6 +29,7 @@ ROUND_LENGTH_KEYS = ("train.local_epochs", "train.local_steps")
 MACHINE_OPTIONS = ("--data-dir", "--device")
 # The same goes for where the clients are; those of a rehearsal are here.
 FEDERATION_OPTIONS = ("--engine", "--superlink", "--federation")
+SIMULATE_SITES_OPTIONS = {"--simulate-sites", "--local-sites"}
 RUNS_DIR_VARIABLE = "FEDMOSAIC_RUNS"
 
 
@@ -57,7 +58,7 @@ def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: D
         words += ["--config", str(file)]
     words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
     plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
-    passed_on = MACHINE_OPTIONS if "--local-sites" in told else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
+    passed_on = MACHINE_OPTIONS if SIMULATE_SITES_OPTIONS & told.keys() else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
     kept = [word for name in passed_on if name in told for word in (name, told[name])]
     return [*words, *override_args(plain, config), *kept]
 

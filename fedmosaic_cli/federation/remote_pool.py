@@ -106,7 +106,8 @@ class RemoteClientPool:
             if time.monotonic() > until:
                 who = ", ".join(f"client {client}{why.get(client, '')}" for client in sorted(missing))
                 raise RunFailedError(
-                    f"not everybody joined within {self.join_timeout_seconds:g} s (--wait), {who}: start their sites"
+                    f"not everybody joined within {self.join_timeout_seconds:g} s (--join-timeout), {who}: "
+                    "start their sites"
                 )
             asked = {client: letter[client] for client in sorted(missing & self.transport.reachable_clients())}
             time.sleep(0 if asked else JOIN_POLL_SECONDS)

@@ -90,7 +90,7 @@ def group_commands(
         own = (
             *(word for value in values for word in ("--set", value)),
             *noise_options_by_method.get((method, detail), ()),
-            *(("--label", label) if label else ()),
+            *(("--tag", label) if label else ()),
         )
         if method == "fedmosaic":
             kind = detail.partition(",")[0]

@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 MAX_STOP_TIMEOUT_SECONDS = 86_400
 
 
-def launch_runs(methods: list[str], options: TrainOptions, optional_methods: Collection[str] = ()) -> None:
+def launch_runs(methods: list[str], optional_methods: Collection[str], options: TrainOptions) -> None:
     """Check everything that was asked for, then make the runs one after the other.
 
     Methods that were not named one by one (`if_they_fit`) are left out where these clients cannot play them.
     """
-    if not 0 <= options.grace <= MAX_STOP_TIMEOUT_SECONDS:
+    if not 0 <= options.stop_timeout <= MAX_STOP_TIMEOUT_SECONDS:
         raise RequestError(
-            f"a time of {options.grace} s (--grace): it must be between 0 and {MAX_STOP_TIMEOUT_SECONDS}"
+            f"a time of {options.stop_timeout} s (--stop-timeout): it must be between 0 and {MAX_STOP_TIMEOUT_SECONDS}"
         )
     check_flower_options(options)
     if options.tensorboard:
@@ -115,7 +115,7 @@ def execute_runs(
     finished: list[tuple[PlannedRun, dict[str, Any]]] = []
     failures: list[RunFailedError] = []
     with (
-        catch_stop_signals(options.grace) as asked_to_stop,
+        catch_stop_signals(options.stop_timeout) as asked_to_stop,
         make_run_progress_view(options.quiet or options.as_json, len(runs)) as progress,
         ExitStack() as hold,
     ):
@@ -252,7 +252,7 @@ def run_one(
         device=options.device.value,
         cli_args=tuple(sys.argv[1:]),
         should_stop=stop,
-        stop_timeout_seconds=options.grace,
+        stop_timeout_seconds=options.stop_timeout,
         allow_nonidentical=options.allow_nonidentical,
         remote_options=remote_options,
     )

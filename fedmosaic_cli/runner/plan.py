@@ -53,9 +53,9 @@ def build_config_layers(methods: list[str], options: TrainOptions) -> tuple[Conf
         layers.add(f"shards {options.shards}", {"data": given.partition.settings.model_dump(mode="json")})
     if not setting:
         raise RequestError("nothing to train on (fedmosaic): add --preset quickstart or --shards DIR")
-    if options.local_sites is not None and options.shards is None:
-        layers.add("--local-sites", {"data": {"clients": options.local_sites}})
-        setting += f"-{options.local_sites}-sites"
+    if options.simulate_sites is not None and options.shards is None:
+        layers.add("--simulate-sites", {"data": {"clients": options.simulate_sites}})
+        setting += f"-{options.simulate_sites}-sites"
     if options.name is not None:
         require_safe_name(options.name, "--name")
         setting = options.name
@@ -78,7 +78,7 @@ def build_config_layers(methods: list[str], options: TrainOptions) -> tuple[Conf
 def load_given_shards(options: TrainOptions) -> ShardSet:
     """The shards that were named. Where clients are at sites, so are their files."""
     path = options.shards or Path()
-    sites = is_federated(options) and options.local_sites is None
+    sites = is_federated(options) and options.simulate_sites is None
     return read_exported_description(path) if sites else shard_records.read_shards(path)
 
 
@@ -104,14 +104,12 @@ def plan_runs(
         raise RequestError(
             f"shards are dealt already, so data settings cannot change ({options.shards}): partition anew"
         )
-    if options.label is not None:
-        require_safe_name(options.label, "--label")
+    if options.tag is not None:
+        require_safe_name(options.tag, "--tag")
     if options.run_dir is not None and len(configs) > 1:
         raise RequestError(f"{len(configs)} runs do not fit into one directory (--run-dir): use --runs-dir")
     return [
-        PlannedRun(
-            config, RunDirectory(options.run_dir or run_directory(options.runs_dir, config, options.label or ""))
-        )
+        PlannedRun(config, RunDirectory(options.run_dir or run_directory(options.runs_dir, config, options.tag or "")))
         for config in configs
     ]
 

@@ -130,7 +130,7 @@ class JobRunner:
                 "--resume",
                 "--workers",
                 str(self.workers_per_job),
-                "--grace",
+                "--stop-timeout",
                 str(self.stop_timeout_seconds),
                 "--quiet",
             ]

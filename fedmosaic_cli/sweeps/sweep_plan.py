@@ -93,7 +93,7 @@ class SweepJob:
         for assignment in (*scenario.overrides, *self.options.overrides, *row.overrides):
             words += ["--set", assignment]
         words += ["--name", scenario.name] if scenario.name != scenario.preset else []
-        words += ["--label", cell.tag] if cell.tag else []
+        words += ["--tag", cell.tag] if cell.tag else []
         words += ["--seeds", ",".join(str(each.config.seed) for each in self.runs)]
         elsewhere = self.options.runs_dir != default_runs_dir()
         return [*words, *(["--runs-dir", str(self.options.runs_dir)] if elsewhere else []), *self.options.extra_args]

@@ -8,27 +8,33 @@ from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.federation.flower import flower_version
 
 FLOWER = ("--preset", "quickstart", "--engine", "flower")
-REHEARSAL = (*FLOWER, "--local-sites", "3")
+REHEARSAL = (*FLOWER, "--simulate-sites", "3")
 
 REFUSED = [
-    (("train", "--preset", "quickstart", "--local-sites", "3"), "--local-sites is for clients at sites"),
+    (("train", "--preset", "quickstart", "--simulate-sites", "3"), "--simulate-sites is for clients at sites"),
     (("train", "--preset", "quickstart", "--quorum", "2"), "--quorum is for clients at sites"),
-    (("train", "--preset", "quickstart", "--insecure"), "--insecure and --expose are for clients at sites"),
+    (
+        ("train", "--preset", "quickstart", "--insecure"),
+        "--insecure and --allow-unauthenticated-network are for clients at sites",
+    ),
     (("train", *FLOWER), "no certificates here (--federation federation): make them with"),
     (("train", *FLOWER, "--superlink", "0.0.0.0:9443"), "whoever reaches 0.0.0.0:9443 can run code at every site"),
     (("train", *FLOWER, "--superlink", "nowhere"), "'nowhere' is no address (--superlink)"),
     (("train", *FLOWER, "--superlink", "127.0.0.1:99999"), "'127.0.0.1:99999' is no address (--superlink)"),
-    (("train", *FLOWER, "--superlink", "10.0.0.1:99", "--insecure", "--expose"), "can be reached from other machines"),
-    (("train", *REHEARSAL, "--superlink", "127.0.0.1:99"), "--local-sites starts everything by itself"),
-    (("train", *REHEARSAL, "--deadline", "nan"), "--deadline"),
-    (("train", *REHEARSAL, "--wait", "inf"), "inf is no number of seconds (--wait)"),
+    (
+        ("train", *FLOWER, "--superlink", "10.0.0.1:99", "--insecure", "--allow-unauthenticated-network"),
+        "can be reached from other machines",
+    ),
+    (("train", *REHEARSAL, "--superlink", "127.0.0.1:99"), "--simulate-sites starts everything by itself"),
+    (("train", *REHEARSAL, "--round-timeout", "nan"), "--round-timeout"),
+    (("train", *REHEARSAL, "--join-timeout", "inf"), "inf is no number of seconds (--join-timeout)"),
     (("train", *REHEARSAL, "--quorum", "9"), "a quorum of 9 is more than all who take part"),
     (("train", *REHEARSAL, "--execution", "stacked"), "clients at sites cannot be stacked"),
     (("train", *REHEARSAL, "--set", "attack.kind=flip", "--set", "attack.clients=[0]"), "is simulated in one process"),
     (("baseline", "centralized", *REHEARSAL), "Centralized pools the clients' data"),
     (
-        ("train", "--preset", "quickstart-feature-shift", "--engine", "flower", "--local-sites", "3"),
-        "this setting has 5 clients, not 3 (--local-sites)",
+        ("train", "--preset", "quickstart-feature-shift", "--engine", "flower", "--simulate-sites", "3"),
+        "this setting has 5 clients, not 3 (--simulate-sites)",
     ),
     (("site", "start"), "no shard is named (site)"),
     (("site", "init", "--shard", "client-000.txt"), "no shard of a client (client-000.txt)"),

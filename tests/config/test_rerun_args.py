@@ -51,7 +51,7 @@ def test_what_changes_no_result_is_not_told():
 
 def test_where_clients_are_is_said_again_unless_that_was_a_rehearsal():
     arguments = ["train", "--engine", "flower", "--federation", "ours"]
-    for more, words in (([], arguments[1:]), (["--local-sites", "10"], [])):
+    for more, words in (([], arguments[1:]), (["--simulate-sites", "10"], []), (["--local-sites", "10"], [])):
         found = cli_args_for(run_of(), {"arguments": [*arguments, *more]}, DataDirs())
         assert found == ["--preset", "quickstart", *words]
 

@@ -159,7 +159,7 @@ ENDLESS = ("--set", "train.local_steps=1000000")
 @pytest.mark.parametrize(("signals", "grace", "words"), [(1, "0.5", "did not end within 0.5 s"), (2, "30", "at once")])
 def test_a_round_that_does_not_end_is_not_waited_for(undisturbed, tmp_path, signals, grace, words):
     shutil.copytree(undisturbed / "shards", tmp_path / "shards")
-    process = start_run(tmp_path, *ENDLESS, "--grace", grace, once="rounds.jsonl")
+    process = start_run(tmp_path, *ENDLESS, "--stop-timeout", grace, once="rounds.jsonl")
     for _ in range(signals):
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
@@ -176,7 +176,7 @@ def test_a_reader_who_sleeps_does_not_keep_a_run_from_stopping(undisturbed, tmp_
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    arguments = [sys.executable, "-m", "fedmosaic_cli", *TRAIN, *ENDLESS, "-q", "--grace", "0.5"]
+    arguments = [sys.executable, "-m", "fedmosaic_cli", *TRAIN, *ENDLESS, "-q", "--stop-timeout", "0.5"]
     process = subprocess.Popen(arguments, cwd=tmp_path, stderr=writer)
     while not (tmp_path / RUN / "rounds.jsonl").exists():
         time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_a_reader_who_sleeps_does_not_keep_a_run_from_stopping(undisturbed, tmp_
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--grace", "0"), "the round did not end within 0 s and is dropped"),
+        (("--stop-timeout", "0"), "the round did not end within 0 s and is dropped"),
         ((), "stopped after round"),
     ],
 )
@@ -374,9 +374,9 @@ def test_a_run_without_its_configuration_is_still_one(finished, type_in):
 
 @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e12"])
 def test_a_grace_that_no_clock_knows(type_in, tmp_path, grace):
-    ending = type_in(*TRAIN, "--grace", grace)
+    ending = type_in(*TRAIN, "--stop-timeout", grace)
     assert (ending.exit_code, ending.stderr.count("\n")) == (2, 1)
-    assert "--grace" in ending.stderr
+    assert "--stop-timeout" in ending.stderr
 
 
 def test_a_client_may_be_left_out_of_a_run_that_it_had_stopped(type_in, tmp_path):

@@ -65,7 +65,9 @@ class Sites:
     def reachable_clients(self) -> set[int]:
         return set(self.sites)
 
-    def send_requests(self, requests: Mapping[int, bytes], timeout_seconds: float) -> Iterator[ClientResponse | ClientFailure]:
+    def send_requests(
+        self, requests: Mapping[int, bytes], timeout_seconds: float
+    ) -> Iterator[ClientResponse | ClientFailure]:
         for client, letter in reversed(requests.items()):
             answer = self.spoil(client, letter, self.sites[client].handle_request(letter))
             if answer is None:

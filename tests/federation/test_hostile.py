@@ -52,7 +52,10 @@ def resealed(**changes):
 
     def change(data):
         envelope = wire.parse_header(data)
-        fields = {name: changes.get(name, getattr(envelope, name)) for name in ("run_id", "public_set_id", "round", "client_id")}
+        fields = {
+            name: changes.get(name, getattr(envelope, name))
+            for name in ("run_id", "public_set_id", "round", "client_id")
+        }
         head = list(wire.HEADER_STRUCT.unpack_from(data))
         head[7:11] = fields.values()
         body = wire.HEADER_STRUCT.pack(*head) + data[wire.HEADER_STRUCT.size : -wire.CHECKSUM_BYTES]
@@ -327,7 +330,9 @@ def test_a_site_refuses_noise_that_lets_through_more_than_it_allows(shards, tmp_
 
 def turn(site, planned, number):
     head = {"kind": "turn", "run": f"toy/{planned.method.variant}/seed-0/0123456789abcdef", "round": number}
-    return protocol.decode_protocol_message(site.handle_request(protocol.encode_protocol_message(ProtocolMessage(head)))).header
+    return protocol.decode_protocol_message(
+        site.handle_request(protocol.encode_protocol_message(ProtocolMessage(head)))
+    ).header
 
 
 def test_nothing_is_told_beyond_the_rounds_that_were_planned(shards, tmp_path):

@@ -185,7 +185,9 @@ def test_a_site_that_lost_what_it_had_learnt_does_not_begin_anew_unnoticed(what,
 def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.reachable_clients = lambda: {0, 2}
-    with pytest.raises(RunFailedError, match=r"not everybody joined within 5 s \(--wait\), client 1: start their"):
+    with pytest.raises(
+        RunFailedError, match=r"not everybody joined within 5 s \(--join-timeout\), client 1: start their"
+    ):
         play(config, shards, tmp_path / "run", sites)
 
 

@@ -110,7 +110,7 @@ def test_rows_with_a_label_are_made_where_they_lie(runs):
             place = f"mine/fedmosaic-entropy{label}/seed-{seed}"
             runs("mine", "fedmosaic-entropy", seed, 0.5, hyperparameters={"trust": trust}, place=place)
     (command,) = [command for command in table_of(runs).commands if " train " in command]
-    assert "--expertise entropy --set methods.fedmosaic.trust=0.3 --label trust-0.3 --seeds 1" in command
+    assert "--expertise entropy --set methods.fedmosaic.trust=0.3 --tag trust-0.3 --seeds 1" in command
     assert "--runs-dir" not in command
 
 

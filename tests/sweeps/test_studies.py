@@ -116,7 +116,7 @@ def test_a_command_can_be_typed_by_anybody():
     assert program.pending_jobs(program.read_states())[-1].cli_args() == [
         *("train", "--preset", "quickstart", "--set", "data.scheme=iid", "--set", "data.clients=5"),
         *("--set", "data.flip_labels=[0]", "--set", "methods.fedmosaic.expertise=entropy"),
-        *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--label", "trust-paper"),
+        *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--tag", "trust-paper"),
         *("--seeds", "0,2", "--runs-dir", "mine", "--device", "cpu"),
     ]
 

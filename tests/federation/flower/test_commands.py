@@ -61,7 +61,7 @@ def same(one: RunDirectory, other: RunDirectory) -> None:
 
 def test_a_federation_with_tls_is_the_run_in_one_process(place):
     here(place, "here", "--rounds", "3", methods=METHODS)
-    options = (*SHORT, "--rounds", "3", "--engine", "flower", "--local-sites", "3", "--runs-dir", "there")
+    options = (*SHORT, "--rounds", "3", "--engine", "flower", "--simulate-sites", "3", "--runs-dir", "there")
     command = Command("baseline", *METHODS, *options, cwd=place)
     assert command.ended(600) == 0, command.said
     command.nothing_is_left()
@@ -79,7 +79,7 @@ def test_a_coordinator_that_ends_takes_everything_along_and_goes_on(place, numbe
     runs, reference = f"ended-{number.name}", "uninterrupted"
     if not (place / reference).exists():
         here(place, reference, "--rounds", "5")
-    options = ("train", *SHORT, "--rounds", "5", "--engine", "flower", "--local-sites", "3", "--runs-dir", runs)
+    options = ("train", *SHORT, "--rounds", "5", "--engine", "flower", "--simulate-sites", "3", "--runs-dir", runs)
     command = Command(*options, cwd=place)
     command.wait_for("round 2/5")
     command.process.send_signal(number)
@@ -162,7 +162,7 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
     if not (place / "uninterrupted").exists():
         here(place, "uninterrupted", "--rounds", "5")
     sites = {client: hand.start(client) for client in range(3)}
-    command = hand.train("--rounds", "5", "--deadline", "150")
+    command = hand.train("--rounds", "5", "--round-timeout", "150")
     command.wait_for("round 1/5")
     told = json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))
     assert told["running"]
@@ -181,7 +181,7 @@ def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
 
 def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
     sites = {client: hand.start(client) for client in range(3)}
-    command = hand.train("--rounds", "6", "--deadline", "12")
+    command = hand.train("--rounds", "6", "--round-timeout", "12")
     command.wait_for("round 1/6")
     sites[2].process.send_signal(signal.SIGKILL)
     command.wait_for("warning: lost in round")
@@ -190,7 +190,7 @@ def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
     if command.process.returncode:  # too late for the end of the last round: then it goes on
         assert "go on with --resume" in command.said
         wait(lambda: not listening(hand.port), 30)
-        again = hand.train("--rounds", "6", "--resume", "--deadline", "150")
+        again = hand.train("--rounds", "6", "--resume", "--round-timeout", "150")
         assert again.ended(400) == 0, again.said
     rows = run_of(hand.folder, "runs").read_rounds()
     lost = [row for row in rows if "lost" in row]
@@ -218,7 +218,7 @@ def test_the_superlink_dies_in_the_middle_and_nobody_notices(hand, place):
         here(place, "uninterrupted", "--rounds", "5")
     for client in range(3):
         hand.start(client)
-    command = hand.train("--rounds", "5", "--deadline", "300")
+    command = hand.train("--rounds", "5", "--round-timeout", "300")
     command.wait_for("round 2/5")
     [victim] = [line for line in command.left() if "flower-superlink" in line]
     os.kill(int(victim.split()[0]), signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_a_stranger_is_refused_and_a_missing_key_is_named(hand):
     hand.init(1)  # another key than the coordinator knows
     for client in range(2):
         hand.start(client)
-    command = hand.train("--wait", "45")
+    command = hand.train("--join-timeout", "45")
     assert command.ended() == 1
-    assert "not everybody joined within 45 s (--wait), client 1, client 2" in command.lines[-1]
+    assert "not everybody joined within 45 s (--join-timeout), client 1, client 2" in command.lines[-1]
     assert "refused" in hand.commands[1].said
