@@ -1,6 +1,6 @@
-"""Everything that can go wrong on purpose, each kind with the exit code it ends in.
+"""Exceptions that a command reports in one line, each with its exit code.
 
-A message says what is wrong with which value, where, and how to mend it, in one line.
+Messages have the form `what is wrong (where): what to do`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class FedMosaicError(Exception):
-    """A failed run: the request was fine, the work was not."""
+    """Base class; on its own, a run that failed although the request was valid."""
 
     exit_code: ClassVar[int] = 1
 
 
 class DivergenceError(FedMosaicError):
-    """A client's numbers are none any more: to go on would be to go on with noise."""
+    """Raised when a client's loss or weights become NaN or infinite."""
 
     def __init__(self, client: int, round_number: int, quantity: str) -> None:
         super().__init__(f"client {client} diverged in round {round_number}, {quantity} is not finite (training)")
@@ -29,29 +29,29 @@ class DivergenceError(FedMosaicError):
 
 
 class RunFailedError(FedMosaicError):
-    """A run that came to no result; other runs are not concerned."""
+    """Raised when one run fails; the other runs of the command continue."""
 
 
 class RequestError(FedMosaicError):
-    """The request cannot be carried out as it stands: arguments, configuration, data or shards."""
+    """Raised for invalid arguments, configuration, data or shards."""
 
     exit_code = 2
 
 
 class RunStateError(FedMosaicError):
-    """The run directory is in no state to go on from."""
+    """Raised when a run directory cannot be used or resumed in its current state."""
 
     exit_code = 3
 
 
 class ResourceError(FedMosaicError):
-    """The machine refused: no room, no permission."""
+    """Raised when the machine refuses: no disk space, memory, permission or network."""
 
     exit_code = 4
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str], location: str, hint: str = "") -> RequestError:
-    """The error for a name that nothing answers to, with the nearest one that something does."""
+    """Return the error for an unknown name, with the closest known name as a suggestion."""
     options = sorted(known)
     near = get_close_matches(name, options, n=1)
     others = f"there is {', '.join(options)}" if options else "there is none to set here"

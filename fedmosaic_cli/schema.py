@@ -1,4 +1,4 @@
-"""What all sections of a configuration have in common: frozen, strictly typed, and no key that nobody reads."""
+"""Base classes of everything that pydantic validates: configuration sections and records read from disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 STRICT_MODEL_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-# YAML knows lists, not tuples; the elements stay strict.
+# YAML has lists but no tuples; the elements stay strict.
 IntTuple = Annotated[tuple[StrictInt, ...], Field(strict=False)]
 StrTuple = Annotated[tuple[StrictStr, ...], Field(strict=False)]
 
 
 class ConfigSection(BaseModel):
-    """One section of the configuration."""
+    """A section of the configuration: frozen, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(**STRICT_MODEL_CONFIG, frozen=True)
+
+
+class Record(BaseModel):
+    """A part of a file on disk that may come from another version or another author; unknown keys are allowed."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)

@@ -1,7 +1,7 @@
-"""Randomness derived from names, not carried along.
+"""Random streams derived from names instead of carried state.
 
-Whatever is random is drawn from a stream named by (seed, purpose, client, round). So resuming needs no generator
-state, the order of clients does not matter, and two methods that should agree do agree, bit for bit.
+Every stream is named by (seed, purpose, client, round). Resuming therefore needs no generator state, the order of
+clients does not matter, and two methods that should agree do so bit for bit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *stream: str | int) -> int:
-    """A 63-bit seed for the stream called `names` under `seed`."""
+    """Return the 63-bit seed of the named stream."""
     key = "/".join([str(seed), *map(str, stream)])
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def derive_rng(seed: int, *stream: str | int) -> np.random.Generator:
-    """A NumPy generator for the stream called `names` under `seed`."""
+    """Return a NumPy generator for the named stream."""
     return np.random.default_rng(derive_seed(seed, *stream))
 
 
@@ -39,18 +39,18 @@ class RandomSource(Protocol):
 
 
 class SystemRandom:
-    """Draws from the operating system, which nobody can repeat: for noise that has to hide something."""
+    """Random source of the operating system, which cannot be repeated; for privacy noise on real sites."""
 
     def random(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Uniform in [0, 1), 53 bits each."""
+        """Return uniform values in [0, 1) with 53 random bits each."""
         words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
         return (words >> np.uint64(11)).astype(np.float64).reshape(shape) * 2.0**-53
 
     def integers(self, low: int, high: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Whole numbers from `low` to below `high`."""
+        """Return integers in [low, high)."""
         return low + (self.random(shape) * (high - low)).astype(np.int64)
 
     def normal(self, mean: float, sigma: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """By Box and Muller."""
+        """Return normal values by the Box-Muller transform."""
         radius, angle = np.sqrt(-2.0 * np.log1p(-self.random(shape))), 2.0 * np.pi * self.random(shape)
         return mean + sigma * radius * np.cos(angle)

@@ -1,17 +1,18 @@
-"""Checkpoints: all that a run needs to go on, with a digest of every file, the last two kept."""
+"""Checkpoints: the complete state of a run with a digest of every file. The last two are kept."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import FedMosaicError, RequestError, ResourceError, RunStateError
+from fedmosaic_cli.schema import Record
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
     atomic_directory,
@@ -29,9 +30,12 @@ from fedmosaic_cli.storage.files import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fedmosaic_cli.storage.runs import ArrayDict
+
+T = TypeVar("T")
 
 CHECKPOINT_SCHEMA = 2
 NUM_KEPT_CHECKPOINTS = 2
@@ -39,27 +43,17 @@ TENSORS_FILE, VALUES_FILE, CHECKPOINT_MANIFEST_FILE = "state.safetensors", "stat
 CHECKPOINT_PREFIX = "round-"
 
 
-class FileEntry(BaseModel):
-    """What is known of a file beforehand."""
-
-    model_config = ConfigDict(strict=True)
-
+class FileEntry(Record):
     size: int
     sha256: str
 
 
-class CheckpointEnvironment(BaseModel):
-    """On what a run was made: whatever is said of it, and versions."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class CheckpointEnvironment(Record):
     versions: dict[str, str]
 
 
-class CheckpointManifest(BaseModel):
-    """What is read of a manifest, which may be anybody's: a checksum tells of damage, not of sense."""
-
-    model_config = ConfigDict(strict=True)
+class CheckpointManifest(Record):
+    """The keys of a manifest that are read. A valid checksum does not prove that the content makes sense."""
 
     round: Annotated[int, Field(ge=1)]
     config: dict[str, Any]
@@ -69,12 +63,20 @@ class CheckpointManifest(BaseModel):
     files: dict[Annotated[str, Field(pattern=r"^[a-z]+\.[a-z]+$")], FileEntry]
 
 
+class CheckpointSchemaError(RequestError):
+    """Raised for an intact checkpoint of another version."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round` rounds.
+    """The state of a run after `round` rounds.
 
-    `arrays` and `values` together are its state, `logs` its logs so far, `origin` its configuration, on what it was
-    made, and where it departs from a run made in one go.
+    Attributes:
+        round: Number of finished rounds.
+        arrays: Tensors of the state.
+        values: JSON values of the state.
+        logs: Contents of the log files so far, by name.
+        metadata: Configuration, environment and differences from an uninterrupted run.
     """
 
     round: int
@@ -85,14 +87,15 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, whole or not at all; once it has been read back, drop those that are too old."""
+    """Write a checkpoint atomically, verify it and remove the oldest ones."""
     contents = {
         TENSORS_FILE: save_tensors(checkpoint.arrays),
         VALUES_FILE: to_json_bytes(checkpoint.values),
         **checkpoint.logs,
     }
     make_directories(folder)
-    require_free_space(folder, 2 * sum(map(len, contents.values())), "make room, then go on with --resume")
+    hint = "free some space, then continue with --resume"
+    require_free_space(folder, 2 * sum(map(len, contents.values())), hint)
     path = folder / f"{CHECKPOINT_PREFIX}{checkpoint.round:05d}"
     with atomic_directory(path) as temporary:
         for name, data in contents.items():
@@ -108,21 +111,19 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         verify_checkpoint(path)
     except (FedMosaicError, OSError) as error:
-        raise ResourceError(f"the disk does not keep what is written to it, {error}: use another one") from None
+        raise ResourceError(f"the disk does not return what was written, {error}: use another disk") from None
     for old in list_checkpoints(folder)[:-NUM_KEPT_CHECKPOINTS]:
         remove_path(old)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints, oldest first."""
-    found = [
-        path for path in folder.glob(f"{CHECKPOINT_PREFIX}*") if path.name.removeprefix(CHECKPOINT_PREFIX).isdecimal()
-    ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(CHECKPOINT_PREFIX)))
+    """Return the checkpoints, oldest first."""
+    rounds = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in folder.glob(f"{CHECKPOINT_PREFIX}*")}
+    return sorted((path for path, number in rounds.items() if number.isdecimal()), key=lambda path: int(rounds[path]))
 
 
 def read_newest_manifest(folder: Path) -> dict[str, Any] | None:
-    """What the newest checkpoint that can be read says of itself."""
+    """Return the manifest of the newest readable checkpoint."""
     for path in reversed(list_checkpoints(folder)):
         try:
             return read_checkpoint_manifest(path)
@@ -132,43 +133,40 @@ def read_newest_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def require_valid_checkpoint(folder: Path) -> None:
-    """Refuse to go on where there are checkpoints, but none that is whole."""
-    problem = ""
-    for path in reversed(list_checkpoints(folder)):
-        try:
-            verify_checkpoint(path)
-        except RunStateError as error:
-            problem = problem or str(error)
-        else:
-            return
-    if problem:
-        raise no_valid_checkpoint_error(problem)
-
-
-def no_valid_checkpoint_error(problem: str) -> RunStateError:
-    return RunStateError(f"no valid checkpoint, {problem}: start the run anew in another place")
+    """Raise `RunStateError` if there are checkpoints and all are damaged."""
+    newest_valid(folder, verify_checkpoint)
 
 
 def read_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
-    """The newest checkpoint that is whole, and what is wrong with each newer one; None where there are none."""
+    """Read the newest intact checkpoint.
+
+    Returns:
+        The checkpoint, or None if there are none, and the errors of newer, damaged checkpoints by path.
+    """
+    return newest_valid(folder, read_checkpoint)
+
+
+def newest_valid(folder: Path, read: Callable[[Path], T]) -> tuple[T | None, dict[Path, str]]:
+    """Read the newest checkpoint that `read` accepts; also return the errors of newer ones by path."""
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         try:
-            return read_checkpoint(path), damaged
+            return read(path), damaged
         except RunStateError as error:
             damaged[path] = str(error)
     if damaged:
-        raise no_valid_checkpoint_error(next(iter(damaged.values())))
+        problem = next(iter(damaged.values()))
+        raise RunStateError(f"no valid checkpoint, {problem}: start a new run in another directory")
     return None, {}
 
 
 def quarantine_checkpoint(damaged: Path) -> None:
-    """Give a checkpoint that is not whole a name under which it is neither used nor dropped."""
+    """Rename a damaged checkpoint so that it is neither used nor removed."""
     syscalls.rename(damaged, damaged.with_name(f"damaged-{damaged.name}-{secrets.token_hex(3)}"))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint, checked against its digests."""
+    """Read a checkpoint whose files match their digests."""
     manifest = verify_checkpoint(path)
     try:
         return Checkpoint(
@@ -183,7 +181,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, all files of which are as they were written."""
+    """Return the manifest of a checkpoint after checking the digests of its files."""
     manifest = read_checkpoint_manifest(path)
     for name, expected in manifest["files"].items():
         try:
@@ -195,16 +193,16 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_checkpoint_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, if it is one that this version reads."""
+    """Return the manifest of a checkpoint that this version can read."""
     try:
         manifest = read_checksummed_json(path / CHECKPOINT_MANIFEST_FILE)
         if type(manifest["schema"]) is not int:
-            raise TypeError("a schema is a number")
+            raise TypeError("schema is not an integer")
         if manifest["schema"] != CHECKPOINT_SCHEMA:
-            made_by = manifest["environment"]["versions"]["fedmosaic"]
+            version = manifest["environment"]["versions"]["fedmosaic"]
             raise CheckpointSchemaError(
                 f"checkpoint of schema {manifest['schema']}, this version reads {CHECKPOINT_SCHEMA} ({path}): "
-                f"go on with fedmosaic {made_by}"
+                f"resume with fedmosaic {version}"
             )
         CheckpointManifest.model_validate(manifest)
     except CheckpointSchemaError:
@@ -212,7 +210,3 @@ def read_checkpoint_manifest(path: Path) -> dict[str, Any]:
     except (RequestError, OSError, KeyError, TypeError, ValidationError) as error:
         raise RunStateError(f"checkpoint is damaged ({path / CHECKPOINT_MANIFEST_FILE})") from error
     return manifest
-
-
-class CheckpointSchemaError(RequestError):
-    """A checkpoint that is whole, but not for us."""

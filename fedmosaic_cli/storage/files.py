@@ -1,4 +1,4 @@
-"""Writing so that a file is there whole or not at all, and reading so that a damaged one is never believed."""
+"""Atomic writes and checked reads: a file is complete or absent, and a damaged file is never used."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CHECKSUM_KEY = "checksum"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put `data` under `path` in one step: after a crash there is the old file or the new one, never a part."""
+    """Write a file in one step: after a crash the old or the new content exists, never a part."""
     write_files_atomic({path: data})
 
 
 def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
-    """Write several files, none of which takes its name before all of them lie on the disk."""
+    """Write several files; none gets its name before the contents of all are on the disk."""
     with locked_temporaries(list(contents)) as temporaries:
-        for data, (handle, temporary) in zip(contents.values(), temporaries, strict=True):
-            write_all(handle, [data])
+        for data, (fd, temporary) in zip(contents.values(), temporaries, strict=True):
+            write_all(fd, [data])
             syscalls.fsync(temporary)
         for path, (_, temporary) in zip(contents, temporaries, strict=True):
             syscalls.rename(temporary, path)
@@ -45,31 +45,29 @@ def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
 
 
 def write_stream_atomic(path: Path, stream: BinaryIO) -> None:
-    """Put content that need not fit into memory under `path`, in one step."""
-    with locked_temporaries([path]) as [(handle, temporary)]:
-        write_all(handle, iter(lambda: stream.read(BLOCK_BYTES), b""))
+    """Write content that may exceed the memory to `path` in one step."""
+    with locked_temporaries([path]) as [(fd, temporary)]:
+        write_all(fd, iter(lambda: stream.read(BLOCK_BYTES), b""))
         syscalls.fsync(temporary)
         syscalls.rename(temporary, path)
     syscalls.fsync(path.parent)
 
 
 def write_new_file(path: Path, data: bytes) -> None:
-    """Write a new file plainly, where what it lies in is nobody's yet."""
+    """Write a file directly, inside a directory that no other process uses yet."""
     write_and_close(syscalls.create_file(path), data)
 
 
 def write_new_private_file(path: Path, data: bytes) -> None:
-    """The same, for what nobody else may read. There must be nothing of this name yet."""
+    """Write a file that only this user can read; it must not exist yet."""
     write_and_close(syscalls.create_private_file(path), data)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Write to the end of a file."""
     write_and_close(syscalls.open_append(path), data)
 
 
 def write_and_close(fd: int, data: bytes) -> None:
-    """Write to an open file, and close it."""
     try:
         write_all(fd, [data])
     finally:
@@ -77,7 +75,7 @@ def write_and_close(fd: int, data: bytes) -> None:
 
 
 def write_all(fd: int, blocks: Iterable[bytes]) -> None:
-    """Write all of it: the system may take any part of what it is given at a time."""
+    """Write all blocks; a single system call may write only a part."""
     for block in blocks:
         rest = memoryview(block)
         while rest:
@@ -85,26 +83,26 @@ def write_all(fd: int, blocks: Iterable[bytes]) -> None:
 
 
 def require_free_space(folder: Path, needed_bytes: int, hint: str) -> None:
-    """Refuse to begin what the disk cannot hold. The folder need not be there yet."""
+    """Raise `ResourceError` if the disk is too full. The folder need not exist yet."""
     free = syscalls.free_bytes(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
     if free < needed_bytes:
         raise ResourceError(
-            f"{needed_bytes / 1e6:,.1f} MB of room are needed and {free / 1e6:,.1f} are left ({folder}): {hint}"
+            f"{needed_bytes / 1e6:,.1f} MB of disk space are needed and {free / 1e6:,.1f} MB are free ({folder}): {hint}"
         )
 
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which takes its real name only when everything in it lies on the disk.
+    """Yield a temporary directory that is renamed to `path` once everything in it is on the disk.
 
-    Until then it is nobody's, so files in it are written plainly, with `put`.
+    No other process uses it before, so its files can be written directly with `write_new_file`.
     """
     make_directories(path.parent)
     remove_stale_temporaries(path.parent)
-    handle, temporary = create_locked_temporary(path, create_and_open_directory)
+    fd, temporary = create_locked_temporary(path, create_and_open_directory)
     try:
         yield temporary
-        # A disk takes many requests to keep files in hardly more time than one.
+        # Concurrent fsync calls take hardly longer than one.
         with ThreadPoolExecutor(FSYNC_THREADS) as pool:
             list(pool.map(syscalls.fsync, (entry for entry in temporary.rglob("*") if entry.is_file())))
         syscalls.fsync(temporary)
@@ -114,15 +112,15 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             remove_path(temporary)
         raise
     finally:
-        os.close(handle)
+        os.close(fd)
     syscalls.fsync(path.parent)
 
 
 def make_directories(path: Path) -> list[Path]:
-    """Make a directory and those above it that are missing; which ones had to be made, outermost first."""
+    """Create a directory and its missing parents; return the created ones, outermost first."""
     missing = [folder for folder in reversed((path, *path.parents)) if not folder.exists()]
     for folder in missing:
-        with suppress(FileExistsError):  # somebody else made it in the meantime
+        with suppress(FileExistsError):  # another process created it
             syscalls.make_directory(folder)
         syscalls.fsync(folder.parent)
     if not path.is_dir():
@@ -131,7 +129,7 @@ def make_directories(path: Path) -> list[Path]:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, or a directory with all that is in it, if it is there."""
+    """Remove a file or a directory tree if it exists."""
     if path.is_dir() and not path.is_symlink():
         for entry in sorted(path.iterdir()):
             remove_path(entry)
@@ -143,54 +141,56 @@ def remove_path(path: Path) -> None:
 
 @contextmanager
 def locked_temporaries(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
-    """Files to fill beside `paths`, with handles to write to; those that are not renamed meanwhile are removed."""
-    claimed: list[tuple[int, Path]] = []
+    """Yield descriptors and names of temporary files next to `paths`; files not renamed by then are removed."""
+    temporaries: list[tuple[int, Path]] = []
     try:
         for path in paths:
             remove_stale_temporaries(path.parent)
-            claimed.append(create_locked_temporary(path, syscalls.create_file))
-        yield claimed
+            temporaries.append(create_locked_temporary(path, syscalls.create_file))
+        yield temporaries
     except BaseException as error:
-        if (
-            isinstance(error, OSError) and error.errno
-        ):  # people know the names they gave, not those of files that are not whole yet
-            claiming = len(claimed) < len(paths)
-            error.filename = str(paths[len(claimed)] if claiming else paths[0] if len(paths) == 1 else paths[0].parent)
-            error.filename2 = None
-        for _, temporary in claimed:
+        if isinstance(error, OSError) and error.errno:  # name the user's file, not the temporary one
+            incomplete = len(temporaries) < len(paths)
+            target = paths[len(temporaries)] if incomplete else paths[0] if len(paths) == 1 else paths[0].parent
+            error.filename, error.filename2 = str(target), None
+        for _, temporary in temporaries:
             with suppress(OSError):
                 remove_path(temporary)
         raise
     finally:
-        for handle, _ in claimed:
-            os.close(handle)
+        for fd, _ in temporaries:
+            os.close(fd)
 
 
 def create_locked_temporary(path: Path, create: Callable[[Path], int | None]) -> tuple[int, Path]:
-    """Make something under a name beside `path`, locked as long as this process lives; its handle and name."""
+    """Create a temporary entry next to `path` with `create`, locked until its descriptor is closed.
+
+    Returns:
+        The descriptor and the temporary path.
+    """
     while True:
-        temporary = temporary_path(path)
-        handle = create(temporary)
-        if handle is None:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+        fd = create(temporary)
+        if fd is None:
             continue
-        if try_lock_temporary(handle) and temporary.exists():
-            return handle, temporary
-        os.close(handle)  # swept away between its making and its locking: once more
+        if try_lock_temporary(fd) and temporary.exists():
+            return fd, temporary
+        os.close(fd)  # another process removed it before it was locked
 
 
 def try_lock_temporary(fd: int) -> bool:
-    """Lock what was just made, unless somebody who sweeps has done so."""
+    """Lock a new temporary entry; False if `remove_stale_temporaries` of another process holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # not every file system has locks; there, what is left behind stays
+    except OSError:  # the file system has no locks, and stale temporaries stay there
         pass
     return True
 
 
 def create_and_open_directory(path: Path) -> int | None:
-    """Make a directory; a handle to lock it by, unless it was swept away at once."""
+    """Create a directory and return a descriptor to lock it by; None if it was removed immediately."""
     syscalls.make_directory(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -199,55 +199,44 @@ def create_and_open_directory(path: Path) -> int | None:
 
 
 def remove_stale_temporaries(folder: Path, name_prefix: str = "") -> None:
-    """Remove what writers that were killed left in a directory: nobody holds a lock on it any more.
-
-    In a directory that is not ours alone, only what was to have a certain name.
-    """
-    for leftover in [
-        entry for entry in folder.glob(f".{name_prefix}*.part") if TEMPORARY_NAME_PATTERN.fullmatch(entry.name)
-    ]:
+    """Remove unlocked temporaries, which killed processes left; in shared directories only those with a prefix."""
+    for path in filter(is_temporary_path, list(folder.glob(f".{name_prefix}*.part"))):
         with suppress(OSError):
-            handle = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_path(leftover)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_path(path)
             finally:
-                os.close(handle)
-
-
-def temporary_path(path: Path) -> Path:
-    """A name beside `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+                os.close(fd)
 
 
 def is_temporary_path(path: Path) -> bool:
-    """Whether this is what a writer that was killed left behind."""
     return TEMPORARY_NAME_PATTERN.fullmatch(path.name) is not None
 
 
 def to_json_bytes(content: Any) -> bytes:
-    """The one way we write JSON documents: the same content is the same bytes."""
+    """Encode JSON so that equal content gives equal bytes."""
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """A JSON document that carries its own checksum."""
+    """Encode JSON that contains its own checksum."""
     return to_json_bytes({**content, CHECKSUM_KEY: sha256(to_json_bytes(content))})
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """The content of a document with a checksum; any change of a single bit is found."""
+    """Read JSON written by `to_checksummed_json`; a change of a single bit is an error."""
     content = read_json(path)
     if isinstance(content, dict) and CHECKSUM_KEY in content:
         content.pop(CHECKSUM_KEY)
-        with suppress(RecursionError, ValueError):  # it could be read, but not have been written: too deep, or infinite
+        with suppress(RecursionError, ValueError):  # content that can be read but not written: too deep or infinite
             if to_checksummed_json(content) == path.read_bytes():
                 return content
-    raise RequestError(f"the file does not match its checksum ({path}): it was changed or is damaged; make it anew")
+    raise RequestError(f"the file does not match its checksum ({path}): it was changed or is damaged; create it again")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; no key may stand twice, no number may be none."""
+    """Read a JSON file without duplicate keys, NaN or infinite constants."""
     try:
         return json.loads(
             read_regular_file(path, MAX_JSON_BYTES), object_pairs_hook=reject_duplicate_keys, parse_constant=reject_nan
@@ -255,27 +244,27 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): check the path") from None
     except (ValueError, RecursionError):
-        raise RequestError(f"not valid JSON ({path}): the file is damaged; make it anew") from None
+        raise RequestError(f"not valid JSON ({path}): the file is damaged; create it again") from None
 
 
 def read_regular_file(path: Path, max_bytes: int | None = None) -> bytes:
-    """The content of a file of at most so many bytes; what is no file could be read for ever."""
+    """Read a regular file; reading a pipe or a device might never end."""
     if path.exists() and not path.is_file():
         raise RequestError(f"not a file ({path}): move it away")
     if max_bytes is not None and path.stat().st_size > max_bytes:
-        raise RequestError(f"the file is too large to be one of ours ({path}): at most {max_bytes} bytes")
+        raise RequestError(f"the file is too large for fedmosaic ({path}): at most {max_bytes} bytes")
     return path.read_bytes()
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return content
 
 
 def reject_nan(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -283,6 +272,5 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """The same for a file that need not fit into memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Reading a log while somebody else writes it: only what is new, and nothing that is not yet written to the end."""
+"""Reading a JSONL log that another process is writing: only new and complete lines."""
 
 from __future__ import annotations
 
@@ -16,53 +16,60 @@ MAX_LOG_BYTES = 1 << 30
 
 
 class LogTail:
-    """The lines of a log that have come since the last look. With a `window`, the first look begins so near the end."""
+    """Reads the lines that were added to a log since the last read.
+
+    Args:
+        path: The log, which need not exist yet.
+        initial_bytes: Read only this many bytes from the end on the first read; None reads everything.
+
+    Attributes:
+        modified_at: Time of the last write to the log; None if it does not exist.
+        is_complete: Whether reading started at the beginning of the log.
+    """
 
     def __init__(self, path: Path, initial_bytes: int | None = None) -> None:
         self.path = path
         self.modified_at: float | None = None
-        """When the log was last written to; None where there is none."""
         self.is_complete = True
-        """Whether the lines read so far are all that the log has."""
         self._initial_bytes = initial_bytes
         self._offset = 0
         self._file_id: tuple[int, int] | None = None
         self._error: RequestError | None = None
 
     def read_new_lines(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the log is another one than before, so that all of it counts anew, and the lines that have come."""
+        """Return whether the log was replaced, so that earlier lines are void, and the new lines."""
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            anew, self._file_id, self.modified_at = self._file_id is not None, None, None
-            return anew, []
+            is_new, self._file_id, self.modified_at = self._file_id is not None, None, None
+            return is_new, []
         try:
-            status = os.fstat(handle)
+            status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise RequestError(f"not a file ({self.path}): move it away")
-            anew = self._update_position(status)
-            data = os.pread(handle, status.st_size - self._offset, self._offset)
+            is_new = self._update_position(status)
+            data = os.pread(fd, status.st_size - self._offset, self._offset)
         finally:
-            os.close(handle)
+            os.close(fd)
         end = data.rfind(b"\n") + 1
         self._offset += end
-        first = 1 if anew and not self.is_complete else 0  # the line that the window begins in
-        return anew, [self._parse(line) for line in data[:end].splitlines()[first:]]
+        first = 1 if is_new and not self.is_complete else 0  # the first line may be cut
+        return is_new, [self._parse(line) for line in data[:end].splitlines()[first:]]
 
     def _update_position(self, status: os.stat_result) -> bool:
-        """Find out where to read on; whether that is from the beginning. A run that goes back writes its logs anew."""
-        file = (status.st_dev, status.st_ino)
-        anew = file != self._file_id or status.st_size < self._offset
-        self._file_id, self.modified_at = file, status.st_mtime
-        if anew:
+        """Set the read position; return whether it was reset. A run that is rolled back rewrites its logs."""
+        file_id = (status.st_dev, status.st_ino)
+        is_new = file_id != self._file_id or status.st_size < self._offset
+        self._file_id, self.modified_at = file_id, status.st_mtime
+        if is_new:
             self._offset = 0 if self._initial_bytes is None else max(0, status.st_size - self._initial_bytes)
             self.is_complete = self._offset == 0
             self._error = None
         if self._error:
             raise self._error
         if status.st_size - self._offset > MAX_LOG_BYTES:
-            raise RequestError(f"the file is too large to be one of ours ({self.path}): at most {MAX_LOG_BYTES} bytes")
-        return anew
+            raise RequestError(f"the file is too large for fedmosaic ({self.path}): at most {MAX_LOG_BYTES} bytes")
+        return is_new
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
