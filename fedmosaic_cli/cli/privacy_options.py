@@ -8,7 +8,7 @@ from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 from fedmosaic_cli.runner.privacy_section import planned_privacy_section
-from fedmosaic_cli.storage.privacy_section import privacy_lines
+from fedmosaic_cli.storage.privacy_summary import privacy_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.storage.exported_shards import load_exported_shards
 from fedmosaic_cli.storage.shards import (
     INVALID_MANIFEST_ERRORS,
     PUBLIC_FILE,
@@ -18,6 +17,7 @@ from fedmosaic_cli.storage.shards import (
     ShardSet,
     check_disjoint,
     check_public_set,
+    load_exported_shards,
     read_client_shard,
     read_shard_header,
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fedmosaic_cli.schema import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,11 +23,7 @@ NonNegativeCount = Annotated[int, Field(ge=0)]
 TrustValue = Annotated[float, Field(ge=0)]
 
 
-class DiagnosisRecord(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-
-
-class GateOutcome(DiagnosisRecord):
+class GateOutcome(Record):
     """What a client's gate decided: whether a consensus that it trusts so far (`trust`) and agrees with so often may
     join its training, by the mean gain out of fold and its standard error."""
 
@@ -38,7 +36,7 @@ class GateOutcome(DiagnosisRecord):
     on: bool
 
 
-class VoteAccuracy(DiagnosisRecord):
+class VoteAccuracy(Record):
     """How many labels of the last vote are right, weighted by expertise and by plain majority: by labels that nobody
     in a federation has."""
 
@@ -46,7 +44,7 @@ class VoteAccuracy(DiagnosisRecord):
     majority: UnitFraction | None = None
 
 
-class TrustDiagnosis(DiagnosisRecord):
+class TrustDiagnosis(Record):
     """Lambda in the last round that each client took part in, and what clients made of the consensus until then.
 
     Counted are `clients` that were sent a consensus, in so many `rounds`. Silent is a lambda below 1e-6. Self-training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.storage.privacy_section import PrivacySection, format_rounded_up, privacy_lines
+from fedmosaic_cli.storage.privacy_summary import PrivacySection, format_rounded_up, privacy_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,9 +17,9 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.plots.partition_plots import render_class_counts, render_public_class_counts
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
-from fedmosaic_cli.storage.exported_shards import load_exported_shards
 from fedmosaic_cli.storage.lock import require_unlocked
 from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_counts_by_client
+from fedmosaic_cli.storage.shards import load_exported_shards
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.presets import Preset

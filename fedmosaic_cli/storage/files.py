@@ -87,7 +87,7 @@ def require_free_space(folder: Path, needed_bytes: int, hint: str) -> None:
     free = syscalls.free_bytes(next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir()))
     if free < needed_bytes:
         raise ResourceError(
-            f"{needed_bytes / 1e6:,.1f} MB of disk space are needed and {free / 1e6:,.1f} MB are free ({folder}): {hint}"
+            f"{needed_bytes / 1e6:,.1f} MB of disk space are needed, {free / 1e6:,.1f} are free ({folder}): {hint}"
         )
 
 

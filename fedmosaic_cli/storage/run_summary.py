@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
 from fedmosaic_cli.schema import Record
-from fedmosaic_cli.storage.privacy_section import PrivacySection
+from fedmosaic_cli.storage.privacy_summary import PrivacySection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

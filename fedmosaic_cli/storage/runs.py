@@ -1,4 +1,4 @@
-"""A run on disk: its configuration, a line a round and client, models, digests, and last of all the summary."""
+"""The files of a run: configuration, one log line per round and client, models, digests, and finally the summary."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     ArrayDict = dict[str, NDArray[np.generic]]
 
 CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE = "config.yaml", "env.json", "summary.json"
-# The manifest of the shards: who holds what, for those who look at the run when the shards are gone.
+# A copy of the shard manifest, which stays available when the shards are deleted.
 SHARDS_FILE = "shards.json"
 CRASH_FILE = "crash.txt"
-# Of all files of a finished run, in the form that `sha256sum --check` reads.
+# Digests of all files of a finished run in the format of `sha256sum --check`.
 DIGESTS_FILE = "SHA256SUMS"
 ROUNDS_FILE, TIMINGS_FILE = "rounds.jsonl", "timings.jsonl"
 MODELS_DIR = "models"
@@ -67,13 +67,13 @@ def evaluation_file_name(split: str) -> str:
     return "evaluation.json" if split == "test" else f"evaluation-{split}.json"
 
 
-# What was found out about a finished run afterwards: true of its models as they are, and not part of it.
+# Written by later commands about the models of a finished run; not part of the run.
 POST_RUN_FILES = (*map(evaluation_file_name, EVALUATION_SPLITS), PRIVACY_FILE)
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run directory."""
+    """Access to the files of one run directory."""
 
     path: Path
 
@@ -94,25 +94,25 @@ class RunDirectory:
         return self.path / CRASH_FILE
 
     def has_content(self) -> bool:
-        """Whether there is anything here; what a run that ended before it began left behind is nothing."""
+        """Return whether the directory holds more than the leftovers of a run that failed before its first round."""
         if not self.path.is_dir():
             return self.path.exists()
-        nothing = (LOCK_FILE, CRASH_FILE)
-        return any(entry.name not in nothing and not is_temporary_path(entry) for entry in self.path.iterdir())
+        leftovers = (LOCK_FILE, CRASH_FILE)
+        return any(entry.name not in leftovers and not is_temporary_path(entry) for entry in self.path.iterdir())
 
     def is_finished(self) -> bool:
         return (self.path / SUMMARY_FILE).is_file()
 
     def check_file_types(self) -> None:
-        """Refuse a directory in which something else lies under a name of ours."""
+        """Raise `RequestError` if a name that fedmosaic uses belongs to an entry of another type."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
         for name in (*RUN_FILES, *POST_RUN_FILES, LOCK_FILE, CRASH_FILE):
             if (self.path / name).exists() and not (self.path / name).is_file():
-                raise RequestError(f"this is not a file ({self.path / name}): move it away")
+                raise RequestError(f"not a file ({self.path / name}): move it away")
         for folder in (self.checkpoints_dir, self.path / MODELS_DIR):
             if folder.exists() and not folder.is_dir():
-                raise RequestError(f"this is not a directory ({folder}): move it away")
+                raise RequestError(f"not a directory ({folder}): move it away")
 
     def initialize(
         self,
@@ -121,8 +121,8 @@ class RunDirectory:
         shards: dict[str, Any],
         logs: Mapping[str, bytes],
     ) -> None:
-        """Begin, or go back to where the logs were these: what came after is played again."""
-        # A run that goes on is not finished any more, and what was said of its end no longer holds.
+        """Start a run, or roll it back to the state with these logs."""
+        # A continued run is no longer finished, so results about its end are removed.
         for outdated in (SUMMARY_FILE, DIGESTS_FILE, *POST_RUN_FILES, CRASH_FILE):
             remove_path(self.path / outdated)
         remove_stale_temporaries(self.path)
@@ -136,7 +136,6 @@ class RunDirectory:
         )
 
     def append_round(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
-        """Add a round to the logs."""
         for name, lines in ((ROUNDS_FILE, rows), (TIMINGS_FILE, [timing])):
             append_bytes(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
 
@@ -144,21 +143,20 @@ class RunDirectory:
         return {name: (self.path / name).read_bytes() for name in (ROUNDS_FILE, TIMINGS_FILE)}
 
     def num_logged_rounds(self) -> int:
-        """How far the log goes, as far as it can be read."""
+        """Return the last round in the log; 0 if the log cannot be read."""
         try:
             return max((row["round"] for row in self.read_rounds()), default=0)
         except (RequestError, KeyError, TypeError):
             return 0
 
     def size_bytes(self) -> int:
-        """The bytes of all files."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        """All lines of rounds.jsonl."""
+        """Return all rows of rounds.jsonl."""
         path = self.path / ROUNDS_FILE
         try:
-            # All lines at once: a log of many rounds is read several times as fast.
+            # Parsing all lines at once is several times faster.
             lines = path.read_bytes().splitlines()
             rows: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(lines))
             if len(rows) != len(lines):
@@ -168,9 +166,9 @@ class RunDirectory:
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
     def save_models(self, models: Iterable[tuple[int, ArrayDict]]) -> dict[str, str]:
-        """Write the personal models, one after the other. The digests of their files, by name.
+        """Write the personal models and return the digests of their files by name.
 
-        A client that has the model of the one before it, the same object, shares its file.
+        A client with the same model object as the previous client gets a hard link to its file.
         """
         digests: dict[str, str] = {}
         remove_path(self.path / MODELS_DIR)
@@ -189,32 +187,32 @@ class RunDirectory:
         return digests
 
     def load_model(self, client: int, digests: dict[str, str]) -> ArrayDict:
-        """The personal model of one client, if it is the one that the run wrote."""
+        """Read the personal model of one client and check its digest."""
         path = self.path / MODELS_DIR / model_file_name(client)
         try:
             data = read_regular_file(path)
             if digests.get(path.name) != sha256(data):
-                raise ValueError("another file")
+                raise ValueError("digest mismatch")
             return load_tensors(data)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            raise RequestError(f"cannot read a model, {reason} ({path}): mend the run with --resume") from None
+            raise RequestError(f"cannot read a model, {reason} ({path}): repair the run with --resume") from None
 
     def finalize(self, summary: dict[str, Any]) -> None:
-        """Write the digests of everything, and then the summary."""
+        """Write the digests of all files and then the summary."""
         data = to_json_bytes(summary)
         digests = {
             name: sha256((self.path / name).read_bytes())
             for name in (CONFIG_FILE, ENVIRONMENT_FILE, SHARDS_FILE, ROUNDS_FILE, TIMINGS_FILE)
         }
-        if "federation" not in summary:  # else they are with the sites
+        if "federation" not in summary:  # else the sites keep the models
             digests |= {f"{MODELS_DIR}/{name}": digest for name, digest in summary["models"].items()}
         lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY_FILE: sha256(data)}.items()]
         write_atomic(self.path / DIGESTS_FILE, "".join(lines).encode())
         write_atomic(self.path / SUMMARY_FILE, data)
 
     def damaged_files(self) -> list[Path]:
-        """The files of a finished run that are not as they were written."""
+        """Return the files of a finished run whose content has changed."""
         try:
             digests = self.read_digests()
         except RequestError:
@@ -230,67 +228,69 @@ class RunDirectory:
             return False
 
     def read_digests(self) -> dict[str, str] | None:
-        """What each file's digest should be, by name; None where nobody wrote it down."""
+        """Return the expected digests by file name; None if there is no digest file."""
         path = self.path / DIGESTS_FILE
         if not path.exists():
             return None
         lines = read_regular_file(path, MAX_JSON_BYTES).decode(errors="replace").splitlines()
-        found = [DIGEST_LINE_PATTERN.fullmatch(line) for line in lines]
-        digests = {match[2]: match[1] for match in found if match}
-        if (
-            not all(found)
-            or not {CONFIG_FILE, ENVIRONMENT_FILE, ROUNDS_FILE, TIMINGS_FILE, SUMMARY_FILE} <= digests.keys()
-        ):
-            raise RequestError(f"the file was changed or is damaged ({path}): mend the run with --resume")
+        matches = [DIGEST_LINE_PATTERN.fullmatch(line) for line in lines]
+        digests = {match[2]: match[1] for match in matches if match}
+        required = {CONFIG_FILE, ENVIRONMENT_FILE, ROUNDS_FILE, TIMINGS_FILE, SUMMARY_FILE}
+        if not all(matches) or not required <= digests.keys():
+            raise changed_file_error(path)
         return digests
 
     def verify_files(self, *names: str) -> None:
-        """Refuse files that are not as the run wrote them; where no digests are left, nothing can be said."""
+        """Raise `RequestError` for files that do not match their digests; without a digest file, check nothing."""
         digests = self.read_digests()
         for name in names if digests is not None else ():
             if not self.is_intact(name, digests or {}):
-                raise RequestError(
-                    f"the file was changed or is damaged ({self.path / name}): mend the run with --resume"
-                )
+                raise changed_file_error(self.path / name)
 
     def read_environment(self) -> dict[str, Any]:
-        """What env.json tells, if it is there to tell it."""
+        """Return the content of env.json; empty if it does not exist."""
         path = self.path / ENVIRONMENT_FILE
         content = read_json(path) if path.is_file() else {}
         return content if isinstance(content, dict) else {}
 
     def read_shard_manifest(self) -> dict[str, Any]:
-        """The manifest of the shards that the run was made with."""
+        """Read the manifest of the shards that the run used."""
         self.verify_files(SHARDS_FILE)
         return read_checksummed_json(self.path / SHARDS_FILE)
 
     def read_summary(self) -> dict[str, Any]:
-        """What came of the run. Refused where somebody else wrote it, or a newer version, or it makes no sense."""
+        """Read and validate the summary of a finished run."""
         path = self.path / SUMMARY_FILE
         content: dict[str, Any] = read_json(path)
-        check_summary_schema(content, path)  # first: a newer version may keep digests in another way
+        check_summary_schema(content, path)  # first: a newer version may store digests differently
         self.verify_files(SUMMARY_FILE)
         validate_summary(content, path)
         return content
 
     def evaluation_file(self, split: str, content: dict[str, Any]) -> tuple[Path, bytes]:
-        """Where an evaluation is written, and as what."""
+        """Return the path and the bytes of an evaluation file."""
         return self.path / evaluation_file_name(split), to_checksummed_json(content)
 
     def privacy_file(self, content: dict[str, Any]) -> tuple[Path, bytes]:
-        """The same of an audit."""
+        """Return the path and the bytes of a privacy audit."""
         return self.path / PRIVACY_FILE, to_checksummed_json(content)
 
     def read_evaluation(self, split: str) -> dict[str, Any]:
-        """The evaluation on a part of the data, if there is one and it is of the models as they are."""
+        """Read the evaluation on a split if it belongs to the current models."""
         content = read_checksummed_json(self.path / evaluation_file_name(split))
         if content.get("split") != split or content.get("rounds") != self.read_summary()["rounds"]:
-            raise RequestError(f"not of this run ({self.path / evaluation_file_name(split)}): evaluate it again")
+            raise RequestError(
+                f"not an evaluation of this run ({self.path / evaluation_file_name(split)}): evaluate it again"
+            )
         return content
 
 
+def changed_file_error(path: Path) -> RequestError:
+    return RequestError(f"the file was changed or is damaged ({path}): repair the run with --resume")
+
+
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name; not every file system can."""
+    """Create a hard link, or a copy where the file system has no hard links."""
     try:
         syscalls.hard_link(source, target)
     except OSError:

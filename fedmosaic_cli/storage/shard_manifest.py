@@ -1,4 +1,4 @@
-"""What is written down of a partition: who holds how much of what, and digests that stand for all of it."""
+"""The manifest of a partition: sizes and class counts per client, and digests of everything."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard, effective_test_fraction
 from fedmosaic_cli.data.partitioning.public_set import public_pool_size
 from fedmosaic_cli.data.partitioning.schemes import min_client_size
+from fedmosaic_cli.schema import Record
 from fedmosaic_cli.storage.files import sha256
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARD_SCHEMA = 3
 SPLITS = ("train", "test", "val")
-# What says where the shards were made and what else lies beside them; the digest stands for the partition alone.
+# The digest identifies the partition, not where it was created or which other files are stored with it.
 EXCLUDED_FROM_DIGEST = ("digest", "export", "files", "found_at", "remarks")
 MAX_CLASSES = 65_536
 MAX_PIXELS = 10**9
@@ -37,29 +38,21 @@ JsonScalar = str | int | float | bool | None
 ClassCounts = list[Annotated[int, Field(ge=0)]]
 
 
-class SplitEntry(BaseModel):
-    """How many examples, of which classes."""
-
-    model_config = ConfigDict(strict=True)
+class SplitEntry(Record):
+    model_config = ConfigDict(extra="ignore")  # entries of site packages are copied into a manifest
 
     size: Annotated[int, Field(ge=1)]
     class_counts: ClassCounts
 
 
-class PublicSetEntry(BaseModel):
-    """The one part that may be empty, and of which nobody need know the classes."""
-
-    model_config = ConfigDict(strict=True)
+class PublicSetEntry(Record):
+    """The public set, which may be empty and whose labels may be unknown."""
 
     size: Annotated[int, Field(ge=0)]
     class_counts: ClassCounts | None
 
 
-class ClientEntry(BaseModel):
-    """What is read of a client's entry."""
-
-    model_config = ConfigDict(strict=True)
-
+class ClientEntry(Record):
     id: Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
     domain: str | None
     labels_flipped: bool
@@ -70,10 +63,8 @@ class ClientEntry(BaseModel):
     sha256: str
 
 
-class ShardManifest(BaseModel):
-    """What is read of a manifest, which may be anybody's: a digest tells of damage, not of sense."""
-
-    model_config = ConfigDict(strict=True)
+class ShardManifest(Record):
+    """The keys of a manifest that are read. A valid digest does not prove that the content makes sense."""
 
     dataset: str
     scheme: str
@@ -96,12 +87,12 @@ class ShardManifest(BaseModel):
     @classmethod
     def check_image_shape(cls, shape: list[int]) -> list[int]:
         if prod(shape) > MAX_PIXELS:
-            raise ValueError("no image has so many pixels")
+            raise ValueError("image_shape has too many pixels")
         return shape
 
 
 def build_shard_manifest(dataset: Dataset, partition: Partition, found_at: str = "") -> dict[str, Any]:
-    """The manifest: everything that one may want to know without opening another file, and a digest of it all."""
+    """Return the manifest of a partition, with its digest."""
     settings = partition.settings
     manifest: dict[str, Any] = {
         "schema": SHARD_SCHEMA,
@@ -126,12 +117,11 @@ def build_shard_manifest(dataset: Dataset, partition: Partition, found_at: str =
     }
     held = sum(len(part) for shard in partition.shards for part in shard.splits().values()) + len(partition.public)
     manifest["left_out"] = len(dataset) - held
-    beside = {"export": False, "files": {}, "found_at": found_at}
-    return {**manifest, "digest": manifest_digest(manifest), **beside}
+    return {**manifest, "digest": manifest_digest(manifest), "export": False, "files": {}, "found_at": found_at}
 
 
 def partition_parameters(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
-    """What decided the split, with the share for testing where one was held out."""
+    """Return the settings that determined the partition, with defaults filled in."""
     parameters: dict[str, Any] = settings.used_parameters()
     if "test_fraction" in parameters and (dataset.test_mask is None or settings.protocol == "pfllib"):
         parameters["test_fraction"] = effective_test_fraction(settings)
@@ -141,7 +131,7 @@ def partition_parameters(dataset: Dataset, settings: DataSettings) -> dict[str, 
 
 
 def test_data_description(dataset: Dataset, settings: DataSettings) -> str:
-    """Where test examples come from, in words."""
+    """Describe where test examples come from. The text is part of the digest and must not change."""
     if settings.protocol == "pfllib":
         merged = "" if dataset.test_mask is None else ", after training and test part were thrown together"
         return f"a part of each client's share, drawn anyhow{merged}"
@@ -155,16 +145,15 @@ def test_data_description(dataset: Dataset, settings: DataSettings) -> str:
 
 
 def client_manifest_entry(dataset: Dataset, shard: Shard) -> dict[str, Any]:
-    """A client's entry: its parts, their sizes and classes as the client sees them, and a digest of its file."""
-    parts = {
-        part: {"size": len(index), "class_counts": class_counts(shard.split_labels(part, dataset), dataset)}
-        for part, index in shard.splits().items()
-    }
+    """Return a client's entry: split sizes, counts of the labels that the client sees, and a digest."""
     entry: dict[str, Any] = {
         "id": shard.client,
         "domain": shard.domain,
         "labels_flipped": shard.has_flipped_labels,
-        **parts,
+        **{
+            split: {"size": len(indices), "class_counts": class_counts(shard.split_labels(split, dataset), dataset)}
+            for split, indices in shard.splits().items()
+        },
     }
     if shard.noisy_labels is not None:
         truth = replace(shard, noisy_labels=None).split_labels("train", dataset)
@@ -178,13 +167,13 @@ def class_counts(labels: IntArray, dataset: Dataset) -> list[int]:
 
 
 def shard_arrays(shard: Shard) -> ArrayDict:
-    """What a client's file always holds."""
+    """Return the arrays that every client file contains."""
     noise = {} if shard.noisy_labels is None else {"noisy_labels": shard.noisy_labels}
     return {**shard.splits(), **noise}
 
 
 def arrays_digest(arrays: ArrayDict) -> str:
-    """Stands for names, types, shapes and values."""
+    """Return a digest of names, types, shapes and values."""
     parts = []
     for name, array in arrays.items():
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -198,7 +187,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def distribution_csv(manifest: dict[str, Any]) -> bytes:
-    """The examples of each client, by class."""
+    """Return the number of examples per client and class as CSV."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["client", "domain", *manifest["class_names"]])
@@ -208,7 +197,7 @@ def distribution_csv(manifest: dict[str, Any]) -> bytes:
 
 
 def class_counts_by_client(manifest: dict[str, Any]) -> list[list[int]]:
-    """All parts together, by client and class."""
+    """Return the number of examples of all splits per client and class."""
     return [
         np.sum([client[part]["class_counts"] for part in SPLITS if part in client], axis=0).tolist()
         for client in manifest["clients"]

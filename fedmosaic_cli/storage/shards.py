@@ -1,4 +1,8 @@
-"""A partition on disk: a manifest, an index file a client, the public set's index, and the counts to look at."""
+"""A partition on disk: a manifest, one index file per client, the index of the public set, and class counts.
+
+Exported shards also contain the examples: `<split>_images` and `<split>_labels` in a client's file, `images` in the
+public file, which never contains labels.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.io.npz_files import read_npz
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard, empty_indices
 from fedmosaic_cli.errors import RequestError
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedmosaic_cli.data.data_dirs import ProgressCallback
-    from fedmosaic_cli.data.dataset import Dataset
 
     IntArray = NDArray[np.int64]
     ArrayDict = dict[str, NDArray[Any]]
@@ -47,13 +51,15 @@ if TYPE_CHECKING:
 
 SHARD_MANIFEST_FILE = "manifest.json"
 PUBLIC_FILE = "public.npz"
-# What a manifest that makes no sense may end in.
+UNKNOWN_LABEL = -1
+RECREATE_HINT = "recreate the shards with fedmosaic partition"
+# Exceptions that a manifest with impossible content can cause.
 INVALID_MANIFEST_ERRORS = (KeyError, TypeError, AttributeError, ValueError, OverflowError, ValidationError)
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """A partition together with its manifest, and where it lies."""
+    """A partition with its manifest and its path."""
 
     path: Path
     manifest: dict[str, Any]
@@ -66,7 +72,7 @@ class ShardSet:
 
     @property
     def has_examples(self) -> bool:
-        """Whether the examples themselves are in the shards."""
+        """Whether the shards contain the examples."""
         return self.manifest["export"] is True
 
     def test_sizes(self) -> list[int]:
@@ -74,7 +80,6 @@ class ShardSet:
 
 
 def default_shards_path(name: str, seed: int) -> Path:
-    """Where shards go when nobody says otherwise."""
     return Path("shards") / f"{name}-s{seed}"
 
 
@@ -85,30 +90,31 @@ def client_file_name(client: int) -> str:
 def write_shards(
     shards: ShardSet, dataset: Dataset, draw_plots: PlotFunction, export: bool, on_progress: ProgressCallback
 ) -> ShardSet:
-    """Write the shards, whole or not at all. Shards that are there already must be the same.
+    """Write the shards atomically; existing shards must be the same.
 
-    `pictures` draws files from a manifest. With `export` the examples are written too, so that another machine can
-    train on the shards without the data set; the public set's labels are not.
+    Args:
+        shards: The partition, its manifest and the target path.
+        dataset: The data set of the partition.
+        draw_plots: Returns plot files by name for a manifest.
+        export: Also write the examples, so that another machine can train without the data set.
+        on_progress: Called after each client.
     """
     if is_occupied(shards.path):
         return require_same_shards(shards, export)
     manifest: dict[str, Any] = {**shards.manifest, "export": export, "files": {}}
-    if export:  # where the data lay is nobody's business on another machine
+    if export:  # the path of the data is meaningless on another machine
         manifest["found_at"] = ""
         held = len(dataset) - manifest["left_out"]
-        require_free_space(shards.path, held * dataset.images[0].nbytes, "make room or choose another --out")
+        require_free_space(shards.path, held * dataset.images[0].nbytes, "free some space or choose another --out")
     try:
         with atomic_directory(shards.path) as folder:
             for number, shard in enumerate(shards.partition.shards, start=1):
                 on_progress("writing shards", number, len(shards.partition.shards))
-                examples = client_example_arrays(dataset, shard) if export else {}
-                write_shard_file(
-                    folder / client_file_name(shard.client), to_npz_bytes({**shard_arrays(shard), **examples}), manifest
-                )
-            examples = public_example_arrays(dataset, shards.partition.public) if export else {}
-            write_shard_file(
-                folder / PUBLIC_FILE, to_npz_bytes({"index": shards.partition.public, **examples}), manifest
-            )
+                arrays = {**shard_arrays(shard), **(client_example_arrays(dataset, shard) if export else {})}
+                write_shard_file(folder / client_file_name(shard.client), to_npz_bytes(arrays), manifest)
+            public = shards.partition.public
+            arrays = {"index": public, **({"images": dataset.images[public]} if export else {})}
+            write_shard_file(folder / PUBLIC_FILE, to_npz_bytes(arrays), manifest)
             write_shard_file(folder / "distribution.csv", distribution_csv(manifest), manifest)
             for name, content in draw_plots(manifest).items():
                 write_shard_file(folder / name, content, manifest)
@@ -121,19 +127,15 @@ def write_shards(
 
 
 def client_example_arrays(dataset: Dataset, shard: Shard) -> ArrayDict:
-    """The examples of a client, with the labels that it believes in."""
+    """Return the examples of a client with the labels that it sees."""
     arrays: ArrayDict = {}
     for part, index in shard.splits().items():
         arrays |= {f"{part}_images": dataset.images[index], f"{part}_labels": shard.split_labels(part, dataset)}
     return arrays
 
 
-def public_example_arrays(dataset: Dataset, public: IntArray) -> ArrayDict:
-    return {"images": dataset.images[public]}
-
-
 def write_shard_file(path: Path, content: bytes, manifest: dict[str, Any]) -> None:
-    """Write a file of the shards, and its digest into the manifest."""
+    """Write a file and add its digest to the manifest."""
     write_new_file(path, content)
     manifest["files"][path.name] = sha256(content)
 
@@ -146,35 +148,37 @@ def to_npz_bytes(arrays: ArrayDict) -> bytes:
 
 
 def is_occupied(path: Path) -> bool:
-    """Whether there is something under this name that must not be written over."""
+    """Return whether a path exists and is not an empty directory."""
     if path.resolve() == Path.cwd():
-        raise RequestError(f"shards need a directory of their own ({path}): name one that does not exist yet")
+        raise RequestError(f"shards need a separate directory ({path}): choose one that does not exist yet")
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 def require_same_shards(wanted: ShardSet, export: bool) -> ShardSet:
-    """Shards that are there already, if they are the wanted ones."""
+    """Return the existing shards if they are the wanted ones."""
     if not (wanted.path / SHARD_MANIFEST_FILE).is_file():
-        raise RequestError(f"there is something else under this name ({wanted.path}): choose another --out")
-    there = read_shards(wanted.path)
-    if there.digest != wanted.digest:
-        raise RequestError(f"other shards are here already ({wanted.path}): choose another --out")
-    if export and not there.has_examples:
-        raise RequestError(f"the same shards are here without the examples ({wanted.path}): choose another --out")
-    return there
+        raise RequestError(f"the directory contains other files ({wanted.path}): choose another --out")
+    existing = read_shards(wanted.path)
+    if existing.digest != wanted.digest:
+        raise RequestError(f"the directory contains other shards ({wanted.path}): choose another --out")
+    if export and not existing.has_examples:
+        raise RequestError(
+            f"the directory contains the same shards without examples ({wanted.path}): choose another --out"
+        )
+    return existing
 
 
 def read_shards(path: Path) -> ShardSet:
-    """Read shards and check that they are what was written."""
-    described = read_shard_header(path)
-    manifest, settings = described.manifest, described.partition.settings
+    """Read shards and check every digest, size and index."""
+    header = read_shard_header(path)
+    manifest, settings = header.manifest, header.partition.settings
     try:
         shards = tuple(read_client_shard(path, entry, manifest) for entry in manifest["clients"])
-        partition = replace(described.partition, shards=shards)
+        partition = replace(header.partition, shards=shards)
         if [shard.client for shard in shards] != list(range(settings.clients or 0)):
             raise damaged_manifest_error(path)
         check_disjoint(path, partition, manifest["examples"])
-        check_public_set(described)
+        check_public_set(header)
         for shard, entry in zip(shards, manifest["clients"], strict=True):
             for name, index in shard.splits().items():
                 check_class_counts(entry[name], index, manifest)
@@ -184,10 +188,10 @@ def read_shards(path: Path) -> ShardSet:
 
 
 def read_shard_header(path: Path) -> ShardSet:
-    """What the manifest tells and what is public, without any client's file."""
+    """Read the manifest and the public set, but no client file."""
     if not (path / SHARD_MANIFEST_FILE).is_file():
         raise RequestError(
-            f"no shards here ({path}): make them with 'fedmosaic partition --scheme dirichlet --out {path}'"
+            f"no shards found ({path}): create them with 'fedmosaic partition --scheme dirichlet --out {path}'"
         )
     manifest = read_json(path / SHARD_MANIFEST_FILE)
     try:
@@ -195,9 +199,7 @@ def read_shard_header(path: Path) -> ShardSet:
         if type(schema) is not int:
             raise damaged_manifest_error(path)
         if schema != SHARD_SCHEMA:
-            raise RequestError(
-                f"schema {schema} is not {SHARD_SCHEMA} ({path / SHARD_MANIFEST_FILE}): make the shards anew"
-            )
+            raise RequestError(f"schema {schema} is not {SHARD_SCHEMA} ({path / SHARD_MANIFEST_FILE}): {RECREATE_HINT}")
         manifest = read_checksummed_json(path / SHARD_MANIFEST_FILE)
         if manifest["digest"] != manifest_digest(manifest):
             raise damaged_manifest_error(path)
@@ -211,16 +213,16 @@ def read_shard_header(path: Path) -> ShardSet:
 
 
 def check_public_set(shards: ShardSet) -> None:
-    """The public set is as large as it should be, and its classes are counted where somebody knows them."""
-    described, size = shards.manifest["public"], len(shards.partition.public)
-    if not described["size"] == size == shards.partition.settings.public_size:
+    """Check the size of the public set and, if they are known, its class counts."""
+    entry, size = shards.manifest["public"], len(shards.partition.public)
+    if not entry["size"] == size == shards.partition.settings.public_size:
         raise damaged_manifest_error(shards.path)
-    if described["class_counts"] is not None:
-        check_class_counts(described, shards.partition.public, shards.manifest)
+    if entry["class_counts"] is not None:
+        check_class_counts(entry, shards.partition.public, shards.manifest)
 
 
 def damaged_manifest_error(path: Path) -> RequestError:
-    return RequestError(f"the manifest does not match its digest ({path / SHARD_MANIFEST_FILE}): make the shards anew")
+    return RequestError(f"the manifest does not match its digest ({path / SHARD_MANIFEST_FILE}): {RECREATE_HINT}")
 
 
 def read_client_shard(path: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> Shard:
@@ -230,9 +232,9 @@ def read_client_shard(path: Path, entry: dict[str, Any], manifest: dict[str, Any
     check_arrays_digest(path / client_file_name(entry["id"]), arrays, entry["sha256"])
     labels = arrays.get("noisy_labels")
     if labels is not None and (labels.dtype != np.int64 or labels.shape != arrays["train"].shape):
-        raise ValueError("labels for other examples")
-    if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < len(manifest["class_names"]):
-        raise ValueError("labels of other classes")
+        raise ValueError("noisy_labels does not match train")
+    if labels is not None:
+        check_label_range(labels, manifest)
     return Shard(
         client=entry["id"],
         train=arrays["train"],
@@ -245,48 +247,93 @@ def read_client_shard(path: Path, entry: dict[str, Any], manifest: dict[str, Any
 
 
 def read_shard_arrays(path: Path, names: list[str], manifest: dict[str, Any]) -> ArrayDict:
-    """The named arrays of one file, which is the one that the manifest tells of."""
+    """Read the named arrays of a file after checking its digest in the manifest."""
     try:
         if sha256(path.read_bytes() if path.is_file() or not path.exists() else b"") != manifest["files"][path.name]:
-            raise ValueError("another file")
+            raise ValueError("digest mismatch")
         return read_npz(path, lambda _: names, allowance_bytes=0)
     except FileNotFoundError:
-        raise RequestError(f"shard file is missing ({path}): make the shards anew") from None
+        raise RequestError(f"shard file is missing ({path}): {RECREATE_HINT}") from None
     except (MemoryError, PermissionError):
         raise
-    except Exception:  # a damaged archive fails in any way it likes
-        raise RequestError(f"shard file is damaged ({path}): make the shards anew") from None
+    except Exception:  # a damaged archive can cause any exception
+        raise RequestError(f"shard file is damaged ({path}): {RECREATE_HINT}") from None
 
 
 def check_arrays_digest(path: Path, arrays: ArrayDict, digest: str) -> None:
     if arrays_digest(arrays) != digest:
-        raise RequestError(f"shard file does not match the manifest ({path}): make the shards anew")
+        raise RequestError(f"shard file does not match the manifest ({path}): {RECREATE_HINT}")
 
 
 def check_class_counts(entry: dict[str, Any], indices: IntArray, manifest: dict[str, Any]) -> None:
-    """A part is as large as the manifest says, and its classes are counted."""
+    """Check the size and the class counts of a split."""
     counts = entry["class_counts"]
     if not entry["size"] == len(indices) == sum(counts) or len(counts) != len(manifest["class_names"]):
-        raise ValueError("a part of another size")
+        raise ValueError("split size does not match the manifest")
 
 
 def check_disjoint(path: Path, partition: Partition, num_examples: int) -> None:
-    """No index out of range, out of order, or in two places; the first that is gets named with its owners."""
+    """Check that all indices are in range, sorted and used once; name the first that is not, with its files."""
     parts = {PUBLIC_FILE: partition.public}
     for shard in partition.shards:
         parts |= {f"{client_file_name(shard.client)} ({name})": index for name, index in shard.splits().items()}
     for name, index in parts.items():
-        # Compared, not subtracted: a difference of two very large numbers may be any number.
+        # Compared, not subtracted: the difference of two large integers may overflow.
         if index.dtype != np.int64 or index.ndim != 1 or np.any(index[1:] <= index[:-1]):
-            raise RequestError(f"indices are not sorted whole numbers in {name} ({path}): make the shards anew")
+            raise RequestError(f"indices are not sorted whole numbers in {name} ({path}): {RECREATE_HINT}")
         if len(index) and not 0 <= index[0] <= index[-1] < num_examples:
             wrong = index[-1] if index[0] >= 0 else index[0]
             raise RequestError(
-                f"index {wrong} in {name} is not one of {num_examples} examples ({path}): make the shards anew"
+                f"index {wrong} in {name} is not one of {num_examples} examples ({path}): {RECREATE_HINT}"
             )
     everything = np.sort(np.concatenate(list(parts.values())))
     repeated = everything[1:][everything[1:] == everything[:-1]]
     if len(repeated):
-        twice = int(repeated[0])
-        owners = [name for name, index in parts.items() if twice in index]
-        raise RequestError(f"example {twice} is in both {owners[0]} and {owners[1]} ({path}): make the shards anew")
+        owners = [name for name, index in parts.items() if repeated[0] in index]
+        raise RequestError(f"example {repeated[0]} is in both {owners[0]} and {owners[1]} ({path}): {RECREATE_HINT}")
+
+
+def check_label_range(labels: NDArray[Any], manifest: dict[str, Any]) -> None:
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(manifest["class_names"]):
+        raise ValueError("labels are out of range")
+
+
+def check_exported_examples(
+    images: NDArray[Any], labels: NDArray[Any], num_examples: int, manifest: dict[str, Any]
+) -> None:
+    """Check types, shapes and label range of exported examples."""
+    shape = (num_examples, *manifest["image_shape"])
+    if images.dtype != np.uint8 or images.shape != shape or labels.shape != (num_examples,) or labels.dtype != np.int64:
+        raise ValueError("examples do not match the manifest")
+    check_label_range(labels, manifest)
+
+
+def load_exported_shards(shards: ShardSet) -> tuple[Dataset, Partition]:
+    """Return the examples of exported shards as a data set, and the partition with indices into it."""
+    manifest = shards.manifest
+    try:
+        public = read_shard_arrays(shards.path / PUBLIC_FILE, ["images"], manifest)["images"]
+        check_exported_examples(public, np.zeros(len(public), dtype=np.int64), len(shards.partition.public), manifest)
+        images: list[NDArray[Any]] = [public]
+        labels: list[NDArray[Any]] = [np.full(len(public), UNKNOWN_LABEL)]
+        renumbered, offset = [], len(public)
+        for shard in shards.partition.shards:
+            names = [f"{split}_{array}" for split in shard.splits() for array in ("images", "labels")]
+            arrays = read_shard_arrays(shards.path / client_file_name(shard.client), names, manifest)
+            indices: dict[str, Any] = {}
+            for split, index in shard.splits().items():
+                check_exported_examples(arrays[f"{split}_images"], arrays[f"{split}_labels"], len(index), manifest)
+                images.append(arrays[f"{split}_images"])
+                labels.append(arrays[f"{split}_labels"])
+                indices["validation" if split == "val" else split] = np.arange(offset, offset + len(index))
+                offset += len(index)
+            # The exported labels already contain flips and noise.
+            renumbered.append(replace(shard, **indices, has_flipped_labels=False, noisy_labels=None))
+        dataset = Dataset(
+            manifest["dataset"], np.concatenate(images), np.concatenate(labels), tuple(manifest["class_names"])
+        )
+    except (KeyError, TypeError, ValueError):
+        raise RequestError(
+            f"the manifest does not match its examples ({shards.path / SHARD_MANIFEST_FILE}): {RECREATE_HINT} --export"
+        ) from None
+    return dataset, replace(shards.partition, shards=tuple(renumbered), public=np.arange(len(public)))

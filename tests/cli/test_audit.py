@@ -143,4 +143,4 @@ def test_something_else_under_the_name_of_an_audit(audit):
     arguments = ["baseline", "local", "--preset", "quickstart", "--set", "data.clients=2", "--rounds", "5", "--resume"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert "this is not a file" in done.stderr
+    assert "not a file" in done.stderr

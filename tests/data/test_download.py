@@ -117,7 +117,7 @@ def offered_nothing() -> Download:
 
 
 def test_no_room_is_said_at_once(tmp_path):
-    with pytest.raises(ResourceError, match=r"room are needed .* make room for x.bin"):
+    with pytest.raises(ResourceError, match=r"disk space are needed.* free some space for x.bin"):
         download_files((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), DataDirs(tmp_path))
 
 

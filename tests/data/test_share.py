@@ -177,5 +177,5 @@ def test_another_share_is_not_what_the_shards_were_made_from(tmp_path):
     other = SETTINGS.model_copy(update={"share": 0.41})
     with pytest.raises(RequestError, match="not the data these shards were made from"):
         load_shard_data(replace(written, partition=replace(written.partition, settings=other)), DataDirs())
-    with pytest.raises(RequestError, match="other shards are here"):
+    with pytest.raises(RequestError, match="the directory contains other shards"):
         load_and_partition(other, 3, tmp_path / "shards", DataDirs()).save()

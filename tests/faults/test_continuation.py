@@ -107,7 +107,7 @@ def test_no_room_is_known_before_anything_is_written(type_in, undisturbed, tmp_p
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 3000)
     ending = type_in(*TRAIN)
     assert (ending.exit_code, ending.stderr.count("\n")) == (4, 1)
-    assert "MB of room are needed" in ending.stderr
+    assert "MB of disk space are needed" in ending.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(type_in, undisturbed, tm
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: next(room, 0))
     ending = type_in(*TRAIN)
     assert ending.exit_code == 4
-    assert "go on with --resume" in ending.stderr.splitlines()[-1]
+    assert "continue with --resume" in ending.stderr.splitlines()[-1]
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10**9)
     again = type_in(*TRAIN)
     assert "resumed after round 2" in again.stderr

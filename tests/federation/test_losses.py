@@ -11,7 +11,7 @@ from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.transport import ClientResponse
 from fedmosaic_cli.runner.run import RunOptions, run_experiment
-from fedmosaic_cli.storage.privacy_section import privacy_lines
+from fedmosaic_cli.storage.privacy_summary import privacy_lines
 from fedmosaic_cli.storage.runs import RunDirectory
 from tests.federation.sites import Sites, configured, exported, play
 

@@ -23,7 +23,7 @@ from fedmosaic_cli.labels.privacy.noise import (
     resolve_noise,
 )
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning, planned_privacy_report, spent_privacy_report
-from fedmosaic_cli.storage.privacy_section import format_rounded_up, privacy_lines
+from fedmosaic_cli.storage.privacy_summary import format_rounded_up, privacy_lines
 
 
 def noise_for(kind="frequency", public_size=3000, times=100, **settings):

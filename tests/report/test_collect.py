@@ -44,10 +44,10 @@ def test_of_two_runs_of_one_seed_the_one_on_the_common_shards_stays(runs):
     ("damage", "reason"),
     [
         ("{", "not valid JSON"),
-        ("[]", "made by others"),
+        ("[]", "not written by fedmosaic"),
         ("\x00\xff", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ('{"mine": true}', "made by others"),
+        ('{"mine": true}', "not written by fedmosaic"),
         ('{"schema": 99}', "newer fedmosaic, schema 99"),
         ('{"schema": 1}', "preset: Field required"),
         ('{"schema": 1, "shards": 3}', "Field required"),

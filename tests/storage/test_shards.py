@@ -14,10 +14,9 @@ from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data
-from fedmosaic_cli.storage.exported_shards import load_exported_shards
 from fedmosaic_cli.storage.files import read_checksummed_json, sha256, to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
-from fedmosaic_cli.storage.shards import read_shards
+from fedmosaic_cli.storage.shards import load_exported_shards, read_shards
 
 SETTINGS = resolve_data_settings(DataSettings(clients=4, alpha=1.0, public_size=50, flip_labels=(2,)), DataDirs())
 
@@ -96,7 +95,7 @@ def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_
 
 def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
     assert load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save().digest == shards.digest
-    with pytest.raises(RequestError, match="other shards are here"):
+    with pytest.raises(RequestError, match="the directory contains other shards"):
         load_and_partition(SETTINGS, 4, shards.path, DataDirs()).save()
 
 
@@ -226,7 +225,7 @@ def test_damaged_examples_are_found(tmp_path, name):
 
 
 def test_plain_shards_are_not_taken_for_exported_ones(shards):
-    with pytest.raises(RequestError, match="without the examples"):
+    with pytest.raises(RequestError, match="the same shards without examples"):
         load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save(export=True)
 
 

@@ -76,7 +76,7 @@ def download_verified(download: Download, folder: Path, data_dirs: DataDirs) -> 
     partial = folder / f".{download.file_name}.part"
     there = partial.stat().st_size if partial.exists() else 0
     require_free_space(
-        folder, download.size_bytes - there, f"make room for {download.file_name} or choose another --data-dir"
+        folder, download.size_bytes - there, f"free some space for {download.file_name} or choose another --data-dir"
     )
     if there < download.size_bytes:
         try:
