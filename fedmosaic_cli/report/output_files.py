@@ -85,9 +85,9 @@ def figure_files(
     kinds: Collection[str] | None = None,
 ) -> tuple[dict[str, bytes], list[str]]:
     """The figures as PNG and PDF, and a sentence for each that is missing and each run that is left out of them."""
-    from fedmosaic_cli.report.plots.figure_set import build_figure_set
+    from fedmosaic_cli.report.plots.figure_set import FigureSet
 
-    album = build_figure_set(groups, ranking, kinds)
+    album = FigureSet(groups, ranking, kinds)
     files: dict[str, bytes] = {}
     total = len(album)
     for number, (name, draw) in enumerate(album):
@@ -102,7 +102,7 @@ def add_rank_diagram(tables: Sequence[TextTable], ranking: MethodRanking | None)
     """The sheets, the one of ranks with its diagram, whose title and note are those of the sheet."""
     if ranking is None:
         return list(tables)
-    from fedmosaic_cli.report.plots.inline_svg import inline_svg
+    from fedmosaic_cli.report.plots.canvas import render_inline_svg
     from fedmosaic_cli.report.plots.plot_style import use_plot_style
     from fedmosaic_cli.report.plots.rank_diagram import critical_difference_figure
 
@@ -111,4 +111,4 @@ def add_rank_diagram(tables: Sequence[TextTable], ranking: MethodRanking | None)
         figure = critical_difference_figure(ranking, title="")
         figure.supxlabel("")
         note = f"{ranks.note} In the diagram a bar joins methods that lie within that difference (CD) of each other."
-        return [*others, replace(ranks, svg=inline_svg(figure), note=note)]
+        return [*others, replace(ranks, svg=render_inline_svg(figure), note=note)]

@@ -22,13 +22,8 @@ from fedmosaic_cli.report.plots.client_plots import (
 )
 from fedmosaic_cli.report.plots.communication_plot import communication_figure, format_bytes
 from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, read_figure_data
-from fedmosaic_cli.report.plots.figure_set import build_figure_set
-from fedmosaic_cli.report.plots.line_labels import (
-    horizontal_groups,
-    least_crowded_position,
-    points_in_box,
-    spread_levels,
-)
+from fedmosaic_cli.report.plots.figure_set import FigureSet
+from fedmosaic_cli.report.plots.line_labels import spread_levels
 from fedmosaic_cli.report.plots.plot_style import (
     CLIENT_STYLES,
     FLIPPED_CLIENT_STYLE,
@@ -164,7 +159,7 @@ def test_from_near_by_the_whole_band_is_seen_and_nothing_far_off(bench):
     assert {"30.0 ↓  FedAvg", "25.0 ↓  FedProx"} < set(names)
     assert names["30.0 ↓  FedAvg"].xyann[1] > names["25.0 ↓  FedProx"].xyann[1], "in their order"
     note = " ".join(" ".join(texts(figure)).split())
-    assert "FedAvg and FedProx lie below the right panel." in note
+    assert "FedAvg and FedProx are below the right panel." in note
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.97])
@@ -344,7 +339,7 @@ def test_variants_have_losses_in_colours_of_their_own(bench):
 @pytest.mark.parametrize(
     ("kind", "keys", "reason"),
     [
-        (trust_figure, ["lambda"], "no run of FedMosaic logged a trust λ"),
+        (trust_figure, ["lambda"], "no run of FedMosaic logged the trust λ"),
         (losses_figure, ["loss_private", "loss_public"], "no run of FedMosaic logged a loss"),
     ],
 )
@@ -473,7 +468,7 @@ def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
         "FedMosaic (entropy)\nseed 0",
         "Gated co-training\nseed 0",
     ]
-    assert "from which" not in draw(losses_figure, bench).get_suptitle()
+    assert "determine" not in draw(losses_figure, bench).get_suptitle()
     looks = method_line_styles([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
     assert len({(look.color, look.marker) for look in looks.values()}) == 4
     assert looks["gated", ""].width == looks["fedmosaic", "entropy"].width > looks["fedct", ""].width
@@ -481,10 +476,10 @@ def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
 
 def test_an_album_without_fedmosaic_has_what_gated_runs_allow(bench, sketched):
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25, "loss_public": 1.0})
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert {"lambda-quick", "losses-quick", "consensus-quick"} <= {name for name, _ in album}
     bench.write("fedct", setting="other")
-    lacking = {missing.name for missing in build_figure_set(settings_in(bench)).missing}
+    lacking = {missing.name for missing in FigureSet(settings_in(bench)).missing}
     assert {"lambda-other", "losses-other"} <= lacking
     assert not {"consensus-other", "lambda-quick"} & lacking
 
@@ -643,7 +638,7 @@ def test_of_two_settings_of_one_size_the_one_with_more_seeds_is_taken(bench):
     bench.write("fedmosaic-entropy", setting="again", data={"public_size": 20})
     (family,), remarks = find_public_set_groups(settings_in(bench), "public_size")
     assert family.groups_by_value[20].name == "u-20"
-    assert remarks == ["again is not in it, because u-20 has the same public_size"]
+    assert remarks == ["again is left out, because u-20 has the same public_size"]
 
 
 def test_other_hyper_parameters_are_another_line(bench):
@@ -741,23 +736,6 @@ def test_names_move_apart_no_further_than_they_must():
     assert np.diff(spread_levels(np.zeros(30), 0.1)) == pytest.approx(0.1), "more than there is room for"
 
 
-def test_names_of_lines_that_end_far_apart_are_groups():
-    positions, widths = np.array([0.9, 0.1, 0.2, 0.95]), np.array([0.3, 0.3, 0.3, 0.3])
-    assert horizontal_groups(positions, widths) == [[1, 2], [0, 3]]
-
-
-def test_a_name_is_not_written_onto_another():
-    size = (0.2, 0.05)
-    taken = (0.52, 0.5)
-    (x, y), left = least_crowded_position(points_in_box(taken, size), np.array([0.5, 0.5]), size)
-    assert left, "level with its line, on the free side"
-    assert (x, y) == pytest.approx((0.28, 0.5))
-    (x, y), left = least_crowded_position(
-        np.concatenate([points_in_box(taken, size), points_in_box((x, y), size)]), np.array([0.5, 0.5]), size
-    )
-    assert abs(y - 0.5) >= 0.05
-
-
 # The album
 
 
@@ -766,7 +744,7 @@ def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
     bench.write("local")
     reads, curves_of = [], evidences.load_round_curves
     monkeypatch.setattr(evidences, "load_round_curves", lambda path: reads.append(path) or curves_of(path))
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
     assert [name for name, _ in album] == [f"{kind}-quick" for kind in kinds]
     assert len(album) == 7
@@ -786,7 +764,7 @@ def ranking(ranks, width, settings):
 
 
 def files_of(settings, names, ranks=None):
-    found = dict(build_figure_set(settings, ranks))
+    found = dict(FigureSet(settings, ranks))
     return {name: found[name]() for name in names}
 
 
@@ -818,7 +796,7 @@ def test_a_damaged_log_is_told_and_the_others_are_drawn(bench, sketched):
     (damaged[1] / "rounds.jsonl").unlink()
     lines = (damaged[2] / "rounds.jsonl").read_text().splitlines()
     (damaged[2] / "rounds.jsonl").write_text("\n".join(lines[:4]))  # a round less
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     drawn = {name: draw() for name, draw in album}
     assert {run.path for run in album.skipped} == set(damaged)
     assert len(album.skipped) == 3
@@ -826,7 +804,7 @@ def test_a_damaged_log_is_told_and_the_others_are_drawn(bench, sketched):
     assert drawn["accuracy-quick"]
     assert drawn["lambda-quick"] == drawn["losses-quick"] == drawn["consensus-quick"] == {}
     reasons = {missing.name: missing.reason for missing in album.missing}
-    assert reasons["lambda-quick"] == "no run of FedMosaic has a log that can be read"
+    assert reasons["lambda-quick"] == "no run of FedMosaic has a readable log"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, -0.1, "0.5x", None])
@@ -835,7 +813,7 @@ def test_accuracies_that_are_none_are_damage(bench, sketched, value):
     path = bench.write("fedavg", 1)
     rows = [{**json.loads(line), "accuracy": value} for line in (path / "rounds.jsonl").read_text().splitlines()]
     (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert dict(album)["accuracy-quick"]()
     assert [run.path for run in album.skipped] == [path]
 
@@ -843,7 +821,7 @@ def test_accuracies_that_are_none_are_damage(bench, sketched, value):
 @pytest.mark.parametrize("key", ["bits_up", "loss_public", "lambda"])
 def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
     path = bench.write("fedmosaic-entropy", change=lambda row: {**row, key: 1e308})
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert dict(album)["communication-quick"]() == {}
     assert [run.path for run in album.skipped] == [path]
 
@@ -851,23 +829,26 @@ def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
 def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
     path = bench.write("fedmosaic-entropy")
     (path / "shards.json").unlink()
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert dict(album)["clients-quick"]() == {}
     assert dict(album)["lambda-quick"]()
-    assert any(missing.name == "clients-quick" and "kept the manifest" in missing.reason for missing in album.missing)
+    assert any(
+        missing.name == "clients-quick" and "no run contains a shard manifest" in missing.reason
+        for missing in album.missing
+    )
 
 
 def test_a_manifest_that_makes_no_sense_is_none(bench):
     manifest = manifest_of(few_each(2))
     manifest["clients"][0]["train"]["class_counts"] = [1, 2, 3]
     bench.write(manifest=manifest)
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert dict(album)["clients-quick"]() == {}
 
 
 def test_what_a_setting_lacks_is_told(bench):
     bench.write("local")
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     assert [name for name, _ in album] == ["accuracy-quick", "clients-quick", "public-quick"]
     reasons = {missing.name: missing.reason for missing in album.missing}
     assert "needs a run of FedMosaic" in reasons["lambda-quick"]
@@ -879,9 +860,9 @@ def test_settings_have_names_of_their_own(bench):
         for alpha in (0.1, 1.0) if setting == "skew" else (None,):
             bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
     settings = settings_in(bench)
-    backwards = [name.lower() for name, _ in build_figure_set(settings[::-1])]
+    backwards = [name.lower() for name, _ in FigureSet(settings[::-1])]
     assert len(backwards) == len(set(backwards))
-    names = [name.lower() for name, _ in build_figure_set(settings)]
+    names = [name.lower() for name, _ in FigureSet(settings)]
     assert len(names) == len(set(names))
     assert "public-skew" in names
     assert max(map(len, names)) < 150
@@ -918,7 +899,7 @@ def test_long_names_stand_below_and_values_at_the_lines(bench):
 
 def test_letters_that_the_font_lacks_are_no_reason_to_warn(bench):
     bench.write(setting="数据")
-    assert dict(build_figure_set(settings_in(bench)))["accuracy-setting"]()
+    assert dict(FigureSet(settings_in(bench)))["accuracy-setting"]()
 
 
 def test_signs_in_names_are_no_markup(bench):
@@ -937,7 +918,7 @@ def test_signs_in_names_are_no_markup(bench):
 def test_odd_sizes_are_drawn(bench, sketched, clients, rounds):
     for variant in ("fedmosaic-entropy", "fedct", "fedavg", "local", "centralized"):
         bench.write(variant, clients=clients, rounds=rounds)
-    album = build_figure_set(settings_in(bench))
+    album = FigureSet(settings_in(bench))
     drawn = {name: draw() for name, draw in album}
     nothing = {name for name, files in drawn.items() if not files}
     # In one round nothing is sent and nobody has a consensus yet.
@@ -949,7 +930,7 @@ def test_many_families_are_spread_over_several_figures(bench):
     for lr in range(4):
         for alpha in (0.1, 1.0):
             bench.write(data={"public_alpha": alpha, "label_noise": lr}, rounds=1)
-    names = [name for name, _ in build_figure_set(settings_in(bench)).cross_group_figures()]
+    names = [name for name, _ in FigureSet(settings_in(bench)).cross_group_figures()]
     assert names == ["public-skew", "public-skew-2"]
 
 

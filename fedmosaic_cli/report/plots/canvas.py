@@ -1,4 +1,4 @@
-"""Figures as files: blank ones, their titles, and what becomes of them in print."""
+"""Create figures, add titles and notes, and render them as PNG, PDF or SVG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-# For letters that the usual font lacks: fonts of common systems that have most of them.
+# Fonts of common systems that cover most of the characters missing from the default font.
 FALLBACK_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -32,7 +32,7 @@ FALLBACK_FONTS = (
     "SimHei",
     "Malgun Gothic",
 )
-# Nothing that changes from one day to the next: the same partition is the same file.
+# No dates and versions: the same figure gives the same bytes.
 DETERMINISTIC_METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Producer": None},
@@ -40,14 +40,13 @@ DETERMINISTIC_METADATA: dict[str, dict[str, Any]] = {
 
 
 def new_figure_with_axes(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
-    """A blank figure with axes all over it."""
+    """A new figure with one set of axes."""
     figure = new_figure(width_inches, height_inches)
     return figure, figure.add_subplot()
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
-    """A figure that needs no display, in which a dollar sign is a dollar sign, and letters are of any script that there
-    is a font for."""
+    """A figure without a display, with math parsing disabled and fallback fonts enabled."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -58,7 +57,7 @@ def new_figure(width_inches: float, height_inches: float) -> Figure:
 
 @cache
 def available_fonts() -> list[str]:
-    """The usual font, and those installed that may have letters it lacks."""
+    """The default font, followed by the installed fallback fonts."""
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())
@@ -66,11 +65,11 @@ def available_fonts() -> list[str]:
 
 
 def add_title_and_note(figure: Figure, title: str, note: str = "") -> None:
-    """A title above everything, and a remark below (above the key, where there is one): both wrapped."""
+    """Add a wrapped title above the figure and a wrapped note below it (above the legend, if there is one)."""
     above = figure.suptitle("", x=0.01, ha="left", fontweight="bold")
     above.set_text(fill(title, chars_per_line(figure, above, 0.66)))
     if note and figure.legends:
-        # Two things below a figure would lie on each other.
+        # A note beside the legend would overlap it, so the note becomes the title of the legend.
         below = figure.legends[0].get_title()
         figure.legends[0].set_title(fill(note, chars_per_line(figure, below, 0.55)))
         below.set_color("0.25")
@@ -80,13 +79,13 @@ def add_title_and_note(figure: Figure, title: str, note: str = "") -> None:
 
 
 def chars_per_line(figure: Figure, text: Text, char_aspect: float) -> int:
-    """How many letters of this size fit into a line, if they are so wide for their height."""
+    """Number of characters per line, if the width of a character is `char_aspect` times the font size."""
     return int(figure.get_figwidth() * 72 / (char_aspect * float(text.get_fontsize())))
 
 
 @contextmanager
 def suppress_matplotlib_warnings() -> Iterator[None]:
-    """A box for a letter, a font that is never bold, names that leave little room: no reason to worry anybody."""
+    """Hide warnings about missing glyphs, missing bold fonts and tight layouts."""
     log = logging.getLogger("matplotlib.font_manager")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -99,15 +98,29 @@ def suppress_matplotlib_warnings() -> Iterator[None]:
 
 
 def render_png_and_pdf(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
-    """The figure as a PNG to look at and a PDF for a paper, by file ending."""
+    """The figure as PNG and PDF, by file ending."""
     from matplotlib import rc_context
 
     files = {}
     for ending, metadata in DETERMINISTIC_METADATA.items():
         buffer = io.BytesIO()
-        # Letters stay letters in the PDF, to be found and copied; publishers refuse its default, Type 3 fonts.
+        # Type 42 fonts keep text searchable; many publishers reject the default, Type 3.
         with suppress_matplotlib_warnings(), rc_context({"pdf.fonttype": 42}):
             figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)
-        figure.set_layout_engine("none")  # everything has found its place; finding it takes half of the time
+        figure.set_layout_engine("none")  # the layout is computed once; it takes half of the time
         files[ending] = buffer.getvalue()
     return files
+
+
+def render_inline_svg(figure: Figure) -> str:
+    """The figure as a deterministic SVG element that uses the text colour of the surrounding page."""
+    from matplotlib import rc_context
+
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    # A fixed salt makes the element ids deterministic.
+    rc_params: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedmosaic"}
+    with rc_context(rc_params), io.StringIO() as buffer, suppress_matplotlib_warnings():
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+        svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
+    return svg.replace("<svg ", '<svg fill="currentColor" ', 1)

@@ -1,4 +1,4 @@
-"""Figures of single clients: their trust, their losses, and what they hold."""
+"""Figures of clients: trust and losses over rounds, and the class counts of their data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from fedmosaic_cli.report.comparison import method_title
 from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError
+from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, first_valid_manifest
 from fedmosaic_cli.report.plots.line_labels import LineLabel, add_legend_below, draw_line_labels, legend_height_inches
 from fedmosaic_cli.report.plots.partition_plots import class_counts_figure, public_class_counts_figure
 from fedmosaic_cli.report.plots.plot_style import (
@@ -23,7 +22,6 @@ from fedmosaic_cli.report.plots.plot_style import (
     base_line_style,
     set_round_axis,
 )
-from fedmosaic_cli.storage.shard_manifest import ShardManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,89 +33,88 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.plots.figure_data import ClientCurves, FigureData
 
-    Matrix = NDArray[np.float64]
-
 MAX_CLIENT_LINES = 15
-"""Of more clients than these, a median and a band are drawn."""
+"""With more clients than this, the median and a quantile band are drawn."""
 NUM_ANNOTATED_CLIENTS, NUM_ANNOTATED_CLIENTS_WITH_BAND = 6, 3
 BACKGROUND_STYLE = LineStyle("0.65", width=0.6, zorder=2)
 MEDIAN_STYLE = LineStyle("black", width=1.8, zorder=7)
 MAX_PANEL_COLUMNS = 3
 MAX_VARIANTS, MAX_PANELS = 3, 12
 TITLE_WIDTH_CHARS = 80
-"""Of a title, in a line."""
 
 
 def trust_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
-    """Lambda of each client over rounds, a panel for each variant of FedMosaic."""
-    known = {key: run for key, run in require_client_curves(figure_data).items() if np.isfinite(run.trust).any()}
-    if not known:
-        raise FigureUnavailableError("no run of FedMosaic logged a trust λ")
-    runs = dict(list(known.items())[:MAX_PANELS])
-    across = min(len(runs), MAX_PANEL_COLUMNS)
-    down = -(-len(runs) // across)
-    figure = new_figure(PAGE_WIDTH_INCHES, 0.9 + 2.1 * down)
-    panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
-    ends: dict[Axes, list[LineLabel]] = {}
+    """Lambda of the clients over rounds, one panel per variant of FedMosaic."""
+    available = {key: run for key, run in require_client_curves(figure_data).items() if np.isfinite(run.trust).any()}
+    if not available:
+        raise FigureUnavailableError("no run of FedMosaic logged the trust λ")
+    runs = dict(list(available.items())[:MAX_PANELS])
+    columns = min(len(runs), MAX_PANEL_COLUMNS)
+    rows = -(-len(runs) // columns)
+    figure = new_figure(PAGE_WIDTH_INCHES, 0.9 + 2.1 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+    labels: dict[Axes, list[LineLabel]] = {}
     for axes, (key, run) in zip(panels, runs.items(), strict=False):
-        ends[axes] = draw_trust(axes, run, clients_with_flipped_labels(group, run.digest))
-        axes.set_title(fill(method_title(key), TITLE_WIDTH_CHARS // across) + f"\nseed {run.seed}", loc="left")
-    for axes in panels[len(ends) :]:
+        labels[axes] = draw_trust(axes, run, clients_with_flipped_labels(group, run.digest))
+        axes.set_title(fill(method_title(key), TITLE_WIDTH_CHARS // columns) + f"\nseed {run.seed}", loc="left")
+    for axes in panels[len(labels) :]:
         axes.remove()
-    for axes in panels[::across]:
+    for axes in panels[::columns]:
         axes.set_ylabel("λ", rotation=0)
-    for axes in ends:
-        # Trust of a millionth should look like none; 1 is as much as in one's own labels.
+    for axes in labels:
+        # The axis reaches at least to 1, full trust, so that tiny values look like 0.
         axes.set_ylim(-0.03, max(1.05, axes.get_ylim()[1]))
-    clients = next(iter(runs.values())).trust.shape[1]
-    crowd = "Black: median of all clients; band: 10th to 90th percentile. " if clients > MAX_CLIENT_LINES else ""
-    most = max(float(np.nanmax(run.trust, initial=0)) for run in runs.values())
-    little = f" λ is at most {most:.0e} here." if 0 < most < 0.01 else ""
-    alone = (
-        "Shaded: rounds before the first consensus."
-        if any(run.num_rounds_before_consensus for run in runs.values())
-        else ""
-    )
-    some = shown_of_total(len(runs), len(known), "variants")
-    title = f"{group.label}: trust λ of {pluralize_clients(clients)} in the consensus{some}"
-    add_title_and_note(figure, title, f"{crowd}{alone}{little}")
-    draw_line_labels(ends)
+    num_clients = next(iter(runs.values())).trust.shape[1]
+    notes = []
+    if num_clients > MAX_CLIENT_LINES:
+        notes.append("Black: median of all clients; band: 10th to 90th percentile.")
+    if any(run.num_rounds_before_consensus for run in runs.values()):
+        notes.append("Shaded: rounds before the first consensus.")
+    highest = max(float(np.nanmax(run.trust, initial=0)) for run in runs.values())
+    if 0 < highest < 0.01:
+        notes.append(f"The largest λ is {highest:.0e}.")
+    subset = shown_of_total(len(runs), len(available), "variants")
+    title = f"{group.label}: trust λ of {pluralize_clients(num_clients)} in the consensus{subset}"
+    add_title_and_note(figure, title, " ".join(notes))
+    draw_line_labels(labels)
     return figure
 
 
 def require_client_curves(figure_data: FigureData) -> dict[MethodKey, ClientCurves]:
-    """Those of FedMosaic, if there are any."""
     if not figure_data.client_curves_by_method:
-        raise FigureUnavailableError("no run of FedMosaic has a log that can be read")
+        raise FigureUnavailableError("no run of FedMosaic has a readable log")
     return figure_data.client_curves_by_method
 
 
 def draw_trust(axes: Axes, curves: ClientCurves, flipped: set[int]) -> list[LineLabel]:
-    """The lines of one panel, and where those with a name end."""
-    rounds, clients = curves.trust.shape
-    crowd = clients > MAX_CLIENT_LINES
-    named = clients_to_plot(clients, flipped, NUM_ANNOTATED_CLIENTS_WITH_BAND if crowd else NUM_ANNOTATED_CLIENTS)
-    if crowd:
-        draw_quantile_band(axes, curves.trust)
+    """Draw one panel and return the labels of its lines."""
+    num_rounds, num_clients = curves.trust.shape
+    has_band = num_clients > MAX_CLIENT_LINES
+    max_annotated = NUM_ANNOTATED_CLIENTS_WITH_BAND if has_band else NUM_ANNOTATED_CLIENTS
+    annotated = clients_to_plot(num_clients, flipped, max_annotated)
+    if has_band:
+        rounds = np.flatnonzero(np.isfinite(curves.trust).any(axis=1))
+        low, median, high = np.nanquantile(curves.trust[rounds], (0.1, 0.5, 0.9), axis=1)
+        axes.fill_between(rounds + 1, low, high, color="0.8", linewidth=0)
+        axes.plot(rounds + 1, median, **MEDIAN_STYLE.plot_kwargs())
     else:
-        for client in set(range(clients)) - set(named):
+        for client in set(range(num_clients)) - set(annotated):
             draw_client_line(axes, curves.trust[:, client], BACKGROUND_STYLE)
-    ends = []
-    for number, client in enumerate(named):
-        look = FLIPPED_CLIENT_STYLE if client in flipped else CLIENT_STYLES[number % len(CLIENT_STYLES)]
-        last = draw_client_line(axes, curves.trust[:, client], look)
+    labels = []
+    for number, client in enumerate(annotated):
+        style = FLIPPED_CLIENT_STYLE if client in flipped else CLIENT_STYLES[number % len(CLIENT_STYLES)]
+        end = draw_client_line(axes, curves.trust[:, client], style)
         name = f"client {client}" + (", flipped" if client in flipped else "")
-        ends += [LineLabel(*last, name, look.color, client in flipped)] if last else []
-    set_round_axis(axes, rounds)
+        labels += [LineLabel(*end, name, style.color, client in flipped)] if end else []
+    set_round_axis(axes, num_rounds)
     if curves.num_rounds_before_consensus:
-        axes.axvspan(
-            axes.get_xlim()[0], curves.num_rounds_before_consensus + 0.5, color=SHADE_COLOR, linewidth=0, zorder=0
-        )
-    return ends
+        last = curves.num_rounds_before_consensus + 0.5
+        axes.axvspan(axes.get_xlim()[0], last, color=SHADE_COLOR, linewidth=0, zorder=0)
+    return labels
 
 
 def shown_of_total(num_shown: int, num_total: int, noun: str) -> str:
-    """For a title: how many are shown, if not all are."""
+    """The part of a title that says how many are shown; empty if all are."""
     return f", {num_shown} of {num_total} {noun}" if num_shown < num_total else ""
 
 
@@ -126,14 +123,14 @@ def pluralize_clients(num_clients: int) -> str:
 
 
 def clients_to_plot(num_clients: int, flipped: set[int], max_clients: int) -> list[int]:
-    """The first ones, among them as many of those with flipped labels as there is room for."""
+    """The clients with flipped labels and the first of the others, at most `max_clients`."""
     special = sorted(flipped)[:max_clients]
     others = [client for client in range(num_clients) if client not in flipped]
     return sorted([*special, *others[: max_clients - len(special)]])
 
 
 def draw_client_line(axes: Axes, values: NDArray[np.float64], style: LineStyle) -> tuple[float, float] | None:
-    """A client's line through the rounds that it took part in, and the last point of it."""
+    """Draw a line through the rounds in which the client took part, and return its last point."""
     rounds = np.flatnonzero(np.isfinite(values))
     if not len(rounds):
         return None
@@ -141,52 +138,42 @@ def draw_client_line(axes: Axes, values: NDArray[np.float64], style: LineStyle) 
     return float(rounds[-1] + 1), float(values[rounds[-1]])
 
 
-def draw_quantile_band(axes: Axes, values: Matrix) -> None:
-    """Median and a band from the 10th to the 90th percentile, of those who took part in a round."""
-    rounds = np.flatnonzero(np.isfinite(values).any(axis=1))
-    low, median, high = np.nanquantile(values[rounds], (0.1, 0.5, 0.9), axis=1)
-    axes.fill_between(rounds + 1, low, high, color="0.8", linewidth=0)
-    axes.plot(rounds + 1, median, **MEDIAN_STYLE.plot_kwargs())
-
-
 def losses_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
-    """The private and the public loss of some clients over rounds, a panel a client."""
-    known = {
+    """Private and public loss over rounds, one panel per client."""
+    available = {
         key: run
         for key, run in require_client_curves(figure_data).items()
         if np.isfinite(run.loss_private).any() or np.isfinite(run.loss_public).any()
     }
-    if not known:
+    if not available:
         raise FigureUnavailableError("no run of FedMosaic logged a loss")
-    runs = dict(list(known.items())[:MAX_VARIANTS])
-    looks = loss_line_styles(runs)
+    runs = dict(list(available.items())[:MAX_VARIANTS])
+    styles = loss_line_styles(runs)
     first = next(iter(runs.values()))
-    clients = first.trust.shape[1]
+    num_clients = first.trust.shape[1]
     flipped = clients_with_flipped_labels(group, first.digest)
-    shown = clients_to_plot(clients, flipped, 9 if clients <= 9 else 6)
-    down = -(-len(shown) // MAX_PANEL_COLUMNS)
-    across = min(len(shown), MAX_PANEL_COLUMNS)
-    names = {f"{method_title(key)}, {which}": look for key, pair in looks.items() for which, look in pair.items()}
-    figure = new_figure(PAGE_WIDTH_INCHES, 0.8 + 1.45 * down + legend_height_inches(names))
-    panels = list(figure.subplots(down, across, squeeze=False, sharey=True, sharex=True).flat)
+    shown = clients_to_plot(num_clients, flipped, 9 if num_clients <= 9 else 6)
+    rows, columns = -(-len(shown) // MAX_PANEL_COLUMNS), min(len(shown), MAX_PANEL_COLUMNS)
+    legend = {f"{method_title(key)}, {loss}": style for key, pair in styles.items() for loss, style in pair.items()}
+    figure = new_figure(PAGE_WIDTH_INCHES, 0.8 + 1.45 * rows + legend_height_inches(legend))
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flat)
     for axes, client in zip(panels, shown, strict=False):
-        draw_losses(axes, runs, client, looks)
-        special: dict[str, Any] = (
-            {"color": FLIPPED_CLIENT_STYLE.color, "fontweight": "bold"} if client in flipped else {}
-        )
-        axes.set_title(f"client {client}" + (", labels flipped" if special else ""), loc="left", **special)
+        draw_losses(axes, runs, client, styles)
+        is_flipped = client in flipped
+        emphasis: dict[str, Any] = {"color": FLIPPED_CLIENT_STYLE.color, "fontweight": "bold"} if is_flipped else {}
+        axes.set_title(f"client {client}" + (", labels flipped" if is_flipped else ""), loc="left", **emphasis)
         axes.label_outer()
     for number, axes in enumerate(panels[len(shown) :], start=len(shown)):
-        panels[number - across].xaxis.set_tick_params(labelbottom=True)
-        panels[number - across].set_xlabel("round")
+        panels[number - columns].xaxis.set_tick_params(labelbottom=True)
+        panels[number - columns].set_xlabel("round")
         axes.remove()
     highest = panels[0].get_ylim()[1]
-    panels[0].set_ylim(-0.04 * highest, highest)  # room for markers at 0
-    add_legend_below(figure, names)
-    some = shown_of_total(len(shown), clients, "clients") + shown_of_total(len(runs), len(known), "variants")
+    panels[0].set_ylim(-0.04 * highest, highest)  # space for markers at 0
+    add_legend_below(figure, legend)
+    subset = shown_of_total(len(shown), num_clients, "clients") + shown_of_total(len(runs), len(available), "variants")
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs.values())))
-    why = ", from which λ follows" if all(key[0] == "fedmosaic" for key in runs) else ""
-    add_title_and_note(figure, f"{group.label}: private and public loss{why}{some}, seed {seeds}")
+    reason = ", which determine λ" if all(key[0] == "fedmosaic" for key in runs) else ""
+    add_title_and_note(figure, f"{group.label}: private and public loss{reason}{subset}, seed {seeds}")
     return figure
 
 
@@ -196,7 +183,7 @@ def draw_losses(
     client: int,
     styles: Mapping[MethodKey, Mapping[str, LineStyle]],
 ) -> None:
-    """The two losses of each variant."""
+    """Draw the private and the public loss of a client for each variant."""
     for key, run in curves_by_method.items():
         if client < run.trust.shape[1]:
             draw_client_line(axes, run.loss_private[:, client], styles[key]["private"])
@@ -207,24 +194,25 @@ def draw_losses(
 
 
 def loss_line_styles(keys: Iterable[MethodKey]) -> dict[MethodKey, dict[str, LineStyle]]:
-    """A colour for each variant: solid lines and full markers for private losses, dashes and hollow markers for public
-    ones. The later, the thinner, so that equals are both seen."""
-    looks: dict[MethodKey, dict[str, LineStyle]] = {}
-    taken: set[str] = set()
+    """Styles with one colour per variant: solid lines for private losses, dashed lines for public losses.
+
+    Later variants are thinner, so that equal lines are both visible.
+    """
+    styles: dict[MethodKey, dict[str, LineStyle]] = {}
+    used: set[str] = set()
     for number, key in enumerate(keys):
         base, width = base_line_style(key), 2.2 - 0.6 * number
-        free = (look for look in (base, *CLIENT_STYLES) if look.color not in taken)
-        colour = next(free).color
-        taken.add(colour)
-        looks[key] = {
-            "private": LineStyle(colour, base.marker, "-", width),
-            "public": LineStyle(colour, base.marker, (0, (3, 1.2)), width, is_hollow=True),
+        color = next(style.color for style in (base, *CLIENT_STYLES) if style.color not in used)
+        used.add(color)
+        styles[key] = {
+            "private": LineStyle(color, base.marker, "-", width),
+            "public": LineStyle(color, base.marker, (0, (3, 1.2)), width, is_hollow=True),
         }
-    return looks
+    return styles
 
 
 def clients_with_flipped_labels(group: ComparisonGroup, digest: str) -> set[int]:
-    """The clients whose labels are flipped, as far as a manifest tells."""
+    """The clients with flipped labels according to the shard manifest, if there is one."""
     clients: Iterable[Any] = group.manifests_by_digest.get(digest, {}).get("clients", ())
     return {
         number for number, client in enumerate(clients) if isinstance(client, dict) and client.get("labels_flipped")
@@ -232,44 +220,21 @@ def clients_with_flipped_labels(group: ComparisonGroup, digest: str) -> set[int]
 
 
 def client_class_counts_figure(group: ComparisonGroup) -> Figure:
-    """What the clients of the first seed train on."""
+    """Training examples per client and class, for the first seed."""
     manifest = first_valid_manifest(group)
-    counts = [client["train"]["class_counts"] for client in manifest["clients"]]
-    title = f"{group.label}, shards of seed {manifest['seed']}: training examples of {pluralize_clients(len(counts))}"
-    domains = [client["domain"] for client in manifest["clients"]]
-    return class_counts_figure(counts, manifest["class_names"], title, domains, PAGE_WIDTH_INCHES)
+    counts = [client.train.class_counts for client in manifest.clients]
+    title = f"{group.label}, shards of seed {manifest.seed}: training examples of {pluralize_clients(len(counts))}"
+    domains = [client.domain for client in manifest.clients]
+    return class_counts_figure(counts, manifest.class_names, title, domains, PAGE_WIDTH_INCHES)
 
 
 def public_set_figure(group: ComparisonGroup) -> Figure:
-    """What the public set of the first seed is made of."""
+    """Class counts of the public set, for the first seed."""
     manifest = first_valid_manifest(group)
-    public = manifest["public"]
-    if not public["size"]:
+    public = manifest.public
+    if not public.size:
         raise FigureUnavailableError("there is no public set")
-    if public["class_counts"] is None:
-        raise FigureUnavailableError("nobody has counted the classes of the public set")
-    title = f"{group.label}, shards of seed {manifest['seed']}: public set, {public['size']} examples"
-    return public_class_counts_figure(public["class_counts"], manifest["class_names"], title, PAGE_WIDTH_INCHES)
-
-
-def first_valid_manifest(group: ComparisonGroup) -> dict[str, Any]:
-    """The manifest of the first seed whose runs kept one."""
-    for digest in dict.fromkeys(group.runs.sort_values("seed", kind="stable").digest):
-        manifest = group.manifests_by_digest.get(digest)
-        if manifest is not None and is_plottable_manifest(manifest):
-            return manifest
-    raise FigureUnavailableError("no run kept the manifest of its shards; make the runs again, older ones have none")
-
-
-def is_plottable_manifest(manifest: dict[str, Any]) -> bool:
-    """Whether everything that a picture needs is there, and of the right length."""
-    try:
-        checked = ShardManifest.model_validate(manifest)
-    except ValidationError:
-        return False
-    parts = [part for client in checked.clients for part in (client.train, client.test, client.val) if part]
-    counts = [part.class_counts for part in parts]
-    if checked.public.class_counts is not None:
-        counts.append(checked.public.class_counts)
-    lengths = {len(part) for part in counts}
-    return bool(checked.clients) and lengths == {len(checked.class_names)}
+    if public.class_counts is None:
+        raise FigureUnavailableError("the classes of the public set are unknown")
+    title = f"{group.label}, shards of seed {manifest.seed}: public set, {public.size} examples"
+    return public_class_counts_figure(public.class_counts, manifest.class_names, title, PAGE_WIDTH_INCHES)

@@ -1,4 +1,4 @@
-"""What figures need of a setting's logs. Every log is read once, and only means are kept of most of it."""
+"""Data behind the figures of a comparison group: means per round, curves per client, and shard manifests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.collect import SkippedRun
 from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
 from fedmosaic_cli.report.round_logs import load_round_curves
 from fedmosaic_cli.storage.runs import ROUNDS_FILE
+from fedmosaic_cli.storage.shard_manifest import ShardManifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,19 +28,19 @@ if TYPE_CHECKING:
 
 
 MAX_PLAUSIBLE_VALUE = 1e50
-"""No loss and no number of bits is so large; with such numbers, sums and axes may become infinite."""
+"""Larger losses or bit counts are damage; sums and axis limits of them may overflow."""
 FRACTION_METRICS = ("accuracy", "agreement", "vote_agreement", "pseudo_label_accuracy")
 
 
 class FigureUnavailableError(Exception):
-    """There is nothing to draw; the text says what is missing."""
+    """The data for a figure is missing; the message says which."""
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """A run, round by round: means over its clients, and the bits that all of them have sent and received so far.
+    """Means over the clients of a run per round, and the bits that all clients have exchanged so far.
 
-    NaN where a round has no such value; no bits where raw data moved.
+    A value is NaN in rounds that do not log it. `cumulative_bits` is None if the run moves raw data.
     """
 
     accuracy: Vector
@@ -49,8 +51,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class ClientCurves:
-    """A run of FedMosaic client by client, each as [rounds, clients]. In the first `alone` rounds nobody was sent a
-    consensus."""
+    """Curves of the clients of a FedMosaic run, each of shape [rounds, clients]."""
 
     seed: int
     digest: str
@@ -62,8 +63,7 @@ class ClientCurves:
 
 @dataclass(frozen=True)
 class FigureData:
-    """The courses of each method's runs, a close-up of the first run of each variant of FedMosaic, and the runs whose
-    logs are of no use."""
+    """Curves of all runs, client curves of the first run of each FedMosaic variant, and runs with unusable logs."""
 
     curves_by_method: dict[MethodKey, list[RunCurves]] = field(default_factory=dict)
     client_curves_by_method: dict[MethodKey, ClientCurves] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class FigureData:
 
 @dataclass(frozen=True)
 class SeedBand:
-    """Mean, least and largest value over seeds."""
+    """Mean, minimum and maximum over seeds."""
 
     mean: Vector
     low: Vector
@@ -80,67 +80,66 @@ class SeedBand:
 
 
 def read_figure_data(group: ComparisonGroup) -> FigureData:
-    """All logs of a setting."""
-    evidence = FigureData()
+    """Read the logs of all runs of a group; runs with unusable logs are listed in `skipped`."""
+    data = FigureData()
     for key, runs in group.runs_by_method.items():
         for path, seed, digest in zip(runs.path, runs.seed, runs.digest, strict=True):
             try:
                 curves = read_complete_curves(path, group.conditions["rounds"])
             except RequestError as error:
-                evidence.skipped.append(SkippedRun(path, str(error)))
+                data.skipped.append(SkippedRun(path, str(error)))
             except OSError as error:
-                evidence.skipped.append(SkippedRun(path, f"cannot be read: {error.strerror}"))
+                data.skipped.append(SkippedRun(path, f"cannot be read: {error.strerror}"))
             else:
-                evidence.curves_by_method.setdefault(key, []).append(run_curves(curves))
-                if is_highlighted_method(key) and key not in evidence.client_curves_by_method:
-                    evidence.client_curves_by_method[key] = client_curves(int(seed), str(digest), curves)
-    return evidence
+                data.curves_by_method.setdefault(key, []).append(run_curves(curves))
+                if is_highlighted_method(key) and key not in data.client_curves_by_method:
+                    data.client_curves_by_method[key] = client_curves(int(seed), str(digest), curves)
+    return data
 
 
 def read_complete_curves(path: Path, num_rounds: int) -> dict[str, Matrix]:
-    """The curves of a run, if they go to its end and could be true: shares are between 0 and 1, accuracies are always
-    there, and nothing is absurdly large."""
+    """The curves of a run, after a check that all rounds are present and all values are plausible."""
     curves = load_round_curves(path)
     accuracy = curves.get("accuracy", np.full((1, 1), np.nan))
-    shares = [curves[name] for name in FRACTION_METRICS if name in curves]
-    possible = not any(np.any((table < 0) | (table > 1)) for table in shares) and not np.isnan(accuracy).any()
+    fractions = [curves[name] for name in FRACTION_METRICS if name in curves]
     if (
         len(accuracy) != num_rounds
-        or not possible
-        or any(np.any(abs(table) > MAX_PLAUSIBLE_VALUE) for table in curves.values())
+        or np.isnan(accuracy).any()
+        or any(np.any((matrix < 0) | (matrix > 1)) for matrix in fractions)
+        or any(np.any(abs(matrix) > MAX_PLAUSIBLE_VALUE) for matrix in curves.values())
     ):
-        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): mend the run with --resume")
+        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): repair the run with --resume")
     return curves
 
 
 def run_curves(curves: dict[str, Matrix]) -> RunCurves:
-    nothing = np.full_like(curves["accuracy"], np.nan)
-    sent = curves.get("bits_up", nothing) + curves.get("bits_down", nothing)
+    missing = np.full_like(curves["accuracy"], np.nan)
+    bits = curves.get("bits_up", missing) + curves.get("bits_down", missing)
     return RunCurves(
         accuracy=nan_mean(curves["accuracy"], axis=1),
-        cumulative_bits=None if np.isnan(sent).all() else np.nansum(sent, axis=1).cumsum(),
-        # Of votes where they are logged, as they are for every method; else as a client found it before it trained.
-        agreement=nan_mean(curves.get("vote_agreement", curves.get("agreement", nothing)), axis=1),
-        pseudo_label_accuracy=nan_mean(curves.get("pseudo_label_accuracy", nothing), axis=1),
+        cumulative_bits=None if np.isnan(bits).all() else np.nansum(bits, axis=1).cumsum(),
+        # All methods that log votes log their agreement; other runs log the agreement before local training.
+        agreement=nan_mean(curves.get("vote_agreement", curves.get("agreement", missing)), axis=1),
+        pseudo_label_accuracy=nan_mean(curves.get("pseudo_label_accuracy", missing), axis=1),
     )
 
 
 def client_curves(seed: int, digest: str, curves: dict[str, Matrix]) -> ClientCurves:
-    nothing = np.full_like(curves["accuracy"], np.nan)
-    received = np.nansum(curves.get("bits_down", nothing), axis=1) > 0
+    missing = np.full_like(curves["accuracy"], np.nan)
+    received = np.nansum(curves.get("bits_down", missing), axis=1) > 0
     return ClientCurves(
         seed=seed,
         digest=digest,
-        trust=curves.get("lambda", nothing),
-        loss_private=curves.get("loss_private", nothing),
-        loss_public=curves.get("loss_public", nothing),
+        trust=curves.get("lambda", missing),
+        loss_private=curves.get("loss_private", missing),
+        loss_public=curves.get("loss_public", missing),
         num_rounds_before_consensus=int(received.argmax()) if received.any() else len(received),
     )
 
 
-def nan_mean(table: Matrix, axis: int) -> Vector:
-    """The mean of what is there; NaN where nothing is."""
-    mean: Vector = np.ma.masked_invalid(table).mean(axis=axis).filled(np.nan)
+def nan_mean(matrix: Matrix, axis: int) -> Vector:
+    """The mean of the finite values; NaN where there are none."""
+    mean: Vector = np.ma.masked_invalid(matrix).mean(axis=axis).filled(np.nan)
     return mean
 
 
@@ -151,9 +150,33 @@ def band_over_seeds(curves: Sequence[Vector]) -> SeedBand:
 
 
 def seed_band_note(curves_by_method: dict[MethodKey, list[RunCurves]]) -> str:
-    """What lines and bands are, for the remark below a figure."""
+    """The note that explains lines and bands."""
     counts = sorted({len(runs) for runs in curves_by_method.values()})
     if counts == [1]:
         return "One seed."
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"Lines: mean over {seeds} seeds; bands: lowest to highest seed."
+
+
+def valid_manifest(group: ComparisonGroup, digest: str) -> ShardManifest | None:
+    """The manifest of the shards with this digest, or None if it is missing or inconsistent."""
+    try:
+        manifest = ShardManifest.model_validate(group.manifests_by_digest.get(digest))
+    except ValidationError:
+        return None
+    splits = [split for client in manifest.clients for split in (client.train, client.test, client.val) if split]
+    lengths = {
+        len(counts)
+        for counts in (manifest.public.class_counts, *(split.class_counts for split in splits))
+        if counts is not None
+    }
+    return manifest if manifest.clients and lengths == {len(manifest.class_names)} else None
+
+
+def first_valid_manifest(group: ComparisonGroup) -> ShardManifest:
+    """The manifest of the lowest seed that has a valid one."""
+    for digest in dict.fromkeys(group.runs.sort_values("seed", kind="stable").digest):
+        manifest = valid_manifest(group, digest)
+        if manifest is not None:
+            return manifest
+    raise FigureUnavailableError("no run contains a shard manifest; repeat the runs, older versions did not save it")

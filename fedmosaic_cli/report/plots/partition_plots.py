@@ -1,7 +1,7 @@
-"""Pictures of a partition: who holds how much of which class, and what the public set is made of.
+"""Plots of a partition: training examples per client and class, and the classes of the public set.
 
-Up to about twenty clients a bar each, stacked by class; above that a matrix of dots, and of very many a map in grey.
-Bars are hatched and dots have a size, so that nothing depends on colour.
+Few clients are stacked bars, more are a dot matrix, and very many are a heatmap. Hatches and dot sizes make the plots
+readable without colour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DOT_CLIENTS, MAX_DOT_CLASSES = 60, 30
 MAX_WIDTH_INCHES, MAX_HEIGHT_INCHES = 24.0, 8.0
 MAX_CLASS_NAME_CHARS = 20
 CHAR_SIZE_INCHES = 0.07, 0.14
-"""Wide and high, of 8 points."""
+"""Width and height of a character of 8 points."""
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "---", "oo", "|||", "++", "**")
 DOT_COLOR = "#1b6ca8"
 
@@ -33,12 +33,12 @@ DOT_COLOR = "#1b6ca8"
 def render_class_counts(
     counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str, domains: Sequence[str | None] = ()
 ) -> dict[str, bytes]:
-    """`counts` [clients, classes] as PNG and PDF. `domains` are the clients', where they have any."""
+    """PNG and PDF of `counts` [clients, classes]; `domains` are the domains of the clients, if any."""
     return render_png_and_pdf(class_counts_figure(counts, class_names, title, domains))
 
 
 def render_public_class_counts(counts: Sequence[int], class_names: Sequence[str], title: str) -> dict[str, bytes]:
-    """The public set's classes as PNG and PDF."""
+    """PNG and PDF of the class counts of the public set."""
     return render_png_and_pdf(public_class_counts_figure(counts, class_names, title))
 
 
@@ -49,7 +49,7 @@ def class_counts_figure(
     domains: Sequence[str | None] = (),
     max_width_inches: float = MAX_WIDTH_INCHES,
 ) -> Figure:
-    """`counts` [clients, classes], drawn on at most `widest` inches."""
+    """Stacked bars, a dot matrix or a heatmap of `counts` [clients, classes]."""
     table = np.asarray(counts)
     clients, classes = table.shape
     if clients <= MAX_BAR_CLIENTS and classes <= MAX_STACKED_CLASSES:
@@ -65,7 +65,7 @@ def class_counts_figure(
 def public_class_counts_figure(
     counts: Sequence[int], class_names: Sequence[str], title: str, max_width_inches: float = MAX_WIDTH_INCHES
 ) -> Figure:
-    """The public set's classes, drawn on at most `widest` inches."""
+    """Bars of the class counts of the public set."""
     figure, axes = new_figure_with_axes(min(1.8 + 0.42 * max(len(counts), 8), max_width_inches), 3.2)
     positions = np.arange(len(counts))
     bars = axes.bar(positions, counts, color="0.85", edgecolor="black", linewidth=min(0.6, 24 / len(counts)))
@@ -82,33 +82,35 @@ def public_class_counts_figure(
 def stacked_bars(
     counts: NDArray[np.int64], class_names: Sequence[str], title: str, max_width_inches: float = MAX_WIDTH_INCHES
 ) -> Figure:
-    """A bar a client, a layer a class."""
+    """One bar per client, one layer per class."""
     from matplotlib.patches import Patch
 
     clients, classes = counts.shape
     figure, axes = new_figure_with_axes(
         min(3.4 + 0.42 * max(clients, 10), max_width_inches), 1.2 + max(3.2, 0.27 * classes)
     )
-    below, key = np.zeros(clients, dtype=np.int64), []
-    for number, (name, shade) in enumerate(zip(class_names, class_colors(classes), strict=True)):
+    below, handles = np.zeros(clients, dtype=np.int64), []
+    for number, (name, color) in enumerate(zip(class_names, class_colors(classes), strict=True)):
         style: dict[str, Any] = {
             "hatch": HATCHES[number % len(HATCHES)],
-            "facecolor": shade,
+            "facecolor": color,
             "edgecolor": "black",
             "linewidth": 0.4,
         }
-        held = np.flatnonzero(counts[:, number])
-        axes.bar(held, counts[held, number], bottom=below[held], **style)
+        clients_with_class = np.flatnonzero(counts[:, number])
+        heights = counts[clients_with_class, number]
+        axes.bar(clients_with_class, heights, bottom=below[clients_with_class], **style)
         below += counts[:, number]
-        # A name that begins with an underscore would be left out of the legend.
-        key.append(Patch(label=f" {truncate_name(name)}" if name.startswith("_") else truncate_name(name), **style))
+        # Legends omit labels that start with an underscore.
+        label = truncate_name(name)
+        handles.append(Patch(label=f" {label}" if label.startswith("_") else label, **style))
     axes.set(xlabel="client", ylabel="examples", xlim=(-0.7, clients - 0.3))
     axes.set_xticks(np.arange(clients))
     axes.margins(y=0.06)
     axes.locator_params(axis="y", integer=True)
-    # The legend reads from top to bottom as the bars do.
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    axes.legend(handles=key[::-1], title="class", frameon=False, handleheight=1.3, **place)
+    # Legend entries are in the order of the layers, from top to bottom.
+    position: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    axes.legend(handles=handles[::-1], title="class", frameon=False, handleheight=1.3, **position)
     add_title_and_note(figure, title)
     return figure
 
@@ -116,7 +118,7 @@ def stacked_bars(
 def dot_matrix(
     counts: NDArray[np.int64], class_names: Sequence[str], title: str, max_width_inches: float = MAX_WIDTH_INCHES
 ) -> Figure:
-    """A dot for every client and class, its area proportional to the count."""
+    """One dot per client and class, with an area proportional to the count."""
     clients, classes = counts.shape
     width, height = 2.2 + 0.3 * max(clients, 12), 1.5 + 0.34 * max(classes, 6)
     figure, axes = new_figure_with_axes(min(width, max_width_inches), min(height, MAX_HEIGHT_INCHES))
@@ -130,7 +132,7 @@ def dot_matrix(
     axes.set_yticks(range(classes), [truncate_name(name) for name in class_names])
     axes.set_axisbelow(True)
     axes.grid(color="0.9")
-    # The scale stands in the margin: two dots and what they stand for.
+    # The legend shows two dots with their counts.
     for value in dict.fromkeys((largest, max(largest // 4, 1))):
         axes.scatter([], [], s=area * value / largest, label=str(value), **style)
     axes.legend(title="examples", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -141,7 +143,7 @@ def dot_matrix(
 def heatmap(
     counts: NDArray[np.int64], class_names: Sequence[str], title: str, max_width_inches: float = MAX_WIDTH_INCHES
 ) -> Figure:
-    """A cell for every client and class: the darker, the more. Of many names, some are written."""
+    """One cell per client and class; darker cells have more examples. Only some of many class names are shown."""
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = counts.shape
@@ -159,62 +161,61 @@ def heatmap(
 
 
 def tick_step(num_names: int, max_ticks: int) -> int:
-    """The round step at which so many names are written as fit."""
+    """The smallest step of the form 1, 2 or 5 times a power of ten that gives at most `max_ticks` ticks."""
     steps = (int(base * 10.0**power) for power in range(9) for base in (1, 2, 5))
     return next(step for step in steps if num_names <= step * max_ticks)
 
 
 def draw_domain_labels(axes: Axes, domains: list[str]) -> None:
-    """The name of each domain above its clients, on end where there is no room, and a line between one and the next.
+    """Write each domain above its clients, with separators between domains.
 
-    Where there is no room for names on end either, there is nothing to be seen.
+    Names are vertical if they do not fit horizontally, and omitted if they do not fit vertically.
     """
-    starts = [at for at, name in enumerate(domains) if name and (at == 0 or domains[at - 1] != name)]
+    starts = [client for client, name in enumerate(domains) if name and (client == 0 or domains[client - 1] != name)]
     if not starts:
         return
     spans = list(zip(starts, [*starts[1:], len(domains)], strict=True))
-    inches = 0.9 * axes_width_inches(axes) / len(domains)  # there is a legend beside them
+    inches = 0.9 * axes_width_inches(axes) / len(domains)  # the legend takes the rest
     if min(end - start for start, end in spans) * inches < CHAR_SIZE_INCHES[1]:
         return
-    upright = any(len(domains[start]) * CHAR_SIZE_INCHES[0] > (end - start) * inches for start, end in spans)
+    is_vertical = any(len(domains[start]) * CHAR_SIZE_INCHES[0] > (end - start) * inches for start, end in spans)
     for start, end in spans:
-        place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "fontsize": 8}
-        name = truncate_name(domains[start]) if upright else domains[start]
-        axes.text((start + end - 1) / 2, 1.01, name, rotation=90 * upright, va="bottom", **place)
+        style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "fontsize": 8}
+        name = truncate_name(domains[start]) if is_vertical else domains[start]
+        axes.text((start + end - 1) / 2, 1.01, name, rotation=90 * is_vertical, va="bottom", **style)
         if start:
             axes.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle=":")
 
 
 def axes_width_inches(axes: Axes) -> float:
-    """How wide axes that fill a figure will about be; the rest is for what is written beside them."""
+    """Estimated width of axes that fill a figure; labels take the rest."""
     return float(0.8 * axes.figure.bbox.width / axes.figure.dpi)
 
 
 def class_colors(num_classes: int) -> list[Any]:
-    """Light enough for hatching, and different in grey as well."""
+    """Colours light enough for hatches and distinct in greyscale."""
     from matplotlib import colormaps
 
-    shades = colormaps["viridis"](np.linspace(0.15, 0.98, num_classes))
-    shades[:, :3] = 0.35 + 0.65 * shades[:, :3]
-    return list(shades)
+    colors = colormaps["viridis"](np.linspace(0.15, 0.98, num_classes))
+    colors[:, :3] = 0.35 + 0.65 * colors[:, :3]
+    return list(colors)
 
 
 def set_class_ticks(axes: Axes, class_names: Sequence[str]) -> None:
-    """Class names below an axis, slanted where they are long; of very many, some."""
-    letters = max(map(len, class_names), default=0)
-    long = letters > 4
-    inches = 0.22 if long else CHAR_SIZE_INCHES[0] * (letters + 2)
+    """Write class names below the x axis: rotated if they are long, and only some if they are many."""
+    max_chars = max(map(len, class_names), default=0)
+    is_long = max_chars > 4
+    inches = 0.22 if is_long else CHAR_SIZE_INCHES[0] * (max_chars + 2)
     step = tick_step(len(class_names), int(axes_width_inches(axes) / inches))
     ticks = np.arange(0, len(class_names), step)
     axes.set_xlim(-0.7, len(class_names) - 0.3)
     axes.set_xticks(
         ticks,
         [truncate_name(name) for name in class_names[::step]],
-        rotation=40 if long else 0,
-        ha="right" if long else "center",
+        rotation=40 if is_long else 0,
+        ha="right" if is_long else "center",
     )
 
 
 def truncate_name(name: str) -> str:
-    """A name that leaves room for the picture."""
     return name if len(name) <= MAX_CLASS_NAME_CHARS else name[: MAX_CLASS_NAME_CHARS - 1] + "…"

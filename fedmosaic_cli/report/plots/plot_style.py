@@ -1,4 +1,4 @@
-"""How figures look: sizes for a printed page, and for every method a colour, a line and a marker of its own."""
+"""Style of the figures: page sizes, axes, and a colour, dash pattern and marker for each method."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import MethodKey
 
 PAGE_WIDTH_INCHES = 7.0
-"""As wide as the text of a page in two columns: there, letters are printed in the size they have here."""
+"""Text width of a two-column page, so that fonts print in their nominal size."""
 FONT_SIZE_POINTS = 8.0
 FIGURE_DPI = 200
-# By matplotlib's groups of settings, whose names are not the same in every version's types.
+# Grouped, because the type stubs of matplotlib versions differ in the names of single parameters.
 RC_PARAMS: Any = {
     "font": {"size": FONT_SIZE_POINTS},
     "figure": {"titlesize": FONT_SIZE_POINTS + 1},
@@ -44,7 +44,7 @@ DashPattern = str | tuple[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a line is drawn. What matters lies on top."""
+    """Style of a line; lines with a higher `zorder` are drawn on top."""
 
     color: str
     marker: str = ""
@@ -54,7 +54,7 @@ class LineStyle:
     is_hollow: bool = False
 
     def plot_kwargs(self, num_points: int = 2) -> dict[str, Any]:
-        """What `plot` takes; of many points, some carry a marker, and one alone always does."""
+        """Keyword arguments of `plot`. Long lines have few markers; a single point always has one."""
         return {
             "color": self.color,
             "marker": self.marker or ("o" if num_points == 1 else None),
@@ -68,12 +68,12 @@ class LineStyle:
 
 
 DASH_PATTERNS: tuple[DashPattern, ...] = ("-", (0, (4, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)))
-# Local lies above all, so thin that whatever equals it is seen below it.
+# Local is on top and thin, so that lines equal to it remain visible.
 REFERENCE_STYLES = {
     "local": LineStyle("black", dash=(0, (5, 3)), width=1.0, zorder=10),
     "centralized": LineStyle("0.45", dash=(0, (1.5, 1.2)), width=1.6, zorder=5),
 }
-# Dark enough for letters on white; told apart by red-green blind readers as far as so many can be, by marker else.
+# Dark enough for text on white. Colours are chosen for red-green colour blindness; markers distinguish the rest.
 METHOD_STYLES = {
     "fedavg": LineStyle("#332288", "p"),
     "fedprox": LineStyle("#663300", "d"),
@@ -86,8 +86,8 @@ METHOD_STYLES = {
     "fedphp": LineStyle("#8C6D31", ">"),
     "perfedckt": LineStyle("#5F6A7A", "h"),
 }
-# FedMosaic is drawn strongest: a colour for each kind of expertise, and for methods that are made of it. What lies on
-# top has gaps, so that equals are seen.
+# FedMosaic is highlighted: one colour per expertise and per derived method. Upper lines are dashed, so that equal
+# lines below remain visible.
 HIGHLIGHT_STYLES = {
     "frequency": LineStyle("#C45500", "o", DASH_PATTERNS[1], width=2.4, zorder=9),
     "entropy": LineStyle("#0072B2", "s", width=2.4, zorder=8),
@@ -105,44 +105,42 @@ CLIENT_STYLES = (
 FLIPPED_CLIENT_STYLE = LineStyle("#C45500", "X", (0, (3, 1)), width=2.0, zorder=8)
 SHADE_COLOR = "0.93"
 AXIS_MARGIN = 0.06
-"""Beyond 0 and 100 %, for markers, as a part of the axis."""
+"""Space for markers beyond 0 and 100 %, as a fraction of the axis."""
 MAX_HIGHLIGHTED = 4
-"""More rows of FedMosaic than these cannot all stand out."""
+"""With more rows of FedMosaic than this, highlighted lines are thinner."""
 
 
 def method_line_styles(keys: Sequence[MethodKey]) -> dict[MethodKey, LineStyle]:
-    """A look for each. Rows that differ in hyper-parameters share a colour, not a line; very many get other colours
-    too, and where FedMosaic alone has many rows, they are thinner."""
-    looks: dict[MethodKey, LineStyle] = {}
+    """A distinct style for each row of a table.
+
+    Rows of one method share a colour and differ in the dash pattern, until the patterns run out.
+    """
+    styles: dict[MethodKey, LineStyle] = {}
     seen: Counter[LineStyle] = Counter()
     crowded = sum(map(is_highlighted_method, keys)) > MAX_HIGHLIGHTED
     for key in keys:
         base = base_line_style(key)
         number = seen[base]
         seen[base] += 1
-        colours = list(dict.fromkeys([base.color, *(look.color for look in CLIENT_STYLES)]))
-        colour = colours[number // len(DASH_PATTERNS) % len(colours)]
+        colors = list(dict.fromkeys([base.color, *(style.color for style in CLIENT_STYLES)]))
+        color = colors[number // len(DASH_PATTERNS) % len(colors)]
         dash = list(dict.fromkeys([base.dash, *DASH_PATTERNS]))[number % len(DASH_PATTERNS)]
         width = min(base.width, 1.4) if crowded else base.width
-        looks[key] = LineStyle(colour, base.marker, dash, width, base.zorder)
-    return looks
+        styles[key] = LineStyle(color, base.marker, dash, width, base.zorder)
+    return styles
 
 
 def base_line_style(key: MethodKey) -> LineStyle:
-    """The look of a method, or of FedMosaic with one kind of expertise; a method that was added since is grey until it
-    gets its own, or looks like FedMosaic if it is made of it."""
+    """The style of a method, or of FedMosaic with a given expertise; grey for methods without a style."""
     method, detail = key
     if is_highlighted_method(key):
-        return (
-            HIGHLIGHT_STYLES.get(method)
-            or HIGHLIGHT_STYLES.get(detail.partition(",")[0])
-            or HIGHLIGHT_STYLES["frequency"]
-        )
+        expertise = detail.partition(",")[0]
+        return HIGHLIGHT_STYLES.get(method) or HIGHLIGHT_STYLES.get(expertise) or HIGHLIGHT_STYLES["frequency"]
     return REFERENCE_STYLES.get(method) or METHOD_STYLES.get(method) or LineStyle("0.3", "8")
 
 
 def is_highlighted_method(key: MethodKey) -> bool:
-    """Whether it is FedMosaic, or made of it: these are what all others are compared with."""
+    """Whether a method is FedMosaic or derived from it."""
     return has_client_trust(key)
 
 
@@ -150,13 +148,13 @@ HIGHLIGHTED_TITLES = tuple(method.title for name, method in METHODS.items() if i
 
 
 def is_federated(key: MethodKey) -> bool:
-    """Whether anything is sent in rounds: neither alone nor on everybody's data."""
+    """Whether clients and server communicate in each round (neither local nor centralized training)."""
     return METHODS[key[0]].family != "baseline"
 
 
 @contextmanager
 def use_plot_style() -> Iterator[None]:
-    """Everything inside is drawn in this style, whatever the user's own matplotlibrc says."""
+    """Draw in this style, independent of the matplotlibrc of the user."""
     from matplotlib import rc, rc_context, rcdefaults
 
     with rc_context(), suppress_matplotlib_warnings():
@@ -167,11 +165,11 @@ def use_plot_style() -> Iterator[None]:
 
 
 def set_percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy (%)") -> None:
-    """Fractions from `low` to `high`, written as percent: a little room beyond 0 and 100, but no number there."""
+    """Show fractions from `low` to `high` as percent, with a margin but no ticks beyond 0 and 100."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    room = AXIS_MARGIN * (high - low)
-    low, high = max(low, -room), min(high, 1 + room)
+    margin = AXIS_MARGIN * (high - low)
+    low, high = max(low, -margin), min(high, 1 + margin)
     ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]).tick_values(max(low, 0), min(high, 1))
     axes.set_yticks([tick for tick in ticks if max(low, -1e-9) <= tick <= min(high, 1 + 1e-9)])
     axes.set_ylim(low, high)
@@ -180,7 +178,7 @@ def set_percent_axis(axes: Axes, low: float, high: float, label: str = "accuracy
 
 
 def set_round_axis(axes: Axes, last_round: int, first_round: int = 1) -> None:
-    """Whole rounds, the first and the last in sight with the whole of their markers; a single one in the middle."""
+    """Show integer rounds, with space for the markers of the first and the last."""
     from matplotlib.ticker import MaxNLocator
 
     margin = 0.5 if first_round == last_round else 0.025 * (last_round - first_round)
@@ -190,6 +188,6 @@ def set_round_axis(axes: Axes, last_round: int, first_round: int = 1) -> None:
 
 
 def add_grid_lines(axes: Axes) -> None:
-    """Faint levels to read values by."""
+    """Add light horizontal grid lines."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", color="0.9", linewidth=0.5)

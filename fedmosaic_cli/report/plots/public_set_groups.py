@@ -1,4 +1,4 @@
-"""Families: settings that agree in everything but one property of the public set."""
+"""Public set groups: comparison groups that differ only in one property of the public set."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import MethodKey
 
 MIN_GROUP_MEMBERS = 2
-# PFLlib's rule for it counts the examples that the public set leaves over, so it may follow from the size.
+# The rule of PFLlib derives it from the examples outside the public set, so it may depend on the size.
 SIZE_DEPENDENT_KEY = "min_size"
+PARTITION_PER_SEED = "one partition per seed"
 
 
 @dataclass(frozen=True)
 class PublicSetGroup:
-    """Settings by the one value in which they differ, in its order. `label` tells families apart."""
+    """Comparison groups by the value in which they differ, in ascending order, with a unique label."""
 
     label: str
     groups_by_value: dict[Any, ComparisonGroup]
 
     @property
     def has_same_clients(self) -> bool:
-        """Whether clients hold the same in all members: U comes from examples that are set aside."""
-        return all(setting.conditions["data"].get("public_from") for setting in self.groups_by_value.values())
+        """Whether the data of the clients is the same for all values, because U has its own pool of examples."""
+        return all(group.conditions["data"].get("public_from") for group in self.groups_by_value.values())
 
     @cached_property
     def runs_by_method(self) -> dict[MethodKey, dict[Any, pd.DataFrame]]:
-        """The runs of Local and of all that share labels of the public set, FedMosaic's variants first of all, by that
-        value."""
+        """The runs of Local and of all methods that share labels, by value."""
         import pandas as pd
 
-        # Taken together, so that runs with other hyper-parameters are told apart across members as well.
-        runs = pd.concat(
-            [member.runs.assign(member=number) for number, member in enumerate(self.groups_by_value.values())]
-        )
+        # One group of all runs, so that rows with different hyper-parameters are distinguished across values.
+        frames = [group.runs.assign(member=number) for number, group in enumerate(self.groups_by_value.values())]
+        combined = ComparisonGroup("", "", pd.concat(frames).reset_index(drop=True))
         values = list(self.groups_by_value)
         return {
-            key: {values[int(str(number))]: same for number, same in group.groupby("member")}
-            for key, group in ComparisonGroup("", "", runs.reset_index(drop=True)).runs_by_method.items()
+            key: {values[int(str(number))]: member_runs for number, member_runs in runs.groupby("member")}
+            for key, runs in combined.runs_by_method.items()
             if is_highlighted_method(key) or key == LOCAL_KEY or METHODS[key[0]].shares_labels
         }
 
@@ -57,58 +56,60 @@ class PublicSetGroup:
 def find_public_set_groups(
     comparison_groups: Sequence[ComparisonGroup], varied_key: str
 ) -> tuple[list[PublicSetGroup], list[str]]:
-    """All families of at least two that differ in `data.<varied>`, and why a setting that would fit is not in one.
+    """Find all public set groups of at least two values of `data.<varied_key>`.
 
-    Only settings with runs of FedMosaic count. Shards that are dealt anew for each seed and shards that all seeds share
-    do not mix: what varies between seeds is not the same.
+    Only comparison groups with runs of FedMosaic count. Groups with one partition per seed and groups with one
+    partition for all seeds are not combined, because seeds vary different things.
+
+    Returns:
+        The public set groups, and notes on comparison groups that were left out.
     """
-    groups: dict[bytes, list[ComparisonGroup]] = {}
-    for setting in comparison_groups:
-        if any(map(is_highlighted_method, setting.runs_by_method)) and varied_key in setting.conditions["data"]:
-            groups.setdefault(to_json_bytes(shared_conditions(setting, varied_key)), []).append(setting)
-    found, remarks = [], []
-    for group in groups.values():
+    groups_by_conditions: dict[bytes, list[ComparisonGroup]] = {}
+    for group in comparison_groups:
+        if any(map(is_highlighted_method, group.runs_by_method)) and varied_key in group.conditions["data"]:
+            conditions = to_json_bytes(shared_conditions(group, varied_key))
+            groups_by_conditions.setdefault(conditions, []).append(group)
+    candidates, notes = [], []
+    for groups in groups_by_conditions.values():
         members: dict[Any, ComparisonGroup] = {}
-        # Where two have the same value, the one with more seeds stays, else the first.
-        for setting in sorted(group, key=lambda setting: -len(setting.seeds)):
-            value = setting.conditions["data"][varied_key]
-            kept = members.setdefault(value, setting)
-            if kept is not setting:
-                remarks.append(f"{setting.label} is not in it, because {kept.label} has the same {varied_key}")
+        # Of two groups with the same value, the one with more seeds is kept.
+        for group in sorted(groups, key=lambda group: -len(group.seeds)):
+            kept = members.setdefault(group.conditions["data"][varied_key], group)
+            if kept is not group:
+                notes.append(f"{group.label} is left out, because {kept.label} has the same {varied_key}")
         if len(members) >= MIN_GROUP_MEMBERS:
-            found.append(members)
-    return label_public_set_groups(found, varied_key), remarks
+            candidates.append(members)
+    return label_public_set_groups(candidates, varied_key), notes
 
 
 def shared_conditions(group: ComparisonGroup, varied_key: str) -> dict[str, Any]:
-    """What the members of a family share."""
-    terms = group.conditions
-    follows = varied_key == "public_size" and terms["data"].get("protocol") == "pfllib"
-    free = {varied_key, SIZE_DEPENDENT_KEY} if follows else {varied_key}
-    data = {key: value for key, value in terms["data"].items() if key not in free}
-    return {**terms, "data": data, "dealt anew": len(set(group.runs.digest)) > 1}
+    """The conditions that all members of a public set group share."""
+    data = group.conditions["data"]
+    depends_on_size = varied_key == "public_size" and data.get("protocol") == "pfllib"
+    excluded = {varied_key, SIZE_DEPENDENT_KEY} if depends_on_size else {varied_key}
+    shared = {key: value for key, value in data.items() if key not in excluded}
+    return {**group.conditions, "data": shared, PARTITION_PER_SEED: len(set(group.runs.digest)) > 1}
 
 
 def label_public_set_groups(candidates: list[dict[Any, ComparisonGroup]], varied_key: str) -> list[PublicSetGroup]:
-    """Families with their values in order (balanced, None, comes last) and a label each."""
-    common = [flatten_keys(shared_conditions(next(iter(members.values())), varied_key)) for members in candidates]
-    differing = [key for key in differing_keys(common) if key not in ("dataset", "scheme", "dealt anew")]
-    listed = []
-    bases = [base_label(members, terms) for members, terms in zip(candidates, common, strict=True)]
-    for number, (members, terms) in enumerate(zip(candidates, common, strict=True)):
-        base = bases[number]
-        words = [f"{key.rpartition('.')[2]}={terms.get(key)}" for key in differing] if bases.count(base) > 1 else []
+    """Public set groups with values in ascending order (None, balanced, is last) and unique labels."""
+    shared = [flatten_keys(shared_conditions(next(iter(members.values())), varied_key)) for members in candidates]
+    differing = [key for key in differing_keys(shared) if key not in ("dataset", "scheme", PARTITION_PER_SEED)]
+    bases = [base_label(members, conditions) for members, conditions in zip(candidates, shared, strict=True)]
+    labelled = []
+    for base, members, conditions in zip(bases, candidates, shared, strict=True):
+        details = (
+            [f"{key.rpartition('.')[2]}={conditions.get(key)}" for key in differing] if bases.count(base) > 1 else []
+        )
         ordered = sorted(members, key=lambda value: (value is None, value or 0))
-        listed.append(PublicSetGroup(", ".join([base, *words]), {value: members[value] for value in ordered}))
-    return sorted(listed, key=lambda family: family.label)
+        labelled.append(PublicSetGroup(", ".join([base, *details]), {value: members[value] for value in ordered}))
+    return sorted(labelled, key=lambda public_set_group: public_set_group.label)
 
 
 def base_label(groups_by_value: dict[Any, ComparisonGroup], conditions: dict[str, Any]) -> str:
-    """What the members are called, or the preset that all of them were made from, or else their data."""
-    for names in (
-        {setting.name for setting in groups_by_value.values()},
-        {setting.preset for setting in groups_by_value.values()},
-    ):
+    """The common name of the members, their common preset, or else their dataset and scheme."""
+    groups = groups_by_value.values()
+    for names in ({group.name for group in groups}, {group.preset for group in groups}):
         if len(names) == 1 and names != {""}:
             return names.pop()
     return f"{conditions['dataset']}, {conditions['scheme']}"
