@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.run_progress import State, WatchedRun, WatchedRuns
+from fedmosaic_cli.report.run_progress import RunStatus, WatchedRun, WatchedRuns
 from fedmosaic_cli.storage.lock import LOCK_FILE, directory_lock
 from tests.report.runs_in_progress import begin, end, lines, play, row
 
@@ -21,7 +21,7 @@ def test_a_run_that_is_made_is_running_and_its_time_is_foretold(tmp_path):
     run = begin(tmp_path / "run", rounds=10, played=4)
     with directory_lock(run):
         found = WatchedRun(run).poll()
-    assert (found.status, found.round, found.num_rounds, found.reason) == (State.RUNNING, 4, 10, "")
+    assert (found.status, found.round, found.num_rounds, found.reason) == (RunStatus.RUNNING, 4, 10, "")
     assert found.mean_accuracy == pytest.approx(0.05)
     assert found.mean_trust == pytest.approx(0.04)
     assert found.elapsed_seconds == 8.0
@@ -42,23 +42,23 @@ def test_the_time_to_come_is_told_by_the_latest_rounds(tmp_path):
 def test_where_nobody_makes_it_a_run_is_stopped_failed_or_finished(tmp_path):
     run = begin(tmp_path / "run", rounds=4, played=3)
     watched = WatchedRun(run)
-    assert watched.poll().status is State.STOPPED
+    assert watched.poll().status is RunStatus.STOPPED
     assert watched.poll().remaining_seconds is None
     (run / "crash.txt").write_text("Traceback\n  somewhere\nValueError: too bad\n\n")
     found = watched.poll()
-    assert (found.status, found.reason) == (State.FAILED, "ValueError: too bad")
+    assert (found.status, found.reason) == (RunStatus.FAILED, "ValueError: too bad")
     (run / "crash.txt").unlink()
     play(run, 4, 4)
     end(run, 4)
-    assert watched.poll().status is State.FINISHED
+    assert watched.poll().status is RunStatus.FINISHED
     with directory_lock(run):  # other runs of the same command may still be under way
-        assert watched.poll().status is State.FINISHED
+        assert watched.poll().status is RunStatus.FINISHED
 
 
 def test_a_run_whose_turn_has_not_come_waits(tmp_path):
     with directory_lock(tmp_path / "run"):
         found = WatchedRun(tmp_path / "run").poll()
-    assert (found.status, found.round, found.num_rounds) == (State.WAITING, 0, None)
+    assert (found.status, found.round, found.num_rounds) == (RunStatus.WAITING, 0, None)
 
 
 def test_a_round_counts_when_all_clients_are_there(tmp_path):
@@ -67,7 +67,7 @@ def test_a_round_counts_when_all_clients_are_there(tmp_path):
     with (run / "rounds.jsonl").open("a") as log:
         log.write(lines([row(3, 0)]) + '{"round": 3, "cl')
     found = watched.poll()
-    assert (found.status, found.round, len(found.history), len(found.client_rows)) == (State.STOPPED, 2, 2, 3)
+    assert (found.status, found.round, len(found.history), len(found.client_rows)) == (RunStatus.STOPPED, 2, 2, 3)
     with (run / "rounds.jsonl").open("a") as log:
         log.write('ient": 1, "accuracy": 0.5}\n' + lines([row(3, 2)]))
     assert watched.poll().round == 3
@@ -100,21 +100,21 @@ def test_a_glance_at_the_end_of_a_long_log_tells_the_same(clients, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "state"),
     [
-        ("config.yaml", "a: 1", State.FOREIGN),
-        ("config.yaml", "[1, 2]", State.FOREIGN),
-        ("config.yaml", "[" * 100_000, State.FOREIGN),
-        ("config.yaml", "method: x\ntrain:\n  rounds: many\n", State.DAMAGED),
-        ("config.yaml", "method: x\nother:\n  rounds: 3\n", State.DAMAGED),
-        ("config.yaml", "method: x\ntrain:\n  inner:\n    rounds: 3\n", State.DAMAGED),
-        ("rounds.jsonl", "nonsense\n", State.DAMAGED),
-        ("rounds.jsonl", '{"round": 1}\n', State.DAMAGED),
-        ("rounds.jsonl", '{"round": 1, "client": 0, "accuracy": NaN}\n', State.DAMAGED),
-        ("rounds.jsonl", f'{{"round": 1, "client": 0, "accuracy": 1{"0" * 400}}}\n', State.DAMAGED),
-        ("timings.jsonl", "nonsense\n", State.DAMAGED),
-        ("summary.json", "{", State.DAMAGED),
-        ("summary.json", '{"schema": 1}', State.DAMAGED),
-        ("summary.json", '{"schema": 2}', State.NEWER),
-        ("summary.json", '{"mean": 2}', State.FOREIGN),
+        ("config.yaml", "a: 1", RunStatus.FOREIGN),
+        ("config.yaml", "[1, 2]", RunStatus.FOREIGN),
+        ("config.yaml", "[" * 100_000, RunStatus.FOREIGN),
+        ("config.yaml", "method: x\ntrain:\n  rounds: many\n", RunStatus.DAMAGED),
+        ("config.yaml", "method: x\nother:\n  rounds: 3\n", RunStatus.DAMAGED),
+        ("config.yaml", "method: x\ntrain:\n  inner:\n    rounds: 3\n", RunStatus.DAMAGED),
+        ("rounds.jsonl", "nonsense\n", RunStatus.DAMAGED),
+        ("rounds.jsonl", '{"round": 1}\n', RunStatus.DAMAGED),
+        ("rounds.jsonl", '{"round": 1, "client": 0, "accuracy": NaN}\n', RunStatus.DAMAGED),
+        ("rounds.jsonl", f'{{"round": 1, "client": 0, "accuracy": 1{"0" * 400}}}\n', RunStatus.DAMAGED),
+        ("timings.jsonl", "nonsense\n", RunStatus.DAMAGED),
+        ("summary.json", "{", RunStatus.DAMAGED),
+        ("summary.json", '{"schema": 1}', RunStatus.DAMAGED),
+        ("summary.json", '{"schema": 2}', RunStatus.NEWER),
+        ("summary.json", '{"mean": 2}', RunStatus.FOREIGN),
     ],
 )
 def test_what_is_not_right_is_told_with_where_it_is(name, content, state, tmp_path):
@@ -130,15 +130,15 @@ def test_what_is_not_right_is_told_with_where_it_is(name, content, state, tmp_pa
 def test_a_finished_run_whose_log_is_short_or_gone_is_damaged(tmp_path):
     run = begin(tmp_path / "run", rounds=5, played=3)
     end(run, 5)
-    assert WatchedRun(run).poll().status is State.DAMAGED
+    assert WatchedRun(run).poll().status is RunStatus.DAMAGED
     (run / "rounds.jsonl").unlink()
-    assert WatchedRun(run).poll().status is State.DAMAGED
+    assert WatchedRun(run).poll().status is RunStatus.DAMAGED
 
 
 def test_a_run_without_its_configuration_is_damaged(tmp_path):
     run = begin(tmp_path / "run", rounds=5, played=3)
     (run / "config.yaml").unlink()
-    assert WatchedRun(run).poll().status is State.DAMAGED
+    assert WatchedRun(run).poll().status is RunStatus.DAMAGED
 
 
 def test_a_run_on_another_machine_is_alive_as_long_as_its_log_grows(tmp_path):
@@ -146,10 +146,10 @@ def test_a_run_on_another_machine_is_alive_as_long_as_its_log_grows(tmp_path):
     run = begin(tmp_path / "run", rounds=5, played=3)
     (run / LOCK_FILE).write_text(json.dumps({"pid": 1, "host": "another machine", "since": "today"}))
     watched = WatchedRun(run)
-    assert watched.poll().status is State.RUNNING
+    assert watched.poll().status is RunStatus.RUNNING
     long_ago = time.time() - 1000
     os.utime(run / "rounds.jsonl", (long_ago, long_ago))
-    assert watched.poll().status is State.STOPPED
+    assert watched.poll().status is RunStatus.STOPPED
 
 
 def test_looking_changes_nothing(tmp_path):
@@ -173,7 +173,7 @@ def test_a_lock_that_was_left_behind_is_tried_once(tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr("fedmosaic_cli.report.run_progress.is_locked", tried.append)
     watched = WatchedRun(run)
-    assert [watched.poll().status for _ in range(3)] == [State.STOPPED] * 3
+    assert [watched.poll().status for _ in range(3)] == [RunStatus.STOPPED] * 3
     assert tried == [run]
 
 
@@ -181,9 +181,9 @@ def test_a_run_that_is_taken_up_again_is_seen_although_its_lock_had_been_left(tm
     run = begin(tmp_path / "run", rounds=5, played=3)
     (run / LOCK_FILE).write_text("left behind")
     watched = WatchedRun(run)
-    assert watched.poll().status is State.STOPPED
+    assert watched.poll().status is RunStatus.STOPPED
     with directory_lock(run):
-        assert watched.poll().status is State.RUNNING
+        assert watched.poll().status is RunStatus.RUNNING
 
 
 def test_all_runs_are_found_those_that_run_first(tmp_path):
@@ -231,4 +231,4 @@ def test_nothing_that_lies_there_is_raised(name, content, cut, tmp_path_factory)
     for damaged in (whole[:cut], data, whole[:cut] + data + b"\n" + whole[cut:]):
         (run / name).write_bytes(damaged)
         for each in (*watched, WatchedRun(Path(run))):
-            assert isinstance(each.poll().status, State)
+            assert isinstance(each.poll().status, RunStatus)

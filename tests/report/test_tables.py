@@ -94,12 +94,12 @@ def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
 def test_a_quick_preset_stands_in_the_papers_column(runs):
     runs("practical-cifar10-quick", "local", 0, 0.7, dataset="cifar10")
     table = table_of(runs, "label-skew", paper=True)
-    (column,) = [column for column in table.columns if column.setting]
+    (column,) = [column for column in table.columns if column.group]
     assert (column.heading, column.label) == ("Practical non-IID", "CIFAR-10 (quick)")
-    cell = next(row for row in table.rows if row.key == ("local", "")).cells[table.columns.index(column)]
+    cell = next(row for row in table.rows if row.method_key == ("local", "")).cells[table.columns.index(column)]
     assert (cell.measured.mean, cell.published.mean) == (0.7, 0.8391)
     assert any("Quick presets use part of the data" in note for note in table.notes)
-    settings = [column.setting for column in table.columns if column.setting]
+    settings = [column.group for column in table.columns if column.group]
     assert paper_table("label-skew", settings, with_published=True, with_missing_columns=False).columns == (column,)
 
 
@@ -251,7 +251,7 @@ def test_a_method_is_judged_on_the_seeds_that_it_shares_with_the_baselines(runs)
         runs("s", "centralized", seed, value)
     # Better than the baselines' mean of 70, worse than they are with this seed.
     runs("s", "fedavg", 1, 0.8)
-    assert {row.title: row.cells[0].measured.verdict for row in table_of(runs).rows}[
+    assert {row.title: row.cells[0].measured.relation for row in table_of(runs).rows}[
         "FedAvg"
     ] is BaselineRelation.WORSE_THAN_BOTH
 
