@@ -1,1 +1,1 @@
-"""From run directories to comparison tables. Reads files only; nothing here needs torch."""
+"""Reports on finished and running runs, read from their files only. Nothing here imports torch."""

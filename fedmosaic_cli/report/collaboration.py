@@ -1,4 +1,4 @@
-"""Did collaboration help? A run against Local training on the same shards, client by client."""
+"""Compare a run with Local training on the same shards, client by client."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# What a summary may tell that one should know before believing a comparison.
+# Summary keys that limit how far a comparison can be trusted. The messages are part of evaluation.json.
 CAVEAT_MESSAGES = {
     "nonidentical": "went on under other conditions than it began",
     "left_out": "left clients that diverged out of rounds",
     "lost": "lost sites in some rounds",
 }
-# Accuracies are quotients of whole numbers: times the number of examples they are whole again, but for rounding.
+# An accuracy times the number of examples is an integer up to rounding.
 COUNT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class GainsOverLocal:
-    """How many clients are better off than alone, equally well, and worse; gains are differences of accuracies.
+    """The numbers of helped, unharmed and hurt clients, and their gains in accuracy.
 
-    The largest gain and the largest loss are at least 0: 0 where nobody gained, or lost.
+    The largest gain and the largest loss are at least 0.
     """
 
     helped: int
@@ -35,27 +35,29 @@ class GainsOverLocal:
     gains: tuple[float, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the gains, which stand with the clients."""
+        """Return all fields except the gains, which are stored with the clients."""
         return {name: value for name, value in asdict(self).items() if name != "gains"}
 
 
 def gains_over_local(
     accuracies: Sequence[float], local_accuracies: Sequence[float], num_examples: Sequence[int]
 ) -> GainsOverLocal:
-    """The accuracies of all clients beside those of their Local models on the same `sizes` examples each.
+    """Compare the accuracies of clients with those of their Local models on the same examples.
 
-    What decides is the number of right answers: two quotients that should be equal may differ in their last bit.
-    Raises ValueError where these are no accuracies on so many examples.
+    Clients are compared by the number of correct predictions, because equal fractions may differ in their last bit.
+
+    Raises:
+        ValueError: The lengths differ, or a value is not an accuracy on the given number of examples.
     """
     if not len(accuracies) == len(local_accuracies) == len(num_examples) or not num_examples:
         raise ValueError(f"{len(accuracies)} accuracies, {len(local_accuracies)} of Local, {len(num_examples)} sizes")
-    pairs = zip(correct_counts(accuracies, num_examples), correct_counts(local_accuracies, num_examples), strict=True)
-    more = [ours - alone for ours, alone in pairs]
-    gains = tuple(difference / size for difference, size in zip(more, num_examples, strict=True))
+    counts, local_counts = correct_counts(accuracies, num_examples), correct_counts(local_accuracies, num_examples)
+    differences = [count - local_count for count, local_count in zip(counts, local_counts, strict=True)]
+    gains = tuple(difference / size for difference, size in zip(differences, num_examples, strict=True))
     return GainsOverLocal(
-        helped=sum(difference > 0 for difference in more),
-        unharmed=more.count(0),
-        hurt=sum(difference < 0 for difference in more),
+        helped=sum(difference > 0 for difference in differences),
+        unharmed=differences.count(0),
+        hurt=sum(difference < 0 for difference in differences),
         mean_gain=fmean(gains),
         largest_gain=max(0.0, *gains),
         largest_loss=max(0.0, *(-gain for gain in gains)),
@@ -64,18 +66,19 @@ def gains_over_local(
 
 
 def correct_counts(accuracies: Sequence[float], num_examples: Sequence[int]) -> list[int]:
-    """How many answers were right. Raises ValueError for what is no share of so many answers."""
-    numbers = [round(accuracy * size) for accuracy, size in zip(accuracies, num_examples, strict=True)]
-    for number, accuracy, size in zip(numbers, accuracies, num_examples, strict=True):
-        if not 0 <= number <= size or abs(accuracy * size - number) > COUNT_TOLERANCE:
-            raise ValueError(f"{accuracy} is no accuracy on {size} examples")
-    return numbers
+    """Return the numbers of correct predictions. Raise ValueError for values that are not accuracies."""
+    counts = []
+    for accuracy, size in zip(accuracies, num_examples, strict=True):
+        counts.append(round(accuracy * size))
+        if not 0 <= counts[-1] <= size or abs(accuracy * size - counts[-1]) > COUNT_TOLERANCE:
+            raise ValueError(f"{accuracy} is not an accuracy on {size} examples")
+    return counts
 
 
 def local_run_mismatch(run: Mapping[str, Any], local: Mapping[str, Any]) -> str | None:
-    """Why the summary `local` is not that of the run's own Local run; None where it is.
+    """Return why the summary `local` is not of the Local run that matches `run`; None if it is.
 
-    Nothing may differ but the method: the same shards, seed, rounds, model and training settings.
+    Only the method may differ: shards, seed, rounds, model, training and client settings must be equal.
     """
     if local["method"] != "local":
         return f"it is a run of '{local['method']}', not of Local"
@@ -85,14 +88,16 @@ def local_run_mismatch(run: Mapping[str, Any], local: Mapping[str, Any]) -> str 
         if run[key] != local[key]:
             return f"it was made with {key} {local[key]}, not {run[key]}"
     for section in ("model", "train", "clients"):
-        ours, theirs = run.get(section) or {}, local.get(section) or {}
-        for key in sorted({*ours, *theirs}):
-            if ours.get(key) != theirs.get(key):
-                return f"it was made with {section}.{key} {theirs.get(key)}, not {ours.get(key)}"
+        expected, actual = run.get(section) or {}, local.get(section) or {}
+        for key in sorted({*expected, *actual}):
+            if expected.get(key) != actual.get(key):
+                return f"it was made with {section}.{key} {actual.get(key)}, not {expected.get(key)}"
     return None
 
 
 def comparison_caveats(run: Mapping[str, Any], local: Mapping[str, Any]) -> list[str]:
-    """What one should know of either summary before believing the comparison."""
+    """Return what limits the comparison of the two summaries."""
     both = {"the run": run, "the Local run": local}
-    return [f"{who} {what}" for who, one in both.items() for key, what in CAVEAT_MESSAGES.items() if one.get(key)]
+    return [
+        f"{name} {message}" for name, one in both.items() for key, message in CAVEAT_MESSAGES.items() if one.get(key)
+    ]

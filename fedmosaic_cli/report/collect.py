@@ -1,4 +1,4 @@
-"""Finding finished runs: a line each, and a reason for every one that is left out."""
+"""Collect finished runs into a DataFrame, with a reason for each run that is skipped."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.data_dirs import ProgressCallback
 
+# Two runs with equal values in these columns are duplicates.
+IDENTITY_COLUMNS = ["group", "protocol", "method", "variant", "hyperparameters", "noise", "seed"]
 RUN_COLUMNS = [
-    *("setting", "protocol", "method", "variant", "hyperparameters", "noise", "seed"),
-    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "terms", "block", "diagnosis", "path"),
+    *IDENTITY_COLUMNS,
+    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "conditions", "privacy", "diagnosis", "path"),
 ]
-# Two runs that agree in these are the same run, made twice.
-IDENTITY_COLUMNS = RUN_COLUMNS[:7]
-# What one should know of a run before comparing it with others.
+# Facts that limit how far a run can be compared with others.
 CAVEAT_DESCRIPTIONS = {
     "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
     "‡": "with a run in which clients that diverged were left out of rounds (--on-nan skip)",
@@ -36,165 +36,158 @@ CAVEAT_DESCRIPTIONS = {
     "¶": "with a run in which sites were lost in some rounds, and went on without them",
 }
 CAVEAT_SUMMARY_KEYS = {"†": "nonidentical", "‡": "left_out", "§": "degraded", "¶": "lost"}
-# Below a run directory these hold nothing that is a run, and very many files.
+# Subdirectories of a run that contain many files and no runs.
 SKIPPED_SUBDIRECTORIES = {MODELS_DIR, "checkpoints", "tensorboard"}
 
 
 @dataclass(frozen=True)
 class SkippedRun:
-    """A run that is not in the tables, and why."""
+    """A run that is not in the tables, and the reason."""
 
     path: Path
     reason: str
 
 
 def collect_runs(runs_dir: Path, on_progress: ProgressCallback = no_progress) -> tuple[pd.DataFrame, list[SkippedRun]]:
-    """One line a finished run below `runs_dir`, and the runs that are left out.
+    """Read all finished runs below a directory.
 
-    `terms` is what runs must have in common to be compared, `protocol` a digest of it; `per_client` are accuracies by
-    client, None where a summary has none; `noise` is what was asked for in messages, as JSON, "" where nothing was, and
-    `block` what it came to; `diagnosis` is what came of co-training, None where a summary does not tell; `bits` is
-    what all clients sent and received, None where raw data moved.
+    Args:
+        runs_dir: The directory to search recursively.
+        on_progress: Called with a task name, the number of runs read and the total.
+
+    Returns:
+        A DataFrame with one row per run and the runs that were skipped. Columns that need an explanation:
+        `conditions` is what runs must share to be compared and `protocol` its digest; `per_client` is a tuple of
+        accuracies or None; `noise` is the requested privacy noise as JSON or "" and `privacy` the resulting privacy
+        section of the summary; `diagnosis` is the trust diagnosis or None; `bits` is the total traffic, None when raw
+        data moved.
+
+    Raises:
+        RequestError: `runs_dir` is not a directory.
     """
     if not runs_dir.is_dir():
-        what = "not a directory" if runs_dir.exists() else "no such directory"
+        problem = "not a directory" if runs_dir.exists() else "no such directory"
         raise RequestError(
-            f"{what} ({runs_dir}): name one with runs, or make some with 'fedmosaic train --preset quickstart'"
+            f"{problem} ({runs_dir}): pass a directory with runs, or create one with 'fedmosaic train --preset "
+            "quickstart'"
         )
-    folders, skipped = find_run_directories(runs_dir)
-    frame, others = collect_run_directories(folders, on_progress)
-    return frame, [*skipped, *others]
+    directories, unreadable = find_run_directories(runs_dir)
+    frame, skipped = collect_run_directories(directories, on_progress)
+    return frame, [*unreadable, *skipped]
 
 
 def collect_run_directories(
     directories: Sequence[Path], on_progress: ProgressCallback = no_progress
 ) -> tuple[pd.DataFrame, list[SkippedRun]]:
-    """The same of these run directories."""
+    """Read the given run directories. See `collect_runs` for the result."""
     import pandas as pd
 
-    lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     skipped: list[SkippedRun] = []
     for number, files in enumerate(map(RunDirectory, directories), start=1):
         on_progress("reading runs", number, len(directories))
         try:
-            lines.append({**summary_row(load_finished_summary(files)), "path": files.path})
+            if not os.path.lexists(files.path / SUMMARY_FILE):
+                raise RequestError(f"not finished, {SUMMARY_FILE} is missing")
+            if not files.is_finished():
+                raise RequestError(f"{SUMMARY_FILE} is not a file")
+            rows.append({**summary_row(files.read_summary()), "path": files.path})
         except RequestError as error:
             skipped.append(SkippedRun(files.path, str(error)))
         except OSError as error:
             skipped.append(SkippedRun(files.path, f"cannot be read: {error.strerror}"))
-    frame = pd.DataFrame(lines, columns=RUN_COLUMNS)
-    # Shards first: of two runs with one name, the one that can be compared is to stay.
-    for leave_out in (runs_on_other_shards, duplicate_runs):
-        reasons = leave_out(frame)
-        skipped += [SkippedRun(frame.path[line], reason) for line, reason in reasons.items()]
+    frame = pd.DataFrame(rows, columns=RUN_COLUMNS)
+    # Check shards first: of two duplicates, the one on the common shards must stay.
+    for find_rejected in (runs_on_other_shards, duplicate_runs):
+        reasons = find_rejected(frame)
+        skipped += [SkippedRun(frame.path[index], reason) for index, reason in reasons.items()]
         frame = frame.drop(index=list(reasons))
     return frame.reset_index(drop=True), skipped
 
 
 def find_run_directories(runs_dir: Path) -> tuple[list[Path], list[SkippedRun]]:
-    """Everything below `runs_dir` that looks like a run, in the order of the paths, and what nobody may look into.
+    """Find run directories in path order, and directories that cannot be read.
 
-    Links are followed; what is reached twice is there once.
+    Symbolic links are followed. A directory that is reached twice is returned once.
     """
-    found: list[Path] = []
-    skipped: list[SkippedRun] = []
-    seen: set[str] = set()
+    run_directories: list[Path] = []
+    unreadable: list[SkippedRun] = []
+    visited: set[str] = set()
 
-    def refused(error: OSError) -> None:
-        skipped.append(SkippedRun(Path(error.filename), f"cannot be read: {error.strerror}"))
+    def record_error(error: OSError) -> None:
+        unreadable.append(SkippedRun(Path(error.filename), f"cannot be read: {error.strerror}"))
 
-    for folder, below, names in os.walk(runs_dir, followlinks=True, onerror=refused):
-        place = os.path.realpath(folder)
-        if place in seen:
-            below.clear()
+    for directory, subdirectories, names in os.walk(runs_dir, followlinks=True, onerror=record_error):
+        real_path = os.path.realpath(directory)
+        if real_path in visited:
+            subdirectories.clear()
             continue
-        seen.add(place)
-        # A directory under a file's name is found among those below.
-        is_run = not {CONFIG_FILE, SUMMARY_FILE}.isdisjoint((*names, *below))
-        below[:] = sorted(name for name in below if not (is_run and name in SKIPPED_SUBDIRECTORIES))
+        visited.add(real_path)
+        # A directory named like a run file also marks a run, so that it is reported as damaged.
+        is_run = not {CONFIG_FILE, SUMMARY_FILE}.isdisjoint((*names, *subdirectories))
+        subdirectories[:] = sorted(name for name in subdirectories if not (is_run and name in SKIPPED_SUBDIRECTORIES))
         if is_run:
-            found.append(Path(folder))
-    return found, skipped
-
-
-def load_finished_summary(files: RunDirectory) -> dict[str, Any]:
-    """The summary of a run that is finished."""
-    if not os.path.lexists(files.path / SUMMARY_FILE):
-        raise RequestError(f"not finished, {SUMMARY_FILE} is missing")
-    if not files.is_finished():
-        raise RequestError(f"{SUMMARY_FILE} is not a file")
-    return files.read_summary()
-
-
-def effective_hyperparameters(summary: dict[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of a run that its method reads: others do not tell two runs apart."""
-    values = summary["hyperparameters"]
-    idle = method_schema(summary["method"]).unused_hyperparameters(values)
-    return {name: value for name, value in values.items() if name not in idle}
+            run_directories.append(Path(directory))
+    return run_directories, unreadable
 
 
 def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the tables need of a run. Runs of one protocol differ in method and seed only, so they may be compared."""
+    """Convert a run summary to a row of the DataFrame."""
     if summary["method"] not in METHODS:
         raise RequestError(f"unknown method '{summary['method']}'")
-    terms = comparison_conditions(summary)
-    per_client, bits = summary["accuracy"].get("per_client"), summary.get("bits", {})
-    both = bits.get("up"), bits.get("down")
-    return {
-        "setting": summary["preset"],
-        "protocol": sha256(to_json_bytes(terms))[:6],
-        "method": summary["method"],
-        "variant": summary["variant"],
-        "hyperparameters": json.dumps(effective_hyperparameters(summary), sort_keys=True),
-        "noise": noise_key(summary),
-        "seed": summary["seed"],
-        "accuracy": float(summary["accuracy"]["client_mean"]),
-        "per_client": None if per_client is None else tuple(map(float, per_client)),
-        "caveats": "".join(mark for mark, key in CAVEAT_SUMMARY_KEYS.items() if summary.get(key)),
-        "bits": None if None in both else sum(both),
-        "digest": summary["shards"].get("digest", ""),
-        "device": summary.get("device", ""),
-        "terms": terms,
-        "block": summary.get("privacy"),
-        "diagnosis": summary.get("diagnosis"),
-    }
-
-
-def comparison_conditions(summary: dict[str, Any]) -> dict[str, Any]:
-    """What runs must have in common to share a column."""
-    return {
+    unused = method_schema(summary["method"]).unused_hyperparameters(summary["hyperparameters"])
+    hyperparameters = {name: value for name, value in summary["hyperparameters"].items() if name not in unused}
+    conditions = {
         **{key: summary[key] for key in ("dataset", "scheme", "rounds", "model", "train")},
         "data": summary["shards"]["parameters"],
         "clients": summary.get("clients", {}),
         "evaluation": {"clients": summary["evaluation"]["clients"]},
-        # Noise is told beside the method; who attacks and who defends is the same for all.
+        # Privacy noise belongs to the method; attacks and defences apply to all methods.
         **{key: summary[key] for key in ("attack", "defence") if summary.get(key)},
+    }
+    per_client, bits = summary["accuracy"].get("per_client"), summary.get("bits", {})
+    bits_up_down = bits.get("up"), bits.get("down")
+    return {
+        "group": summary["preset"],
+        "protocol": sha256(to_json_bytes(conditions))[:6],
+        "method": summary["method"],
+        "variant": summary["variant"],
+        "hyperparameters": json.dumps(hyperparameters, sort_keys=True),
+        "noise": noise_key(summary),
+        "seed": summary["seed"],
+        "accuracy": float(summary["accuracy"]["client_mean"]),
+        "per_client": None if per_client is None else tuple(map(float, per_client)),
+        "caveats": "".join(symbol for symbol, key in CAVEAT_SUMMARY_KEYS.items() if summary.get(key)),
+        "bits": None if None in bits_up_down else sum(bits_up_down),
+        "digest": summary["shards"].get("digest", ""),
+        "device": summary.get("device", ""),
+        "conditions": conditions,
+        "privacy": summary.get("privacy"),
+        "diagnosis": summary.get("diagnosis"),
     }
 
 
 def duplicate_runs(frame: pd.DataFrame) -> dict[int, str]:
-    """The lines of runs that are there already, with the reason to leave them out."""
+    """Map the rows of duplicate runs to the reason to skip them. The first run of each kind stays."""
     reasons = {}
     first: dict[tuple[Any, ...], Path] = {}
-    for number, identity, path in zip(
-        frame.index, frame[IDENTITY_COLUMNS].itertuples(index=False), frame.path, strict=True
-    ):
+    identities = frame[IDENTITY_COLUMNS].itertuples(index=False)
+    for index, identity, path in zip(frame.index, identities, frame.path, strict=True):
         kept = first.setdefault(tuple(identity), path)
         if kept is not path:
-            reasons[int(number)] = f"a run of the same configuration and seed is in the tables already, {kept}"
+            reasons[int(index)] = f"a run of the same configuration and seed is in the tables already, {kept}"
     return reasons
 
 
 def runs_on_other_shards(frame: pd.DataFrame) -> dict[int, str]:
-    """The lines of runs whose clients hold something else than those of the runs they would be compared with."""
+    """Map the rows of runs on other shards than most runs of their group and seed to the reason to skip them."""
     reasons = {}
-    for (setting, _, seed), runs in frame.groupby(["setting", "protocol", "seed"], sort=False):
+    for (group, _, seed), runs in frame.groupby(["group", "protocol", "seed"], sort=False):
         counts = runs.digest.value_counts(sort=False)
-        # Where as many runs have one as the other, those found first stay.
-        common = counts.index[int(counts.argmax())]
-        for number in runs.index[runs.digest != common]:
-            reasons[int(number)] = (
-                f"its shards ({runs.digest[number][:6] or 'no digest'}) are not those of the other runs of {setting} "
+        common = counts.index[int(counts.argmax())]  # the first one on a tie
+        for index in runs.index[runs.digest != common]:
+            reasons[int(index)] = (
+                f"its shards ({runs.digest[index][:6] or 'no digest'}) are not those of the other runs of {group} "
                 f"with seed {seed} ({common[:6] or 'no digest'})"
             )
     return reasons

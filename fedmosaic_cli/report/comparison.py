@@ -1,10 +1,10 @@
-"""Settings: the runs that may be compared with each other, method by method."""
+"""Comparison groups: the runs that can be compared with each other, by method."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LABEL_DIFFERENCES = 2
-"""So many differences between two settings of one name are spelled out beside it."""
+"""With more differences between groups of one name, labels contain a digest instead of the differences."""
 
 MethodKey = tuple[str, str]
-"""A method and what tells several rows of it apart."""
+"""A method name and the detail that distinguishes several rows of the method."""
 LOCAL_KEY: MethodKey = ("local", "")
 CENTRALIZED_KEY: MethodKey = ("centralized", "")
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonGroup:
-    """Runs of one preset (or one partition) and one protocol. `label` is unlike those of all others.
+    """The runs of one preset (or one partition) and one protocol.
 
-    Hyper-parameters that are to be `spelled` out stand beside a method's name even where they are the preset's.
+    Attributes:
+        name: The preset or partition name.
+        label: A unique name.
+        runs: The rows of the DataFrame that `collect_runs` returns.
+        shown_hyperparameters: Hyper-parameters of FedMosaic to show even if they have the preset's value.
     """
 
     name: str
@@ -47,25 +51,25 @@ class ComparisonGroup:
 
     @property
     def slug(self) -> str:
-        """The label as a part of a file's name."""
+        """The label as part of a file name."""
         return re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.") or "setting"
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """What all of its runs have in common."""
-        terms: dict[str, Any] = self.runs.terms.iloc[0]
-        return terms
+        """The settings that all runs share."""
+        conditions: dict[str, Any] = self.runs.conditions.iloc[0]
+        return conditions
 
     @cached_property
     def preset(self) -> str:
-        """The preset of ours that its runs were made from, whatever they are called; "" where nobody knows."""
+        """The built-in preset of the runs, even if the group has another name; "" if unknown."""
         if self.name in preset_names() or not self.name:
             return self.name
         try:
-            told = parse_option_values(RunDirectory(self.runs.path.iloc[0]).read_environment().get("arguments"))
+            options = parse_option_values(RunDirectory(self.runs.path.iloc[0]).read_environment().get("arguments"))
         except (RequestError, OSError):
             return ""
-        return told["--preset"] if told.get("--preset") in preset_names() else ""
+        return options["--preset"] if options.get("--preset") in preset_names() else ""
 
     @property
     def dataset(self) -> str:
@@ -81,32 +85,34 @@ class ComparisonGroup:
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds that any of its methods was run with."""
+        """The seeds of all methods."""
         return tuple(sorted(map(int, set(self.runs.seed))))
 
     @cached_property
     def runs_by_method(self) -> dict[MethodKey, pd.DataFrame]:
-        """The runs of each method, a line a seed, in the order of the paper's rows."""
-        groups: dict[MethodKey, pd.DataFrame] = {}
-        for (method, variant), same in self.runs.groupby(["method", "variant"]):
-            kind = str(variant).removeprefix(str(method)).lstrip("-")
-            usual = default_hyperparameters(self.preset, str(method))
-            if usual is not None and method == "fedmosaic":  # other names say it all
-                usual = {name: value for name, value in usual.items() if name not in self.shown_hyperparameters}
-            details = hyperparameter_labels(usual, kind, [str(text) for text in same.hyperparameters.unique()])
-            noises = [str(noise) for noise in same.noise.unique()]
-            for (text, _), group in same.groupby(["hyperparameters", "noise"]):
-                words = [kind, *details[str(text)], *noise_label_parts(group, noises)]
-                name = ", ".join(filter(None, words))
-                if (method, name) in groups:  # noise that looks the same in so few digits
-                    name += f", noise {group.noise.iloc[0]}"
-                groups[str(method), name] = group.sort_values("seed")
-        return {key: groups[key] for key in sorted(groups, key=paper_sort_key)}
+        """The runs of each method sorted by seed, in the order of the paper's rows."""
+        by_key: dict[MethodKey, pd.DataFrame] = {}
+        for (method, variant), variant_runs in self.runs.groupby(["method", "variant"]):
+            suffix = str(variant).removeprefix(str(method)).lstrip("-")
+            defaults = default_hyperparameters(self.preset, str(method))
+            if defaults is not None and method == "fedmosaic":
+                defaults = {name: value for name, value in defaults.items() if name not in self.shown_hyperparameters}
+            details = hyperparameter_labels(
+                defaults, suffix, [str(text) for text in variant_runs.hyperparameters.unique()]
+            )
+            noise_keys = [str(noise) for noise in variant_runs.noise.unique()]
+            for (text, _), runs in variant_runs.groupby(["hyperparameters", "noise"]):
+                parts = [suffix, *details[str(text)], *noise_label_parts(runs, noise_keys)]
+                detail = ", ".join(filter(None, parts))
+                if (method, detail) in by_key:  # the noise differs only in digits that are not shown
+                    detail += f", noise {runs.noise.iloc[0]}"
+                by_key[str(method), detail] = runs.sort_values("seed")
+        return {key: by_key[key] for key in sorted(by_key, key=paper_sort_key)}
 
     @cached_property
     def manifests_by_digest(self) -> dict[str, dict[str, Any]]:
-        """Who holds what, by the digest of the shards, as far as the runs kept it: an entry for each digest."""
-        found = {}
+        """The first valid shard manifest of each digest."""
+        manifests = {}
         for digest, runs in self.runs.groupby("digest"):
             for path in runs.path:
                 try:
@@ -114,68 +120,78 @@ class ComparisonGroup:
                 except (RequestError, OSError):
                     continue
                 clients = manifest.get("clients")
-                told = isinstance(clients, list) and all(isinstance(client, dict) for client in clients)
-                if manifest.get("digest") == digest and told:
-                    found[str(digest)] = manifest
+                is_valid = isinstance(clients, list) and all(isinstance(client, dict) for client in clients)
+                if manifest.get("digest") == digest and is_valid:
+                    manifests[str(digest)] = manifest
                     break
-        return found
+        return manifests
 
     def client_domains(self, digest: str) -> list[str]:
-        """The domain of each client, "" where it has none; nothing where nobody knows."""
+        """Return the domain of each client, "" for no domain; [] without a manifest."""
         clients = self.manifests_by_digest.get(digest, {}).get("clients", [])
         return [str(client.get("domain") or "") for client in clients]
 
     def runs_in_domain(self, domain: str) -> pd.DataFrame:
-        """The same runs, each with the mean over the clients of one domain as its accuracy. Where a run does not tell
-        of single clients, or has none of the domain, it is left out."""
-        kept, means = [], []
-        for number, digest, marks in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
+        """Return the runs with the mean accuracy over the clients of one domain.
+
+        Runs without accuracies per client or without clients of the domain are left out.
+        """
+        means: dict[Any, float] = {}
+        for index, digest, accuracies in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
             domains = self.client_domains(digest)
-            mine = [mark for mark, where in zip(marks or (), domains, strict=False) if where == domain]
-            if mine and len(marks) == len(domains):
-                kept.append(number)
-                means.append(fmean(mine))
-        return self.runs.loc[kept].assign(accuracy=means)
+            if domain in domains and len(accuracies or ()) == len(domains):
+                means[index] = fmean(value for value, other in zip(accuracies, domains, strict=True) if other == domain)
+        return self.runs.loc[list(means)].assign(accuracy=list(means.values()))
 
 
-def comparison_groups(runs_frame: pd.DataFrame) -> list[ComparisonGroup]:
-    """The settings of all runs, by name; those of one name are told apart by what differs."""
-    found = []
-    for name, runs in runs_frame.groupby("setting"):
-        protocols = {str(protocol): same for protocol, same in runs.groupby("protocol")}
-        terms = {protocol: flatten_keys(same.terms.iloc[0]) for protocol, same in protocols.items()}
-        differing = differing_keys(list(terms.values()))
-        for protocol, same in protocols.items():
-            words = ", ".join(f"{key.rpartition('.')[2]}={terms[protocol].get(key)}" for key in differing)
-            told_apart = words if len(differing) <= MAX_LABEL_DIFFERENCES else protocol
-            found.append(ComparisonGroup(str(name), f"{name} [{told_apart}]" if differing else str(name), same))
-    found.sort(key=lambda setting: natural_sort_key(setting.label))
-    labels = [setting.label for setting in found]
+def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
+    """Split the rows of `collect_runs` into groups by name and protocol.
+
+    The labels of groups with the same name contain the conditions that differ.
+    """
+    groups = []
+    for name, runs in frame.groupby("group"):
+        by_protocol = {str(protocol): same for protocol, same in runs.groupby("protocol")}
+        conditions = {protocol: flatten_keys(same.conditions.iloc[0]) for protocol, same in by_protocol.items()}
+        differing = differing_keys(list(conditions.values()))
+        for protocol, same in by_protocol.items():
+            values = ", ".join(f"{key.rpartition('.')[2]}={conditions[protocol].get(key)}" for key in differing)
+            suffix = values if len(differing) <= MAX_LABEL_DIFFERENCES else protocol
+            groups.append(ComparisonGroup(str(name), f"{name} [{suffix}]" if differing else str(name), same))
+    groups.sort(key=lambda group: natural_sort_key(group.label))
+    labels = [group.label for group in groups]
     return [
-        setting
-        if labels.count(setting.label) == 1
-        else ComparisonGroup(setting.name, f"{setting.name} [{setting.runs.protocol.iloc[0]}]", setting.runs)
-        for setting in found
+        group
+        if labels.count(group.label) == 1
+        else replace(group, label=f"{group.name} [{group.runs.protocol.iloc[0]}]")
+        for group in groups
     ]
 
 
 def hyperparameter_labels(
     defaults: dict[str, Any] | None, variant_suffix: str, hyperparameters: Sequence[str]
 ) -> dict[str, list[str]]:
-    """What is to be said beside a method's name, and its `kind`, of each of these hyper-parameters, which are JSON.
+    """Describe hyper-parameters beside a method's name.
 
-    Of the `usual` ones nothing, of others what differs from them. Where nobody can know what is usual, what tells them
-    apart.
+    Args:
+        defaults: The values to leave out; None if unknown.
+        variant_suffix: The part of the variant that already states one value.
+        hyperparameters: The hyper-parameters of each row as JSON.
+
+    Returns:
+        For each JSON text the values other than the defaults. Without defaults, or if these values do not distinguish
+        the rows, the values that differ between the rows.
     """
-    chosen = {text: json.loads(text) for text in hyperparameters}
+    values = {text: json.loads(text) for text in hyperparameters}
     if defaults is not None:
-        odd = {
-            text: [n for n in one if one[n] not in (defaults.get(n), variant_suffix)] for text, one in chosen.items()
-        }
-        details = {text: format_hyperparameters(chosen[text], names) for text, names in odd.items()}
-        if len(set(map(tuple, details.values()))) == len(chosen):
-            return details
-    return {text: format_hyperparameters(one, differing_keys(list(chosen.values()))) for text, one in chosen.items()}
+        labels = {}
+        for text, row in values.items():
+            shown = [name for name in row if row[name] not in (defaults.get(name), variant_suffix)]
+            labels[text] = format_hyperparameters(row, shown)
+        if len(set(map(tuple, labels.values()))) == len(values):
+            return labels
+    differing = differing_keys(list(values.values()))
+    return {text: format_hyperparameters(row, differing) for text, row in values.items()}
 
 
 def format_hyperparameters(hyperparameters: dict[str, Any], names: Sequence[str]) -> list[str]:
@@ -184,62 +200,73 @@ def format_hyperparameters(hyperparameters: dict[str, Any], names: Sequence[str]
 
 
 @cache
-def default_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
-    """What a method has under a preset if nobody says otherwise; None where it is no preset of ours."""
+def preset_layers(preset: str) -> ConfigLayers | None:
+    """Return the configuration layers of a built-in preset; None for other names."""
     if preset not in preset_names():
         return None
     layers = ConfigLayers()
     layers.add_all(load_preset(preset).layers)
+    return layers
+
+
+@cache
+def default_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
+    """Return the hyper-parameters of a method under a built-in preset; None for other presets."""
+    layers = preset_layers(preset)
+    if layers is None:
+        return None
     return asdict(layers.section(f"methods.{method}", method_schema(method)))  # type: ignore[call-overload, no-any-return]
 
 
 def natural_sort_key(text: str) -> list[tuple[int, int, str]]:
-    """A key by which u-30 comes before u-100."""
+    """Return a sort key that puts u-30 before u-100."""
     parts = re.split(r"(\d+)", text)
     return [(0, int(part), "") if part.isdecimal() and len(part) < 16 else (1, 0, part) for part in parts]
 
 
-def group_difference_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
-    """Why settings of one name are not one: a sentence a name."""
+def groups_by_name(groups: Sequence[ComparisonGroup]) -> dict[str, list[ComparisonGroup]]:
     by_name: dict[str, list[ComparisonGroup]] = {}
-    for setting in groups:
-        by_name.setdefault(setting.name, []).append(setting)
+    for group in groups:
+        by_name.setdefault(group.name, []).append(group)
+    return by_name
+
+
+def group_difference_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
+    """Return one sentence per name that several groups share: the conditions that differ."""
     sentences = []
-    for name, same in by_name.items():
-        differing = differing_keys([flatten_keys(setting.conditions) for setting in same])
-        words = [f"{key} is {format_group_values(key, same)}" for key in differing]
-        if words:
-            sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(words)}.")
+    for name, same_name in groups_by_name(groups).items():
+        conditions = {group.label.removeprefix(name).strip(): flatten_keys(group.conditions) for group in same_name}
+        differences = [
+            f"{key} is {', '.join(f'{values.get(key)} in {label}' for label, values in conditions.items())}"
+            for key in differing_keys(list(conditions.values()))
+        ]
+        if differences:
+            sentences.append(f"Runs of {name} are not in one column, because they differ: {'; '.join(differences)}.")
     return sentences
 
 
-def format_group_values(key: str, groups: Sequence[ComparisonGroup]) -> str:
-    """What each of the settings has under a dotted key."""
-    return ", ".join(f"{flatten_keys(s.conditions).get(key)} in {s.label.removeprefix(s.name).strip()}" for s in groups)
-
-
-def differing_keys(choices: list[dict[str, Any]]) -> list[str]:
-    """The keys under which these do not all have the same."""
-    names = sorted({name for choice in choices for name in choice})
-    return [name for name in names if len({json.dumps(choice.get(name)) for choice in choices}) > 1]
+def differing_keys(mappings: list[dict[str, Any]]) -> list[str]:
+    """Return the keys under which the mappings have different values."""
+    names = sorted({name for mapping in mappings for name in mapping})
+    return [name for name in names if len({json.dumps(mapping.get(name)) for mapping in mappings}) > 1]
 
 
 def shares_labels(key: MethodKey) -> bool:
-    """Whether clients co-train: they tell labels of the public set, and a consensus comes back."""
+    """Return whether the clients of a method share labels of the public set."""
     return METHODS[key[0]].shares_labels
 
 
 def has_client_trust(key: MethodKey) -> bool:
-    """Whether each client has a lambda of its own: FedMosaic, and what is made of it."""
+    """Return whether each client has its own lambda: FedMosaic and its subclasses."""
     return issubclass(METHODS[key[0]], FedMosaic)
 
 
 def paper_sort_key(key: MethodKey) -> tuple[int, str]:
-    """Where a row stands: methods as in the paper, variants of one by name."""
+    """Return a sort key: methods in the paper's order, variants of a method by name."""
     return list(METHODS).index(key[0]), key[1]
 
 
 def method_title(key: MethodKey) -> str:
-    """The paper's spelling, with what tells several rows of one method apart."""
+    """Return the method's name in the paper's spelling and the detail of the row."""
     method, detail = key
     return f"{METHODS[method].title} ({detail})" if detail else METHODS[method].title

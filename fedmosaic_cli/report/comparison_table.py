@@ -1,12 +1,12 @@
-"""A comparison table: methods by settings, each cell a mean over seeds and what it is worth beside the baselines."""
+"""Comparison tables: one row per method, one column per group, each cell a mean over seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.report.baseline_colors import BaselineRelation, relation_to_baselines
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title, paper_sort_key
 from fedmosaic_cli.report.paper_results import PublishedResult, published_result
@@ -18,14 +18,31 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
 
-
 OVERVIEW_NAME = "table"
-"""The name of the one table that holds all settings."""
+"""The name of the table with all groups."""
+ACCURACY_DECIMALS = 9
+"""Accuracies that differ only in later digits differ by rounding."""
+
+
+class BaselineRelation(Enum):
+    """How a method compares with the baselines: description, symbol in plain text, colour in the paper."""
+
+    BASELINE = ("baseline", "", "377EB8")
+    WORSE_THAN_BOTH = ("worse than both baselines", "▼", "E41A1C")
+    WORSE_THAN_LOCAL = ("worse than local training", "▽", "D95F02")
+    BETTER_THAN_BOTH = ("better than both baselines", "▲", "1B9E77")
+    NEITHER = ("between the baselines or equal to one", "", "")
+    UNKNOWN = ("a baseline is missing", "?", "")
+
+    def __init__(self, description: str, symbol: str, colour: str) -> None:
+        self.description = description
+        self.symbol = symbol
+        self.colour = colour
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method in a setting: mean and sample standard deviation over seeds, as fractions."""
+    """A method in a column: mean and sample standard deviation over seeds, as fractions."""
 
     mean: float
     std: float | None
@@ -37,7 +54,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class TableCell:
-    """What we found and what the paper printed, either of which may be missing; `command` makes the runs that are."""
+    """The measured and the published result, each optional, and the command that makes missing runs."""
 
     measured: MethodResult | None = None
     published: PublishedResult | None = None
@@ -45,14 +62,16 @@ class TableCell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, as a fraction."""
+        """The measured minus the published mean, as a fraction."""
         return self.measured.mean - self.published.mean if self.measured and self.published else None
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One setting, or one domain of it, under a heading that neighbours may share. `setting` is None where nobody ran
-    what the paper has here; `preset` and `domain` say what that is."""
+    """One group or one domain of it. Adjacent columns may share a heading.
+
+    `group` is None for a column of the paper without runs; `preset` and `domain` then identify the column.
+    """
 
     label: str
     group: ComparisonGroup | None
@@ -61,21 +80,22 @@ class TableColumn:
     domain: str = ""
 
     def select_runs(self) -> Mapping[MethodKey, pd.DataFrame]:
-        """The runs of each method, `accuracy` being the column's."""
+        """Return the runs of each method with the accuracy of this column."""
         if self.group is None:
             return {}
         if not self.domain:
             return self.group.runs_by_method
-        lines = self.group.runs_in_domain(self.domain)
-        picked = {
-            key: lines.loc[lines.index.intersection(runs.index)] for key, runs in self.group.runs_by_method.items()
+        in_domain = self.group.runs_in_domain(self.domain)
+        selected = {
+            key: in_domain.loc[in_domain.index.intersection(runs.index)].sort_values("seed")
+            for key, runs in self.group.runs_by_method.items()
         }
-        return {key: runs.sort_values("seed") for key, runs in picked.items() if len(runs)}
+        return {key: runs for key, runs in selected.items() if len(runs)}
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A method, with a cell a column."""
+    """A method with one cell per column."""
 
     method_key: MethodKey
     title: str
@@ -85,8 +105,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """`name` is that of its files. `caption` says what the numbers are, `notes` under which protocol they came about,
-    `commands` how to fill the cells that are empty."""
+    """A table. `name` is the stem of its files, `notes` describe the protocol, `commands` make missing runs."""
 
     name: str
     columns: tuple[TableColumn, ...]
@@ -95,68 +114,70 @@ class ComparisonTable:
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     has_published: bool = False
-    """Whether the published numbers stand beside ours."""
     privacy_notes: tuple[tuple[str, ...], ...] = ()
-    """What was given away in spite of noise, lines for each kind of run that has any."""
+    """The lines of the privacy note of each row with noise."""
 
     def baseline_relations(self) -> list[BaselineRelation]:
-        """The verdicts that occur, in the order of their definition."""
-        seen = {cell.measured.relation for row in self.rows for cell in row.cells if cell.measured}
-        return [verdict for verdict in BaselineRelation if verdict in seen]
+        """Return the relations that occur, in the order of their definition."""
+        present = {cell.measured.relation for row in self.rows for cell in row.cells if cell.measured}
+        return [relation for relation in BaselineRelation if relation in present]
 
     def seeds(self, column: int) -> tuple[int, ...]:
-        """All seeds that any method of a column was run with."""
-        setting = self.columns[column].group
-        return setting.seeds if setting else ()
+        """Return the seeds of all methods in a column."""
+        group = self.columns[column].group
+        return group.seeds if group else ()
 
 
 def build_rows(
     columns: Sequence[TableColumn], method_keys: Sequence[MethodKey], with_published: bool, only_listed: bool = False
 ) -> tuple[TableRow, ...]:
-    """A row for each of `keys`, and for everything else that was run; with `only`, for FedMosaic's other rows alone."""
+    """Build the rows of a table.
+
+    Args:
+        columns: The columns.
+        method_keys: The methods that always have a row, in this order. Other methods with runs follow in the paper's
+            order; rows of the same method are adjacent.
+        with_published: Add the published results.
+        only_listed: Add no other methods, except variants of FedMosaic.
+    """
     runs = [column.select_runs() for column in columns]
-    found = {key for by_method in runs for key in by_method if not only_listed or key[0] == "fedmosaic"}
-    every = sort_method_keys({*method_keys, *found}, method_keys)
-    results = [method_results(by_method, every) for by_method in runs]
-    return tuple(
-        TableRow(
-            key,
-            method_title(key),
-            METHODS[key[0]].family,
-            tuple(
-                TableCell(
-                    by_method.get(key), published_result(column.preset, column.domain, key) if with_published else None
-                )
-                for column, by_method in zip(columns, results, strict=True)
-            ),
-        )
-        for key in every
-    )
-
-
-def sort_method_keys(found: Iterable[MethodKey], listed: Sequence[MethodKey]) -> list[MethodKey]:
-    """Methods in the order of `keys`, others in the paper's; rows of one method below each other, those of `keys`
-    first."""
+    extra = {key for by_method in runs for key in by_method if not only_listed or key[0] == "fedmosaic"}
+    listed = list(method_keys)
     methods = list(dict.fromkeys([*(method for method, _ in listed), *METHODS]))
-    return sorted(
-        found,
+    keys = sorted(
+        {*listed, *extra},
         key=lambda key: (
             methods.index(key[0]),
             listed.index(key) if key in listed else len(listed),
             paper_sort_key(key),
         ),
     )
+    results = [method_results(by_method, keys) for by_method in runs]
+    rows = []
+    for key in keys:
+        cells = tuple(
+            TableCell(
+                by_method.get(key), published_result(column.preset, column.domain, key) if with_published else None
+            )
+            for column, by_method in zip(columns, results, strict=True)
+        )
+        rows.append(TableRow(key, method_title(key), METHODS[key[0]].family, cells))
+    return tuple(rows)
 
 
 def method_results(
     runs_by_method: Mapping[MethodKey, pd.DataFrame], shown_keys: Iterable[MethodKey] | None = None
 ) -> dict[MethodKey, MethodResult]:
-    """The results of one column. The best is one of those that are shown, if not all are."""
-    best = best_method_keys(
-        runs_by_method
-        if shown_keys is None
-        else {key: runs_by_method[key] for key in shown_keys if key in runs_by_method}
-    )
+    """Return the results of one column. Only methods in `shown_keys` (default: all) can be the best.
+
+    The best methods are those with the highest printed mean among the methods with the most seeds, because seeds are
+    not equally easy.
+    """
+    shown = {key: runs_by_method[key] for key in shown_keys or runs_by_method if key in runs_by_method}
+    most_seeds = max(map(len, shown.values()), default=0)
+    percents = {
+        key: round(100 * float(runs.accuracy.mean()), 2) for key, runs in shown.items() if len(runs) == most_seeds
+    }
     return {
         key: MethodResult(
             mean=float(runs.accuracy.mean()),
@@ -165,36 +186,33 @@ def method_results(
             relation=BaselineRelation.BASELINE
             if key in (LOCAL_KEY, CENTRALIZED_KEY)
             else relation_on_common_seeds(runs, runs_by_method),
-            is_best=key in best,
-            caveat_symbols="".join(mark for mark in CAVEAT_DESCRIPTIONS if runs.caveats.str.contains(mark).any()),
+            is_best=key in percents and percents[key] == max(percents.values()),
+            caveat_symbols="".join(symbol for symbol in CAVEAT_DESCRIPTIONS if runs.caveats.str.contains(symbol).any()),
         )
         for key, runs in runs_by_method.items()
     }
 
 
-def best_method_keys(runs_by_method: Mapping[MethodKey, pd.DataFrame]) -> set[MethodKey]:
-    """All that print as the best mean, among the methods with the most seeds: seeds are not equally easy."""
-    most = max(map(len, runs_by_method.values()), default=0)
-    means = {
-        key: printed_percent(float(runs.accuracy.mean())) for key, runs in runs_by_method.items() if len(runs) == most
-    }
-    return {key for key, mean in means.items() if mean == max(means.values())}
-
-
-def printed_percent(fraction: float) -> float:
-    """To a hundredth of a percent: what looks the same to a reader should be treated the same."""
-    return round(100 * fraction, 2)
-
-
 def relation_on_common_seeds(runs: pd.DataFrame, runs_by_method: Mapping[MethodKey, pd.DataFrame]) -> BaselineRelation:
-    """A method against both baselines, on the seeds that all three were run with."""
+    """Compare a method with both baselines on the seeds that all three have."""
     if LOCAL_KEY not in runs_by_method or CENTRALIZED_KEY not in runs_by_method:
         return BaselineRelation.UNKNOWN
-    by_seed = [
-        frame.set_index("seed").accuracy for frame in (runs, runs_by_method[LOCAL_KEY], runs_by_method[CENTRALIZED_KEY])
-    ]
-    common = sorted(set.intersection(*(set(each.index) for each in by_seed)))
+    frames = (runs, runs_by_method[LOCAL_KEY], runs_by_method[CENTRALIZED_KEY])
+    by_seed = [frame.set_index("seed").accuracy for frame in frames]
+    common = sorted(set.intersection(*(set(accuracies.index) for accuracies in by_seed)))
     if not common:
         return BaselineRelation.UNKNOWN
-    accuracy, local, centralized = (float(each[common].mean()) for each in by_seed)
+    accuracy, local, centralized = (float(accuracies[common].mean()) for accuracies in by_seed)
     return relation_to_baselines(accuracy, local, centralized)
+
+
+def relation_to_baselines(accuracy: float, local: float | None, centralized: float | None) -> BaselineRelation:
+    """Apply the paper's colour rule. A tie is neither better nor worse."""
+    if local is None or centralized is None:
+        return BaselineRelation.UNKNOWN
+    accuracy, local, centralized = (round(value, ACCURACY_DECIMALS) for value in (accuracy, local, centralized))
+    if accuracy < local:
+        return BaselineRelation.WORSE_THAN_BOTH if accuracy < centralized else BaselineRelation.WORSE_THAN_LOCAL
+    if accuracy > local and accuracy > centralized:
+        return BaselineRelation.BETTER_THAN_BOTH
+    return BaselineRelation.NEITHER

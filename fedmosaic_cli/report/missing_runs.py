@@ -1,100 +1,240 @@
-"""What a table lacks, and the commands that make it."""
+"""The runs that a table lacks, and the commands that make them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.rerun_args import default_runs_dir
+from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
+from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
+from fedmosaic_cli.data.data_dirs import DataDirs
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.report.noise_notes import preset_adds_noise
-from fedmosaic_cli.report.rerun_commands import RunDestination, group_destination, missing_run_commands
+from fedmosaic_cli.report.comparison import paper_sort_key, preset_layers
+from fedmosaic_cli.report.noise_notes import noise_options
+from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence, Set
+    from pathlib import Path
 
-    from fedmosaic_cli.report.comparison import ComparisonGroup
+    import pandas as pd
+
+    from fedmosaic_cli.config.run_config import RunConfig
+    from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.comparison_table import TableCell, TableColumn, TableRow
 
 DEFAULT_SEEDS = (0, 1, 2)
-"""What a setting that nobody ran is asked for with, as in the paper: three seeds."""
+"""The seeds to request for a column without runs, as in the paper."""
+MAX_CONFIG_ATTEMPTS = 5
+"""The number of configurations to try if the first ones are damaged."""
+ALL_BASELINES = {(name, "") for name in METHODS if name != "fedmosaic"}
+
+
+@dataclass(frozen=True)
+class RunDestination:
+    """How and where to make more runs of a group.
+
+    Attributes:
+        options: The command-line options that all runs of the group share.
+        directory: The directory above the runs.
+        existing_runs: The runs of the group.
+        noise_options_by_method: The options of rows with privacy noise.
+        directory_labels: The `--tag` of rows with a labelled directory.
+    """
+
+    options: Sequence[str]
+    directory: Path
+    existing_runs: Set[Path] = frozenset()
+    noise_options_by_method: Mapping[MethodKey, tuple[str, ...]] = field(default_factory=dict)
+    directory_labels: Mapping[MethodKey, str] = field(default_factory=dict)
 
 
 def add_missing_run_commands(
     columns: Sequence[TableColumn], rows: tuple[TableRow, ...]
 ) -> tuple[tuple[TableRow, ...], tuple[str, ...]]:
-    """The rows with a command in every cell that lacks runs, and all of them in as few commands as can be."""
+    """Return the rows with a command in each cell that lacks runs, and the fewest commands that make all runs."""
     missing = [
         {row.method_key: seeds for row in rows if (seeds := missing_seeds(column, columns, row, row.cells[number]))}
         for number, column in enumerate(columns)
     ]
-    places = [column_destination(column, columns) for column in columns]
+    destinations = [column_destination(column, columns) for column in columns]
+
+    def with_command(row: TableRow, number: int) -> TableCell:
+        if row.method_key not in missing[number]:
+            return row.cells[number]
+        seeds = {row.method_key: missing[number][row.method_key]}
+        return replace(row.cells[number], command=missing_run_commands(destinations[number], seeds)[0])
+
     filled = tuple(
-        replace(
-            row,
-            cells=tuple(
-                replace(cell, command=missing_run_commands(where, {row.method_key: lack[row.method_key]})[0])
-                if row.method_key in lack
-                else cell
-                for cell, where, lack in zip(row.cells, places, missing, strict=True)
-            ),
-        )
-        for row in rows
+        replace(row, cells=tuple(with_command(row, number) for number in range(len(columns)))) for row in rows
     )
-    # All domains of a setting lack the same: each setting is asked for once.
-    once = {column_name(column): (where, lack) for column, where, lack in zip(columns, places, missing, strict=True)}
-    return filled, tuple(text for where, lack in once.values() for text in missing_run_commands(where, lack))
+    # All domains of a group lack the same runs, so each group is requested once.
+    per_group = {
+        column.group.label if column.group else column.preset: (destination, seeds)
+        for column, destination, seeds in zip(columns, destinations, missing, strict=True)
+    }
+    commands = [missing_run_commands(destination, seeds) for destination, seeds in per_group.values()]
+    return filled, tuple(command for group_commands in commands for command in group_commands)
 
 
 def missing_seeds(
     column: TableColumn, columns: Sequence[TableColumn], row: TableRow, cell: TableCell
 ) -> tuple[int, ...]:
-    """The seeds that a cell lacks runs of.
+    """Return the seeds that a cell lacks.
 
-    What was run with hyper-parameters or noise of its own in one setting is nothing that others lack, and where nobody
-    ran anything the paper's rows are enough.
+    Rows with other hyper-parameters or with noise are not requested for groups that have no run of them. A column
+    without any runs lacks the rows that the paper has.
     """
     if column.group is None:
         return DEFAULT_SEEDS if cell.published else ()
     runs = column.group.runs_by_method.get(row.method_key)
-    if runs is None and (
-        "=" in row.method_key[1] or has_noisy_runs(columns, row) or not is_runnable(column.group, row)
-    ):
-        return ()
-    done = set() if runs is None else set(runs.seed)
-    return tuple(seed for seed in column.group.seeds if seed not in done)
+    if runs is not None:
+        present = set(runs.seed)
+        return tuple(seed for seed in column.group.seeds if seed not in present)
+    runs_elsewhere = [other.group.runs_by_method.get(row.method_key) for other in columns if other.group]
+    has_noise = any(runs is not None and runs.noise.astype(bool).any() for runs in runs_elsewhere)
+    is_requested = "=" not in row.method_key[1] and not has_noise and is_runnable(column.group, row)
+    return column.group.seeds if is_requested else ()
 
 
 def is_runnable(group: ComparisonGroup, row: TableRow) -> bool:
-    """Whether a row without noise can be had under a setting's preset.
+    """Return whether a row without noise can be run under the group's preset.
 
-    By methods that have the messages which are attacked or defended there, or none at all; where the preset has noise
-    in them, by the latter alone.
+    Baselines always can. A preset with noise excludes other methods; attacks and defences need shared labels.
     """
     method = METHODS[row.method_key[0]]
     if method.family == "baseline":
         return True
-    attacked = bool({"attack", "defence"} & group.conditions.keys())
-    return not preset_adds_noise(group.preset) and (method.shares_labels or not attacked)
-
-
-def has_noisy_runs(columns: Sequence[TableColumn], row: TableRow) -> bool:
-    """Whether a row is one of runs with noise in their messages."""
-    found = [
-        column.group.runs_by_method[row.method_key]
-        for column in columns
-        if column.group and row.method_key in column.group.runs_by_method
-    ]
-    return any(runs.noise.astype(bool).any() for runs in found)
-
-
-def column_name(column: TableColumn) -> str:
-    return column.group.label if column.group else column.preset
+    layers = preset_layers(group.preset)
+    if layers and layers.values.get("privacy", {}).get("labels", "off") != "off":
+        return False
+    return method.shares_labels or group.conditions.keys().isdisjoint({"attack", "defence"})
 
 
 def column_destination(column: TableColumn, columns: Sequence[TableColumn]) -> RunDestination:
-    """Where runs for a column belong; those of a preset that nobody ran, beside the others of the table."""
+    """Return where to make runs of a column. A preset without runs goes beside the other groups of the table."""
     if column.group:
         return group_destination(column.group)
     others = [group_destination(other.group).directory.parent for other in columns if other.group]
     return RunDestination(["--preset", column.preset], (others[0] if others else default_runs_dir()) / column.preset)
+
+
+def group_destination(group: ComparisonGroup) -> RunDestination:
+    """Return where to make more runs of a group."""
+    noise = {key: options for key, runs in group.runs_by_method.items() if (options := noise_options(runs))}
+    labels = {key: label for key, runs in group.runs_by_method.items() if (label := directory_label(runs))}
+    return RunDestination(rerun_options(group), group_directory(group), frozenset(group.runs.path), noise, labels)
+
+
+def group_directory(group: ComparisonGroup) -> Path:
+    """Return the directory for more runs of a group, beside its first run.
+
+    A group that shares its name with others gets a separate directory, because their run directories could collide.
+    """
+    first: Path = group.runs.path.iloc[0]
+    run_name = variant_directory_name(group.runs.variant.iloc[0], directory_label(group.runs))
+    has_default_layout = first.parts[-3:] == (group.name, run_name, f"seed-{group.runs.seed.iloc[0]}")
+    parent = first.parents[2] if has_default_layout else first.parent
+    is_separate = group.label == group.name or parent.name == group.slug
+    return (parent if is_separate else parent / group.slug) / group.name
+
+
+def directory_label(runs: pd.DataFrame) -> str:
+    """Return the `--tag` part of the directory name of the runs, "" without one."""
+    prefix, name = f"{runs.variant.iloc[0]}-", runs.path.iloc[0].parent.name
+    return name.removeprefix(prefix) if name.startswith(prefix) else ""
+
+
+def variant_directory_name(variant: str, label: str) -> str:
+    return "-".join(filter(None, (variant, label)))
+
+
+def missing_run_commands(destination: RunDestination, missing: Mapping[MethodKey, tuple[int, ...]]) -> list[str]:
+    """Return the commands that make the missing seeds of each method."""
+    by_seeds: dict[tuple[int, ...], list[MethodKey]] = {}
+    for key in sorted(missing, key=paper_sort_key):
+        by_seeds.setdefault(missing[key], []).append(key)
+    directory = destination.directory
+    commands = []
+    for seeds, keys in by_seeds.items():
+        for (command, options), variants in group_commands(keys, destination).items():
+            words = ["fedmosaic", *command, *destination.options, *options, "--seeds", ",".join(map(str, seeds))]
+            paths = [directory / variant / f"seed-{seed}" for variant in variants for seed in seeds]
+            if not destination.existing_runs.isdisjoint(paths):  # runs with other hyper-parameters
+                words += ["--runs-dir", str(directory.parent / f"{directory.name}-more")]
+            else:
+                if directory.parent != default_runs_dir():
+                    words += ["--runs-dir", str(directory.parent)]
+                # A run that exists and is not in the table is unfinished or damaged.
+                words += ["--resume"] if any(path.exists() for path in paths) else []
+            commands.append(shlex.join(words))
+    return commands
+
+
+def group_commands(
+    keys: Sequence[MethodKey], destination: RunDestination
+) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
+    """Group methods into commands: (command, options) to the directory names of the runs.
+
+    One command covers all plain baselines. Each variant of FedMosaic and each row with its own options has its own.
+    """
+    baselines = [method for method, detail in keys if not detail]
+    commands: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    if baselines:
+        commands[("baseline", *(["all"] if set(keys) >= ALL_BASELINES else baselines)), ()] = baselines
+    for method, detail in keys:
+        label = destination.directory_labels.get((method, detail), "")
+        options = (
+            *(word for part in detail.split(", ") if "=" in part for word in ("--set", f"methods.{method}.{part}")),
+            *destination.noise_options_by_method.get((method, detail), ()),
+            *(("--tag", label) if label else ()),
+        )
+        if method == "fedmosaic":
+            expertise = detail.partition(",")[0]
+            directory_name = variant_directory_name(f"fedmosaic-{expertise}", label)
+            commands[("train",), ("--expertise", expertise, *options)] = [directory_name]
+        elif options:
+            commands[("baseline", method), options] = [variant_directory_name(method, label)]
+    return commands
+
+
+@cache  # several tables may contain the group
+def rerun_options(group: ComparisonGroup) -> list[str]:
+    """Return the options that the runs of a group were made with, except methods and seeds."""
+    data_dirs = DataDirs()
+    for path, digest in zip(group.runs.path[:MAX_CONFIG_ATTEMPTS], group.runs.digest, strict=False):
+        files = RunDirectory(path)
+        try:
+            config = recover_run_config(files, data_dirs)
+            environment: dict[str, Any] = {}
+            with suppress(RequestError, OSError):  # the file was changed
+                files.verify_files(ENVIRONMENT_FILE)
+                environment = files.read_environment()
+            return cli_args_for(config, {"shards_digest": digest, **environment}, data_dirs)
+        except (RequestError, OSError, ValueError):  # a name that is not a valid file name is a ValueError
+            continue
+    return ["--preset", group.name]
+
+
+def recover_run_config(files: RunDirectory, data_dirs: DataDirs) -> RunConfig:
+    """Load the configuration of a run, or rebuild it from the summary and manifest if the file was changed."""
+    try:
+        files.verify_files(CONFIG_FILE)
+        return load_run_config(files.config_path, data_dirs)
+    except (RequestError, OSError):
+        summary, manifest = files.read_summary(), files.read_shard_manifest()
+        content = {
+            **{key: summary[key] for key in ("method", "seed", "model")},
+            "setting": summary["preset"],
+            "partition_seed": manifest.get("seed"),
+            "data": manifest.get("settings"),
+            "train": {**summary["train"], "rounds": summary["rounds"]},
+            **{name: summary.get(name, {}) for name in ("clients", "attack", "defence")},
+            "privacy": summary.get("privacy_settings", {}),
+            "methods": {summary["method"]: summary["hyperparameters"]},
+        }
+        return run_config_from_dict(content, str(files.path), data_dirs)

@@ -1,13 +1,10 @@
-"""Runs with noise in their messages: the words that tell them apart, and the blocks that tell what they gave away."""
+"""Labels and notes for runs that add privacy noise to their messages."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.layers import ConfigLayers
-from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.storage.privacy_summary import PrivacySection, format_rounded_up, privacy_lines
 
 if TYPE_CHECKING:
@@ -16,63 +13,61 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_MEANINGFUL_EPSILON = 10.0
-# A limit decides whether there is a run, not what it is.
+# The limit decides whether a run starts; it does not change the run.
 IGNORED_PRIVACY_KEYS = {"max_epsilon"}
 
 
-@cache
-def preset_adds_noise(preset: str) -> bool:
-    """Whether messages have noise under a preset if nobody says otherwise."""
-    if preset not in preset_names():
-        return False
-    layers = ConfigLayers()
-    layers.add_all(load_preset(preset).layers)
-    return bool(layers.values.get("privacy", {}).get("labels", "off") != "off")
-
-
 def noise_key(summary: Mapping[str, Any]) -> str:
-    """What must be the same for runs to share a row, as JSON; nothing where there is no noise."""
+    """Return the noise settings that runs of one table row share, as JSON; "" without noise."""
     settings = summary.get("privacy_settings") or {}
-    kept = {key: value for key, value in settings.items() if key not in IGNORED_PRIVACY_KEYS}
-    return json.dumps(kept, sort_keys=True) if kept else ""
+    compared = {key: value for key, value in settings.items() if key not in IGNORED_PRIVACY_KEYS}
+    return json.dumps(compared, sort_keys=True) if compared else ""
 
 
-def noise_label_parts(runs: pd.DataFrame, other_keys: Sequence[str]) -> list[str]:
-    """What is said beside a method's name of the noise in its runs; `others` are the keys of its other rows.
+def noise_label_parts(runs: pd.DataFrame, all_keys: Sequence[str]) -> list[str]:
+    """Describe the noise of one table row, for the label beside the method's name.
 
-    Above what means anything there is no word that sounds as if it did.
+    Args:
+        runs: The runs of the row. They share one noise key.
+        all_keys: The noise keys of all rows of the method. Settings that differ between them are part of the label.
+
+    Returns:
+        The parts of the label. They say "DP" only if the total epsilon is meaningful, else "noise".
     """
     key = str(runs.noise.iloc[0])
     if not key:
         return []
-    blocks = [PrivacySection.model_validate(block) for block in runs.block]
-    total = max(block.total for block in blocks)
+    sections = [PrivacySection.model_validate(section) for section in runs.privacy]
+    total = max(section.total for section in sections)
     kind = "DP" if total <= MAX_MEANINGFUL_EPSILON else "noise"
-    settings, rest = json.loads(key), [json.loads(other) for other in other_keys if other and other != key]
-    apart = [name for name in sorted(settings) if any(other.get(name) != settings[name] for other in rest)]
-    # What the first words tell already is not said again.
-    words = [f"{name} {settings[name]}" for name in apart if name not in ("labels", "epsilon") and settings[name]]
-    condition = "conditional " if any(block.unit != "client" for block in blocks) else ""
-    return [f"{kind} {blocks[0].labels.mechanism}", f"{condition}total epsilon {format_rounded_up(total)}", *words]
+    condition = "conditional " if any(section.unit != "client" for section in sections) else ""
+    settings, others = json.loads(key), [json.loads(other) for other in all_keys if other and other != key]
+    differing = [name for name in sorted(settings) if any(other.get(name) != settings[name] for other in others)]
+    # The first two parts already state the mechanism and epsilon.
+    details = [f"{name} {settings[name]}" for name in differing if name not in ("labels", "epsilon") and settings[name]]
+    return [
+        f"{kind} {sections[0].labels.mechanism}",
+        f"{condition}total epsilon {format_rounded_up(total)}",
+        *details,
+    ]
 
 
 def noise_options(runs: pd.DataFrame) -> tuple[str, ...]:
-    """The options that ask for the same noise."""
-    key = str(runs.noise.iloc[0])
-    settings = json.loads(key) if key else {}
-    told = {name: value for name, value in settings.items() if value is not None}
-    # Whether there is any noise comes first: without it, nothing else may be said of it.
+    """Return the command-line options that request the same noise."""
+    settings = json.loads(str(runs.noise.iloc[0]) or "{}")
+    # `labels` switches noise on and must precede the other options.
     return tuple(
         word
-        for name in sorted(told, key=lambda name: name != "labels")
-        for word in ("--set", f"privacy.{name}={told[name] if isinstance(told[name], str) else json.dumps(told[name])}")
+        for name, value in sorted(settings.items(), key=lambda item: item[0] != "labels")
+        if value is not None
+        for word in ("--set", f"privacy.{name}={value if isinstance(value, str) else json.dumps(value)}")
     )
 
 
 def privacy_note(title: str, runs: pd.DataFrame) -> tuple[str, ...]:
-    """The lines of the run that gave away most, under a title; nothing where there is no noise."""
-    blocks = [block for block in runs.block if block]
-    if not blocks:
+    """Return the title and the privacy lines of the run with the largest total epsilon; () without noise."""
+    sections = [section for section in runs.privacy if section]
+    if not sections:
         return ()
-    worst = max(blocks, key=lambda block: float(block["total_epsilon"]))
+    worst = max(sections, key=lambda section: float(section["total_epsilon"]))
     return (f"{title}:", *privacy_lines(worst))

@@ -1,4 +1,4 @@
-"""Everything that a report writes to a directory, by name."""
+"""The files that a report writes to its output directory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
     from fedmosaic_cli.report.stats_tables import TextTable
 
-
 FIGURES_DIR = "figures"
 
 
 def build_all_tables(groups: Sequence[ComparisonGroup], with_published: bool) -> list[ComparisonTable]:
-    """All settings side by side, and those of the paper's tables that there is something to put in."""
+    """Build the overview table and the paper's tables that have columns."""
     tables = [paper_table(name, groups, with_published) for name in PAPER_TABLES]
     return [overview_table(groups, with_published), *(table for table in tables if table)]
 
@@ -46,36 +45,28 @@ def result_files(
     comparisons: Sequence[MethodComparison],
     ranking: MethodRanking | None,
 ) -> dict[str, bytes]:
-    """The files of the tables, of the statistics, and of what came of co-training."""
+    """Return the files of the tables, the statistics and the co-training diagnosis by name."""
     texts: dict[str, str] = {}
     for table in tables:
         texts |= {f"{table.name}.md": table_to_markdown(table), f"{table.name}.tex": table_to_latex(table)}
         texts |= {f"{table.name}.csv": tables_to_csv([table]), f"{table.name}.svg": table_to_svg(table)}
-    if sheets := build_statistics_tables(comparisons, ranking):
-        texts["statistics.md"] = "\n".join(map(text_table_to_markdown, sheets))
-        texts["statistics.tex"] = "\n".join(map(text_table_to_latex, sheets))
-        texts["statistics.csv"] = statistics_to_csv(comparisons, ranking)
-    texts |= diagnosis_files(groups)
-    texts |= {
-        "all.tex": latex_document([name for name in texts if name.endswith(".tex")]),
-        PREAMBLE_FILE: latex_preamble(),
-    }
+    if statistics_tables := build_statistics_tables(comparisons, ranking):
+        texts |= text_table_files("statistics", statistics_tables, statistics_to_csv(comparisons, ranking))
+    if runs := [run for group in groups for run in diagnosed_runs(group)]:
+        texts |= text_table_files("diagnosis", build_diagnosis_tables(groups), diagnoses_to_csv(runs))
+        if gates := gate_decisions_to_csv(runs):
+            texts["diagnosis-gates.csv"] = gates
+    texts["all.tex"] = latex_document([name for name in texts if name.endswith(".tex")])
+    texts[PREAMBLE_FILE] = latex_preamble()
     return {name: text.encode() for name, text in texts.items()}
 
 
-def diagnosis_files(groups: Sequence[ComparisonGroup]) -> dict[str, str]:
-    """What came of co-training, run by run; nothing where there are no such runs."""
-    lines = [line for setting in groups for line in diagnosed_runs(setting)]
-    if not lines:
-        return {}
-    sheets = build_diagnosis_tables(groups)
-    texts = {
-        "diagnosis.md": "\n".join(map(text_table_to_markdown, sheets)),
-        "diagnosis.tex": "\n".join(map(text_table_to_latex, sheets)),
-        "diagnosis.csv": diagnoses_to_csv(lines),
+def text_table_files(stem: str, tables: Sequence[TextTable], csv_text: str) -> dict[str, str]:
+    return {
+        f"{stem}.md": "\n".join(map(text_table_to_markdown, tables)),
+        f"{stem}.tex": "\n".join(map(text_table_to_latex, tables)),
+        f"{stem}.csv": csv_text,
     }
-    gates = gate_decisions_to_csv(lines)
-    return {**texts, "diagnosis-gates.csv": gates} if gates else texts
 
 
 def figure_files(
@@ -84,22 +75,22 @@ def figure_files(
     on_progress: ProgressCallback,
     kinds: Collection[str] | None = None,
 ) -> tuple[dict[str, bytes], list[str]]:
-    """The figures as PNG and PDF, and a sentence for each that is missing and each run that is left out of them."""
+    """Return the figures as PNG and PDF, and a message for each missing figure and each skipped run."""
     from fedmosaic_cli.report.plots.figure_set import FigureSet
 
-    album = FigureSet(groups, ranking, kinds)
+    figure_set = FigureSet(groups, ranking, kinds)
     files: dict[str, bytes] = {}
-    total = len(album)
-    for number, (name, draw) in enumerate(album):
+    total = len(figure_set)
+    for number, (name, draw) in enumerate(figure_set):
         on_progress("drawing figures", number, total)
-        files |= {f"{FIGURES_DIR}/{name}.{ending}": content for ending, content in draw().items()}
+        files |= {f"{FIGURES_DIR}/{name}.{suffix}": content for suffix, content in draw().items()}
     on_progress("drawing figures", total, total)
-    remarks = [f"left out of figures {run.path}: {run.reason}" for run in album.skipped]
-    return files, [*remarks, *(f"no figure {missing.name}: {missing.reason}" for missing in album.missing)]
+    messages = [f"left out of figures {run.path}: {run.reason}" for run in figure_set.skipped]
+    return files, [*messages, *(f"no figure {missing.name}: {missing.reason}" for missing in figure_set.missing)]
 
 
 def add_rank_diagram(tables: Sequence[TextTable], ranking: MethodRanking | None) -> list[TextTable]:
-    """The sheets, the one of ranks with its diagram, whose title and note are those of the sheet."""
+    """Add the critical-difference diagram to the table of ranks, which is the last one."""
     if ranking is None:
         return list(tables)
     from fedmosaic_cli.report.plots.canvas import render_inline_svg

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, to be laid beside ours."""
+"""The results that the paper publishes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import MethodKey
 
+QUICK_SUFFIX = "-quick"
+
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """A mean and a standard deviation of the paper, as fractions. It does not say which standard deviation."""
+    """A mean and a standard deviation, as fractions. The paper does not state the kind of standard deviation."""
 
     mean: float
     std: float
@@ -22,33 +24,30 @@ class PublishedResult:
 
 @lru_cache
 def load_published_results() -> dict[tuple[str, str, str], PublishedResult]:
-    """All of them, by preset, domain ("" where the column is a whole data set) and variant of a method.
+    """Load all results by preset, domain ("" for a whole data set) and method variant.
 
-    Under feature shift the paper does not say which expertise FedMosaic used; the numbers stand with `entropy`, which
-    our presets use there.
+    For feature shift the paper does not state FedMosaic's expertise; its results are filed under `entropy`, as in the
+    presets.
     """
     text = (files("fedmosaic_cli.report") / "paper_results.csv").read_text(encoding="utf-8")
     return {
-        (line["preset"], line["domain"], line["variant"]): PublishedResult(
-            float(line["mean"]) / 100, float(line["std"]) / 100
+        (row["preset"], row["domain"], row["variant"]): PublishedResult(
+            float(row["mean"]) / 100, float(row["std"]) / 100
         )
-        for line in csv.DictReader(text.splitlines())
+        for row in csv.DictReader(text.splitlines())
     }
 
 
-QUICK_SUFFIX = "-quick"
-
-
 def full_scale_preset(preset: str) -> str:
-    """The preset whose numbers belong beside a setting's: a quick one stands in for that of the paper's own scale."""
+    """Return the full-scale preset that a quick preset stands for."""
     return preset.removesuffix(QUICK_SUFFIX)
 
 
 def published_result(preset: str, domain: str, key: MethodKey) -> PublishedResult | None:
-    """What the paper has for a row of ours; nothing for hyper-parameters that are not its own."""
+    """Return the published result of a table row; None for other hyper-parameters than the paper's."""
     return load_published_results().get((preset, domain, "-".join(filter(None, key))))
 
 
 def published_domains(preset: str) -> list[str]:
-    """The domains that the paper has a column each for, in its order."""
+    """Return the domains with a column in the paper, in its order."""
     return list(dict.fromkeys(domain for name, domain, _ in load_published_results() if name == preset and domain))

@@ -1,4 +1,4 @@
-"""The paper's tables: which settings are their columns, which methods their rows."""
+"""The paper's tables: their columns and rows, and the overview table of all groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
 
 SCHEME_HEADINGS = {"pathological": "Pathological non-IID", "dirichlet": "Practical non-IID", "iid": "IID"}
-# The heading and the label of what the paper has a column for.
+# The heading and label of the paper's column for each preset.
 PAPER_COLUMNS = {
     "pathological-fashion-mnist": ("Pathological non-IID", "Fashion-MNIST"),
     "pathological-cifar10": ("Pathological non-IID", "CIFAR-10"),
@@ -36,19 +36,24 @@ QUICK_PRESET_NOTE = (
     "-quick, which the paper's numbers belong to: differences in level between the two say nothing."
 )
 
-FEDMOSAIC_FREQUENCY_KEY, FEDMOSAIC_ENTROPY_KEY, GATED_KEY = (
-    ("fedmosaic", "frequency"),
-    ("fedmosaic", "entropy"),
-    ("gated", ""),
-)
+FREQUENCY_KEY, ENTROPY_KEY, GATED_KEY = ("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", "")
 OTHER_METHOD_KEYS: tuple[MethodKey, ...] = tuple((name, "") for name in BASELINES)
 COMPACT_METHODS = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local")
 
 
 @dataclass(frozen=True)
 class PaperTableSpec:
-    """One of the paper's tables: what stands above it, the presets of its columns, whose runs fit in beside them, the
-    preset of embedded data that does, and its rows. With `only`, nothing but these and FedMosaic's."""
+    """One of the paper's tables.
+
+    Attributes:
+        title: The condition that the caption names.
+        presets: The presets of the paper's columns.
+        schemes: Groups with these partition schemes are added as further columns.
+        quickstart_preset: A preset with embedded data that fits into the table.
+        method_keys: The rows.
+        by_domain: Whether each domain has a column.
+        only_listed: Whether other methods than `method_keys` and FedMosaic's variants are left out.
+    """
 
     title: str
     presets: tuple[str, ...]
@@ -65,14 +70,14 @@ PAPER_TABLES = {
         ("pathological-fashion-mnist", "pathological-cifar10", "practical-fashion-mnist", "practical-cifar10"),
         ("pathological", "dirichlet", "iid"),
         "quickstart",
-        (*OTHER_METHOD_KEYS, FEDMOSAIC_FREQUENCY_KEY, GATED_KEY),
+        (*OTHER_METHOD_KEYS, FREQUENCY_KEY, GATED_KEY),
     ),
     "feature-shift": PaperTableSpec(
         "feature shift, by domain",
         ("feature-shift-office10", "feature-shift-domainnet"),
         ("domain",),
         "quickstart-feature-shift",
-        (*OTHER_METHOD_KEYS, FEDMOSAIC_ENTROPY_KEY, GATED_KEY),
+        (*OTHER_METHOD_KEYS, ENTROPY_KEY, GATED_KEY),
         by_domain=True,
     ),
     "hybrid": PaperTableSpec(
@@ -80,14 +85,14 @@ PAPER_TABLES = {
         ("hybrid-domainnet", "hybrid-domainnet-vit", "hybrid-office10"),
         ("hybrid",),
         "quickstart-hybrid",
-        (*OTHER_METHOD_KEYS, FEDMOSAIC_FREQUENCY_KEY, FEDMOSAIC_ENTROPY_KEY, GATED_KEY),
+        (*OTHER_METHOD_KEYS, FREQUENCY_KEY, ENTROPY_KEY, GATED_KEY),
     ),
     "compact": PaperTableSpec(
         "label skew and feature shift at once, in brief",
         ("hybrid-domainnet", "hybrid-office10"),
         ("hybrid",),
         "quickstart-hybrid",
-        (*((name, "") for name in COMPACT_METHODS), FEDMOSAIC_FREQUENCY_KEY, GATED_KEY),
+        (*((name, "") for name in COMPACT_METHODS), FREQUENCY_KEY, GATED_KEY),
         only_listed=True,
     ),
 }
@@ -98,65 +103,68 @@ def overview_table(
     with_published: bool,
     baselines: tuple[MethodKey, ...] = (CENTRALIZED_KEY, LOCAL_KEY),
 ) -> ComparisonTable:
-    """All settings in one table: the methods that were run in any of them, and the baselines they are judged by."""
-    columns = [TableColumn(setting.label, setting, full_scale_preset(setting.name)) for setting in groups]
+    """Build a table with one column per group and one row per method with runs, plus the baselines."""
+    columns = [TableColumn(group.label, group, full_scale_preset(group.name)) for group in groups]
     return build_table(OVERVIEW_NAME, "", columns, baselines, with_published)
 
 
 def paper_table(
     name: str, groups: Sequence[ComparisonGroup], with_published: bool, with_missing_columns: bool = True
 ) -> ComparisonTable | None:
-    """One of the paper's tables from these settings; None where there is nothing to put in it.
+    """Build one of the paper's tables.
 
-    With `paper` and `absent`, columns that nobody ran are there as well. Quick presets stand beside those they stand in
-    for, or in their place.
+    Args:
+        name: A key of `PAPER_TABLES`.
+        groups: All groups. Groups of quick presets are placed beside or instead of the full-scale preset.
+        with_published: Add the published results.
+        with_missing_columns: With `with_published`, also add the paper's columns that have no runs.
+
+    Returns:
+        The table, None if it has no columns.
     """
-    form = PAPER_TABLES[name]
+    spec = PAPER_TABLES[name]
     columns: list[TableColumn] = []
-    for preset in form.presets:
-        same = [setting for setting in groups if full_scale_preset(setting.name) == preset]
-        columns += [column for setting in same for column in group_columns(setting, form)]
-        columns += missing_columns(preset) if with_published and with_missing_columns and not same else []
-    others = [s for s in groups if full_scale_preset(s.name) not in PAPER_COLUMNS and s.scheme in form.schemes]
-    others.sort(key=lambda setting: form.schemes.index(setting.scheme))
-    columns += [column for setting in others for column in group_columns(setting, form)]
+    for preset in spec.presets:
+        matching = [group for group in groups if full_scale_preset(group.name) == preset]
+        columns += [column for group in matching for column in group_columns(group, spec)]
+        if with_published and with_missing_columns and not matching:
+            heading, label = PAPER_COLUMNS[preset]
+            domains = published_domains(preset)
+            columns += [
+                TableColumn(domain_label(domain, domains) if domain else label, None, preset, heading, domain)
+                for domain in domains or [""]
+            ]
+    others = [g for g in groups if full_scale_preset(g.name) not in PAPER_COLUMNS and g.scheme in spec.schemes]
+    others.sort(key=lambda group: spec.schemes.index(group.scheme))
+    columns += [column for group in others for column in group_columns(group, spec)]
     headings = [column.heading for column in columns]
-    columns.sort(key=lambda column: headings.index(column.heading))  # neighbours share a heading
-    return (
-        build_table(name, form.title, columns, form.method_keys, with_published, form.only_listed) if columns else None
-    )
+    columns.sort(key=lambda column: headings.index(column.heading))  # columns that share a heading must be adjacent
+    if not columns:
+        return None
+    return build_table(name, spec.title, columns, spec.method_keys, with_published, spec.only_listed)
 
 
 def group_columns(group: ComparisonGroup, spec: PaperTableSpec) -> list[TableColumn]:
-    """The columns of a setting: one, or one for each of its domains."""
+    """Return the column of a group, or the columns of its domains."""
     preset = full_scale_preset(group.name)
     heading, label = PAPER_COLUMNS.get(preset, ("", ""))
-    quick = " (quick)" if group.name != preset and (heading or label) else ""
-    addition = quick + group.label.removeprefix(group.name)
+    suffix = " (quick)" if group.name != preset and (heading or label) else ""
+    suffix += group.label.removeprefix(group.name)
     if not spec.by_domain:
         heading = heading or SCHEME_HEADINGS.get(group.scheme, "")
-        return [TableColumn((label or group.name) + addition, group, preset, heading)]
+        return [TableColumn((label or group.name) + suffix, group, preset, heading)]
     digests = list(dict.fromkeys(group.runs.digest))
     domains = dict.fromkeys(domain for digest in digests for domain in group.client_domains(digest) if domain)
     known = published_domains(preset)
     ordered = [*(domain for domain in known if domain in domains), *(d for d in domains if d not in known)]
-    above = (heading or group.name) + addition
+    heading = (heading or group.name) + suffix
     if not ordered:
-        return [TableColumn("all", group, "", above)]
-    return [TableColumn(domain_label(domain, known), group, preset, above, domain) for domain in ordered]
-
-
-def missing_columns(preset: str) -> list[TableColumn]:
-    """What the paper has for a preset that was not run here."""
-    heading, label = PAPER_COLUMNS[preset]
-    domains = published_domains(preset)
-    if not domains:
-        return [TableColumn(label, None, preset, heading)]
-    return [TableColumn(domain_label(domain, domains), None, preset, heading, domain) for domain in domains]
+        return [TableColumn("all", group, "", heading)]
+    return [TableColumn(domain_label(domain, known), group, preset, heading, domain) for domain in ordered]
 
 
 def domain_label(domain: str, paper_domains: Sequence[str]) -> str:
-    """A domain as the paper heads its column; others keep their name."""
+    """Return the initial of a domain of the paper; other domains keep their name."""
     return domain[0].upper() if domain in paper_domains else domain
 
 
@@ -168,25 +176,25 @@ def build_table(
     with_published: bool,
     only_listed: bool = False,
 ) -> ComparisonTable:
-    """The table of these columns, with the commands for what is missing."""
+    """Build the rows, commands, caption and notes of a table."""
     rows, commands = add_missing_run_commands(columns, build_rows(columns, method_keys, with_published, only_listed))
-    settings = [column.group for column in columns if column.group]
-    once = list({setting.label: setting for setting in settings}.values())
-    letters = [f"{c.label} = {c.domain}" for c in columns if c.domain and c.label != c.domain]
-    notes = [f"{', '.join(dict.fromkeys(letters))}."] if letters else []
-    if any(setting.name != full_scale_preset(setting.name) for setting in once):
+    groups = list({column.group.label: column.group for column in columns if column.group}.values())
+    initials = [f"{column.label} = {column.domain}" for column in columns if column.domain not in ("", column.label)]
+    notes = [f"{', '.join(dict.fromkeys(initials))}."] if initials else []
+    if any(group.name != full_scale_preset(group.name) for group in groups):
         notes.append(QUICK_PRESET_NOTE)
-    by_domain = {column.group.label: column.group for column in columns if column.group and column.domain}
-    notes += [note for setting in by_domain.values() if (note := missing_manifest_note(setting))]
-    beside = any(cell.published for row in rows for cell in row.cells)
-    caption = table_caption(title, once, beside)
+    for group in {column.group.label: column.group for column in columns if column.group and column.domain}.values():
+        unknown = group.runs[~group.runs.digest.isin(group.manifests_by_digest)]
+        if seeds := ", ".join(map(str, sorted(set(unknown.seed)))):
+            notes.append(f"{group.label}: runs with seed {seeds} kept no manifest that tells who is of which domain.")
+    has_published = any(cell.published for row in rows for cell in row.cells)
     return ComparisonTable(
-        name, tuple(columns), rows, caption, (*notes, *table_notes(once)), commands, beside, privacy_notes(once)
+        name,
+        tuple(columns),
+        rows,
+        table_caption(title, groups, has_published),
+        (*notes, *table_notes(groups)),
+        commands,
+        has_published,
+        privacy_notes(groups),
     )
-
-
-def missing_manifest_note(group: ComparisonGroup) -> str:
-    """A note on seeds that are in no column by domain, as none of their runs kept the manifest of its shards."""
-    unknown = group.runs[~group.runs.digest.isin(group.manifests_by_digest)]
-    seeds = ", ".join(map(str, sorted(set(unknown.seed))))
-    return f"{group.label}: runs with seed {seeds} kept no manifest that tells who is of which domain." if seeds else ""

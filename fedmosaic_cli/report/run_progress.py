@@ -1,4 +1,4 @@
-"""How far runs are, from their files alone: they may be made by another process, or on another machine."""
+"""Progress of runs, read from their files. Other processes or other machines may be executing the runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import platform
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.round_history import RoundHistory, logged_seconds
 from fedmosaic_cli.report.run_status import RunStatus, RunStatusReader, UnreadableRunError, file_signature
 from fedmosaic_cli.storage.lock import LOCK_FILE, is_locked, read_owner
 from fedmosaic_cli.storage.log_tail import LogTail
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+MAX_MAGNITUDE = 1e300
+MAX_INDEX = 10**9
 LOG_WINDOW_BYTES = 1 << 16
 NUM_RECENT_ROUNDS = 20
-# Locks need not reach from machine to machine; there, a log that grows is a sign of life.
+# Locks may not work across machines. There, a log that was written recently shows that the run is active.
 ACTIVE_LOG_SECONDS = 120
-# What may still come to an end: a run that was stopped can be resumed at any moment.
+# A stopped run can be resumed at any time.
 UNFINISHED_STATUSES = (RunStatus.RUNNING, RunStatus.WAITING, RunStatus.STOPPED)
 MAX_SEARCH_DEPTH = 6
 DEFINITE_RUN_MARKERS = (SUMMARY_FILE, ROUNDS_FILE, LOCK_FILE, CRASH_FILE)
@@ -33,7 +34,10 @@ RUN_MARKERS = (CONFIG_FILE, *DEFINITE_RUN_MARKERS)
 
 @dataclass(frozen=True)
 class RunProgress:
-    """A run at a moment. Accuracy and trust are means over clients in the last round, `seconds` the time in rounds."""
+    """The progress of a run. Accuracy and trust are means over clients in the last complete round.
+
+    `history` contains round, mean accuracy and mean lambda of each round.
+    """
 
     path: Path
     status: RunStatus
@@ -48,10 +52,86 @@ class RunProgress:
     client_rows: tuple[dict[str, Any], ...] = ()
 
 
-class WatchedRun:
-    """A run directory that is looked at again and again; only what is new is read.
+@dataclass
+class RoundSums:
+    """Sums over the clients of a round. Not every client has a lambda in every round."""
 
-    `whole` keeps the history of all rounds and the clients of the last one; else the log is read from near its end.
+    num_clients: int = 0
+    accuracy_sum: float = 0.0
+    num_with_trust: int = 0
+    trust_sum: float = 0.0
+
+    def means(self) -> tuple[float, float | None]:
+        """Return mean accuracy and mean lambda."""
+        mean_trust = self.trust_sum / self.num_with_trust if self.num_with_trust else None
+        return self.accuracy_sum / self.num_clients, mean_trust
+
+
+class RoundHistory:
+    """Mean accuracy and lambda per round, from log rows in order.
+
+    Args:
+        keep_all_rounds: Keep all rounds instead of the two newest.
+        read_from_start: False if the first round may lack clients. That round is ignored.
+    """
+
+    def __init__(self, keep_all_rounds: bool, read_from_start: bool = True) -> None:
+        self.has_invalid_rows = False
+        self._keep_all_rounds = keep_all_rounds
+        self._partial_round: int | None = None
+        self._read_from_start = read_from_start
+        self._round_sums: dict[int, RoundSums] = {}
+        self._recent_rows: dict[int, list[dict[str, Any]]] = {}
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Add one row of the log."""
+        number, accuracy, trust = row.get("round"), row.get("accuracy"), row.get("lambda")
+        if not is_index(number) or not is_finite_number(accuracy) or not is_index(row.get("client"), minimum=0):
+            self.has_invalid_rows = True
+            return
+        if not self._read_from_start and self._partial_round is None:
+            self._partial_round = number
+        if number == self._partial_round:
+            return
+        sums = self._round_sums.setdefault(number, RoundSums())
+        sums.num_clients += 1
+        sums.accuracy_sum += accuracy
+        if is_finite_number(trust):
+            sums.num_with_trust += 1
+            sums.trust_sum += trust
+        self._recent_rows.setdefault(number, []).append(row)
+        while len(self._recent_rows) > 2:
+            del self._recent_rows[min(self._recent_rows)]
+        while not self._keep_all_rounds and len(self._round_sums) > 2:
+            del self._round_sums[min(self._round_sums)]
+
+    @property
+    def last_complete_round(self) -> int:
+        """The last round with rows of all clients, 0 without one."""
+        newest = sorted(self._recent_rows)[-2:]
+        if len(newest) == 2 and len(self._recent_rows[newest[1]]) < len(self._recent_rows[newest[0]]):
+            return newest[0]
+        return newest[-1] if newest else 0
+
+    def last_round_means(self) -> tuple[float | None, float | None]:
+        """Return mean accuracy and lambda of the last complete round."""
+        return self._round_sums[self.last_complete_round].means() if self.last_complete_round else (None, None)
+
+    def mean_curve(self) -> tuple[tuple[int, float, float | None], ...]:
+        """Return round, mean accuracy and mean lambda up to the last complete round."""
+        last = self.last_complete_round
+        return tuple((number, *sums.means()) for number, sums in sorted(self._round_sums.items()) if number <= last)
+
+    def last_round_rows(self) -> tuple[dict[str, Any], ...]:
+        """Return the rows of the last complete round, one per client."""
+        return tuple(self._recent_rows.get(self.last_complete_round, ()))
+
+
+class WatchedRun:
+    """A run directory to poll repeatedly. Each poll reads only new log lines.
+
+    With `with_history`, the progress contains all rounds and the clients of the last one. Without, only the end of
+    the log is read.
     """
 
     def __init__(self, path: Path, with_history: bool = True) -> None:
@@ -65,45 +145,41 @@ class WatchedRun:
         self._stale_lock: object = None
 
     def poll(self) -> RunProgress:
-        """How the run stands now. Whatever lies there, it is told and not raised."""
+        """Return the current progress. Damaged files are reported in the result and never raise."""
         try:
-            # First of all: who lets go of the lock has written down before that the run is finished.
-            held = self._is_locked()
-            ended, trouble = self._status_reader.finished_rounds(), self._read_logs()
+            # Check the lock first: a run writes its summary before it releases the lock.
+            locked = self._is_locked()
+            finished, problem = self._status_reader.finished_rounds(), self._read_logs()
             planned = self._status_reader.planned_rounds()
-            if ended is not None:
-                return self._finished_progress(ended, trouble)
-            if held:
-                return self._make_progress(
-                    RunStatus.WAITING if planned is None else RunStatus.RUNNING, trouble, planned
-                )
         except UnreadableRunError as error:
             return self._make_progress(error.status, str(error), None)
+        last_round = self._history.last_complete_round
+        if finished is not None:
+            if not problem and last_round != finished:
+                problem = f"the log does not end in round {finished} ({self._log.path}): repair the run with --resume"
+            return self._make_progress(RunStatus.DAMAGED if problem else RunStatus.FINISHED, problem, finished)
+        if locked:
+            return self._make_progress(RunStatus.WAITING if planned is None else RunStatus.RUNNING, problem, planned)
         crash = self._status_reader.crash_error()
         if crash is not None:
             return self._make_progress(RunStatus.FAILED, crash, planned)
-        if planned is None and not trouble and not self._history.last_complete_round:
-            return self._make_progress(RunStatus.EMPTY, f"nothing of a run is here ({self.path})", None)
+        if planned is None and not problem and not last_round:
+            return self._make_progress(RunStatus.EMPTY, f"the directory contains no run ({self.path})", None)
         if planned is None:
-            trouble = trouble or f"file is missing ({self.path / CONFIG_FILE}): the run cannot go on"
-        return self._make_progress(RunStatus.DAMAGED if trouble else RunStatus.STOPPED, trouble, planned)
-
-    def _finished_progress(self, rounds: int, problem: str) -> RunProgress:
-        if not problem and self._history.last_complete_round != rounds:
-            problem = f"the log does not end in round {rounds} ({self._log.path}): mend the run with --resume"
-        return self._make_progress(RunStatus.DAMAGED if problem else RunStatus.FINISHED, problem, rounds)
+            problem = problem or f"file is missing ({self.path / CONFIG_FILE}): the run cannot be resumed"
+        return self._make_progress(RunStatus.DAMAGED if problem else RunStatus.STOPPED, problem, planned)
 
     def _make_progress(self, status: RunStatus, reason: str, rounds: int | None) -> RunProgress:
         history = self._history
-        accuracy, trust = history.last_round_means()
+        mean_accuracy, mean_trust = history.last_round_means()
         return RunProgress(
             path=self.path,
             status=status,
             reason=reason,
             round=history.last_complete_round,
             num_rounds=rounds,
-            mean_accuracy=accuracy,
-            mean_trust=trust,
+            mean_accuracy=mean_accuracy,
+            mean_trust=mean_trust,
             elapsed_seconds=sum(self._round_durations),
             remaining_seconds=self._remaining_seconds(rounds) if status is RunStatus.RUNNING else None,
             history=history.mean_curve() if self._with_history else (),
@@ -111,104 +187,109 @@ class WatchedRun:
         )
 
     def _read_logs(self) -> str:
-        """Read what has come since the last time; what is wrong with it, if anything."""
+        """Read new log lines. Return what is wrong with the logs, "" if nothing is."""
         try:
             self._read_rounds()
-            anew, lines = self._timings.read_new_lines()
-            self._round_durations = [*([] if anew else self._round_durations), *map(logged_seconds, lines)]
+            restarted, rows = self._timings.read_new_lines()
+            seconds = [row.get("seconds") for row in rows]
+            durations = [max(0.0, value) if is_finite_number(value) else 0.0 for value in seconds]
+            self._round_durations = [*([] if restarted else self._round_durations), *durations]
         except RequestError as error:
             return str(error)
         except OSError as error:
             return f"{error.strerror or error} ({error.filename or self.path}): it cannot be read"
-        return (
-            f"a line is none of a round ({self._log.path}): the file is damaged"
-            if self._history.has_invalid_rows
-            else ""
-        )
+        invalid = f"a line is not a log row ({self._log.path}): the file is damaged"
+        return invalid if self._history.has_invalid_rows else ""
 
     def _read_rounds(self) -> None:
         while True:
-            anew, rows = self._log.read_new_lines()
-            if anew:
+            restarted, rows = self._log.read_new_lines()
+            if restarted:
                 self._history = RoundHistory(self._with_history, self._log.is_complete)
             for row in rows:
                 self._history.add_row(row)
             if self._window_bytes is None or self._log.is_complete or self._history.last_complete_round:
                 return
-            self._window_bytes *= 4  # so many clients that not even one round fitted
+            self._window_bytes *= 4  # the window is smaller than one round
             self._log = LogTail(self._log.path, self._window_bytes)
 
     def _is_locked(self) -> bool:
-        """Whether somebody is making the run. A lock that was left behind is tried once, and not again."""
+        """Return whether a process is executing the run. A stale lock file is tested only once."""
         lock = file_signature(self.path / LOCK_FILE)
         if lock is None:
             return False
         if lock != self._stale_lock:
-            with suppress(OSError):  # not every file system has locks: then there is no telling
+            with suppress(OSError):  # the file system may not support locks
                 if is_locked(self.path):
                     return True
             self._stale_lock = lock
-        return self._is_active_on_other_host()
-
-    def _is_active_on_other_host(self) -> bool:
         log = file_signature(self._log.path)
         if log is None or read_owner(self.path).get("host", platform.node()) == platform.node():
             return False
         return time.time() - log.modified_ns / 1e9 < max(ACTIVE_LOG_SECONDS, 3 * self._seconds_per_round())
 
     def _seconds_per_round(self) -> float:
-        """Seconds a round, of late."""
-        latest = self._round_durations[-NUM_RECENT_ROUNDS:]
-        return sum(latest) / len(latest) if latest else 0.0
+        recent = self._round_durations[-NUM_RECENT_ROUNDS:]
+        return sum(recent) / len(recent) if recent else 0.0
 
     def _remaining_seconds(self, rounds: int | None) -> float | None:
         if rounds is None or not self._round_durations or self._timings.modified_at is None:
             return None
-        under_way = min(max(0.0, time.time() - self._timings.modified_at), self._seconds_per_round())
-        return max(0.0, self._seconds_per_round() * (rounds - self._history.last_complete_round) - under_way)
+        in_current_round = min(max(0.0, time.time() - self._timings.modified_at), self._seconds_per_round())
+        return max(0.0, self._seconds_per_round() * (rounds - self._history.last_complete_round) - in_current_round)
 
 
 class WatchedRuns:
-    """One run, or all runs below a directory, looked at again and again. New ones are found, too."""
+    """One run, or all runs below a directory, to poll repeatedly. Each poll also finds new runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Somebody's config.yaml may lie beside the directory of runs.
+        # A config.yaml alone does not mark a run if there are runs below.
         self.is_single_run = is_run_directory(path, DEFINITE_RUN_MARKERS) or (
             is_run_directory(path) and next(iter_run_directories(path), None) is None
         )
         self._runs: dict[Path, WatchedRun] = {}
 
     def poll(self) -> list[RunProgress]:
-        """How all of them stand, those that run first; at least one."""
+        """Return the progress of all runs, running ones first. Raise RequestError if there are no runs."""
         if not self.path.is_dir():
-            raise RequestError(f"no such directory ({self.path}): name a run, or a directory of runs")
-        folders = [self.path] if self.is_single_run else list(iter_run_directories(self.path))
-        self._runs = {folder: self._runs.get(folder) or WatchedRun(folder, self.is_single_run) for folder in folders}
-        found = [run.poll() for run in self._runs.values()]
-        shown = [progress for progress in found if self.is_single_run or progress.status is not RunStatus.EMPTY]
+            raise RequestError(f"no such directory ({self.path}): pass a run, or a directory of runs")
+        paths = [self.path] if self.is_single_run else list(iter_run_directories(self.path))
+        self._runs = {path: self._runs.get(path) or WatchedRun(path, self.is_single_run) for path in paths}
+        polled = [run.poll() for run in self._runs.values()]
+        shown = [progress for progress in polled if self.is_single_run or progress.status is not RunStatus.EMPTY]
         if not shown:
-            raise RequestError(f"no runs here ({self.path}): make some with 'fedmosaic train --preset quickstart'")
+            raise RequestError(f"no runs here ({self.path}): create one with 'fedmosaic train --preset quickstart'")
         order = list(RunStatus)
         return sorted(shown, key=lambda progress: (order.index(progress.status), progress.path))
 
 
 def is_run_directory(directory: Path, markers: tuple[str, ...] = RUN_MARKERS) -> bool:
-    """Whether a directory looks like that of a run, or of one that is about to begin."""
-    return any(file_signature(directory / sign) for sign in markers)
+    """Return whether a directory contains one of the marker files."""
+    return any(file_signature(directory / name) for name in markers)
 
 
 def iter_run_directories(directory: Path, depth: int = MAX_SEARCH_DEPTH) -> Iterator[Path]:
-    """The directories of runs below a directory; what lies within a run is its own business."""
+    """Yield the run directories below a directory. Run directories are not searched."""
     try:
         with os.scandir(directory) as entries:
-            below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         if depth == MAX_SEARCH_DEPTH:
             raise
         return
-    for name in below:
+    for name in names:
         if is_run_directory(directory / name):
             yield directory / name
         elif depth > 1:
             yield from iter_run_directories(directory / name, depth - 1)
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Return whether a JSON value is a finite number that can be added up safely."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_MAGNITUDE <= value <= MAX_MAGNITUDE
+
+
+def is_index(value: object, minimum: int = 1) -> TypeGuard[int]:
+    """Return whether a JSON value is a valid round or client number."""
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_INDEX

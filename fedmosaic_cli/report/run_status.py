@@ -1,4 +1,4 @@
-"""What the files of a run say about its plan and its end, read again only when they change."""
+"""Read the planned and finished rounds of a run. Files are read again only when they change."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MAX_PARSED_CONFIG_BYTES = 1 << 20
 MAX_CRASH_BYTES = 1 << 24
-# We write configurations in one form alone. To parse all of YAML would take longer than everything else here.
+# Configurations are written in one form only, and parsing YAML would take longer than all other reads.
 METHOD_PATTERN = re.compile(r"^method: \S", re.MULTILINE)
 ROUNDS_PATTERN = re.compile(r"^train:\n(?: +.*\n)*? {2}rounds: (\d{1,9})$", re.MULTILINE)
 
 
 class FileSignature(NamedTuple):
-    """What changes whenever a file does."""
+    """Values that change whenever a file changes."""
 
     inode: int
     size: int
@@ -31,7 +31,7 @@ class FileSignature(NamedTuple):
 
 
 class RunStatus(StrEnum):
-    """What is the matter with a run, in the order in which one wants to know."""
+    """The status of a run, in the order in which runs are listed."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -45,7 +45,7 @@ class RunStatus(StrEnum):
 
 
 class UnreadableRunError(Exception):
-    """A run that cannot be told of, and in what state that leaves it."""
+    """A file of a run cannot be read. `status` is the resulting status of the run."""
 
     def __init__(self, status: RunStatus, reason: str) -> None:
         super().__init__(reason)
@@ -53,22 +53,22 @@ class UnreadableRunError(Exception):
 
 
 class RunStatusReader:
-    """The plan of a run and its end, as far as they are written down."""
+    """Reads the number of rounds from the configuration and from the summary of a run."""
 
     def __init__(self, files: RunDirectory) -> None:
         self._files = files
         self._cache: dict[str, tuple[FileSignature, int | UnreadableRunError]] = {}
 
     def planned_rounds(self) -> int | None:
-        """How many rounds the run is to have; None where it has not begun."""
+        """Return the number of rounds in the configuration; None before the run starts."""
         return self._read_cached(CONFIG_FILE, self._rounds_in_config)
 
     def finished_rounds(self) -> int | None:
-        """How many rounds the run had when it was finished; None where it is not."""
-        return self._read_cached(SUMMARY_FILE, self._rounds_in_summary)
+        """Return the number of rounds in the summary; None before the run is finished."""
+        return self._read_cached(SUMMARY_FILE, lambda: int(self._files.read_summary()["rounds"]))
 
     def crash_error(self) -> str | None:
-        """The error that the traceback of a crash ends in; None where there was none."""
+        """Return the last line of the traceback of a crash; None without a crash."""
         if file_signature(self._files.crash_path) is None:
             return None
         try:
@@ -78,53 +78,47 @@ class RunStatusReader:
         return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "no traceback")
 
     def _read_cached(self, name: str, read: Callable[[], int]) -> int | None:
-        signature = file_signature(self._files.path / name)
+        path = self._files.path / name
+        signature = file_signature(path)
         if signature is None:
             return None
         if name not in self._cache or self._cache[name][0] != signature:
-            self._cache[name] = signature, try_read(read)
-        found = self._cache[name][1]
-        if isinstance(found, UnreadableRunError):
-            if file_signature(self._files.path / name) is None:  # the run went on in this very moment
+            self._cache[name] = signature, read_or_error(read)
+        rounds = self._cache[name][1]
+        if isinstance(rounds, UnreadableRunError):
+            if file_signature(path) is None:  # a resumed run removed the file in the meantime
                 return None
-            raise found
-        return found
-
-    def _rounds_in_summary(self) -> int:
-        try:
-            return int(self._files.read_summary()["rounds"])
-        except NotASummaryError as error:
-            raise UnreadableRunError(RunStatus.FOREIGN, str(error)) from None
-        except NewerSummaryError as error:
-            raise UnreadableRunError(RunStatus.NEWER, str(error)) from None
+            raise rounds
+        return rounds
 
     def _rounds_in_config(self) -> int:
         path = self._files.config_path
         text = read_regular_file(path, MAX_PARSED_CONFIG_BYTES).decode(errors="replace")
-        rounds = ROUNDS_PATTERN.search(text)
         if not METHOD_PATTERN.search(text):
-            raise UnreadableRunError(
-                RunStatus.FOREIGN, f"not the configuration of a run ({path}): it was made by others"
-            )
+            message = f"not the configuration of a run ({path}): another program wrote it"
+            raise UnreadableRunError(RunStatus.FOREIGN, message)
+        rounds = ROUNDS_PATTERN.search(text)
         if not rounds:
-            raise UnreadableRunError(
-                RunStatus.DAMAGED, f"the number of rounds cannot be read ({path}): the file is damaged"
-            )
+            message = f"the number of rounds cannot be read ({path}): the file is damaged"
+            raise UnreadableRunError(RunStatus.DAMAGED, message)
         return int(rounds[1])
 
 
-def try_read(read: Callable[[], int]) -> int | UnreadableRunError:
-    """What can be read, or why it cannot."""
+def read_or_error(read: Callable[[], int]) -> int | UnreadableRunError:
     try:
         return read()
     except UnreadableRunError as error:
         return error
+    except NotASummaryError as error:
+        return UnreadableRunError(RunStatus.FOREIGN, str(error))
+    except NewerSummaryError as error:
+        return UnreadableRunError(RunStatus.NEWER, str(error))
     except (RequestError, OSError) as error:
         return UnreadableRunError(RunStatus.DAMAGED, str(error))
 
 
 def file_signature(path: Path) -> FileSignature | None:
-    """The signature of a file; None where there is none."""
+    """Return the signature of a file; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:

@@ -1,15 +1,13 @@
-"""Statistics as plain sheets: a title, a head, lines of text, and what to bear in mind."""
+"""Text tables of statistics, and their output formats."""
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.formats.latex import SHRINK_TO_LINE_WIDTH, escape_latex
-from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, escape_markdown
+from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, escape_markdown, records_to_csv
 from fedmosaic_cli.report.statistics import MethodComparison
 
 if TYPE_CHECKING:
@@ -31,8 +29,7 @@ COMPARISON_NOTE = (
 
 @dataclass(frozen=True)
 class TextTable:
-    """A small table of text; numbers are aligned to the right, the first column to the left. `picture` is an SVG
-    document of ours."""
+    """A table of text. The first column is left-aligned, the others are numbers. `svg` is a diagram for the page."""
 
     title: str
     header: tuple[str, ...]
@@ -42,46 +39,35 @@ class TextTable:
 
 
 def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> list[TextTable]:
-    """A sheet of comparisons for every setting, and one of ranks over all of them where there are several."""
-    sheets = [
-        local_comparison_table(setting, list(lines))
-        for setting, lines in groupby(comparisons, key=lambda line: line.setting)
-    ]
-    if sheets:  # once is enough
-        sheets[-1] = replace(sheets[-1], note=COMPARISON_NOTE)
-    return [*sheets, *([ranking_table(ranking)] if ranking else [])]
+    """Return one table of comparisons per group, and the table of ranks if there is a ranking."""
+    tables = []
+    for group_label, group_comparisons in groupby(comparisons, key=lambda comparison: comparison.setting):
+        rows = tuple(
+            (
+                line.method,
+                *map(str, (line.helped, line.unharmed, line.hurt)),
+                *(f"{100 * gain:+.2f}" for gain in (line.mean_gain, line.median_gain)),
+                EMPTY_CELL if line.effect is None else f"{line.effect:+.2f}",
+                EMPTY_CELL if line.p_value is None else format_p_value(line.p_value),
+            )
+            for line in group_comparisons
+        )
+        tables.append(TextTable(f"Against Local, client by client: {group_label}", COMPARISON_HEADER, rows))
+    if tables:
+        tables[-1] = replace(tables[-1], note=COMPARISON_NOTE)
+    return [*tables, *([ranking_table(ranking)] if ranking else [])]
 
 
 def statistics_to_json(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> dict[str, Any]:
-    """All of it in full precision."""
     return {"comparisons": list(map(asdict, comparisons)), "ranking": ranking and asdict(ranking)}
 
 
 def statistics_to_csv(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> str:
-    """A line a comparison, and then a line a method with its rank over all settings."""
-    text = io.StringIO()
+    """Return one line per comparison, then one line per ranked method."""
     names = [*(field.name for field in fields(MethodComparison)), "average_rank"]
-    writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(asdict, comparisons))
-    writer.writerows(
-        {"method": method, "average_rank": rank} for method, rank in (ranking.ranks if ranking else {}).items()
-    )
-    return text.getvalue()
-
-
-def local_comparison_table(group_label: str, comparisons: Sequence[MethodComparison]) -> TextTable:
-    rows = tuple(
-        (
-            line.method,
-            *map(str, (line.helped, line.unharmed, line.hurt)),
-            *(f"{100 * gain:+.2f}" for gain in (line.mean_gain, line.median_gain)),
-            EMPTY_CELL if line.effect is None else f"{line.effect:+.2f}",
-            EMPTY_CELL if line.p_value is None else format_p_value(line.p_value),
-        )
-        for line in comparisons
-    )
-    return TextTable(f"Against Local, client by client: {group_label}", COMPARISON_HEADER, rows)
+    ranks = ranking.ranks if ranking else {}
+    rank_records = [{"method": method, "average_rank": rank} for method, rank in ranks.items()]
+    return records_to_csv(names, [*map(asdict, comparisons), *rank_records])
 
 
 def ranking_table(ranking: MethodRanking) -> TextTable:
@@ -107,30 +93,23 @@ def text_table_to_markdown(table: TextTable) -> str:
 
 
 def text_table_to_latex(table: TextTable) -> str:
-    """A float; it needs booktabs and graphicx."""
-    rows = ["    " + " & ".join(map(latex_text_cell, row)) + " \\\\" for row in (table.header, *table.rows)]
-    return "\n".join(
-        [
-            "\\begin{table}[t]",
-            "  \\centering\\small",
-            f"  \\caption{{{escape_latex(f'{table.title}. {table.note}'.strip())}}}",
-            "  \\smallskip",
-            *SHRINK_TO_LINE_WIDTH,
-            f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-            "    \\toprule",
-            rows[0],
-            "    \\midrule",
-            *rows[1:],
-            "    \\bottomrule",
-            "  \\end{tabular}}",
-            "\\end{table}",
-            "",
-        ]
-    )
+    """Return a float. It needs the packages booktabs and graphicx."""
+    header, *body = ("    " + " & ".join(map(latex_text_cell, row)) + " \\\\" for row in (table.header, *table.rows))
+    lines = [
+        "\\begin{table}[t]",
+        "  \\centering\\small",
+        f"  \\caption{{{escape_latex(f'{table.title}. {table.note}'.strip())}}}",
+        "  \\smallskip",
+        *SHRINK_TO_LINE_WIDTH,
+        f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+        *("    \\toprule", header, "    \\midrule", *body, "    \\bottomrule"),
+        *("  \\end{tabular}}", "\\end{table}", ""),
+    ]
+    return "\n".join(lines)
 
 
 def latex_text_cell(text: str) -> str:
-    """Text, or a number: in front of one a hyphen is a minus."""
+    """Escape text. A hyphen before a digit becomes a minus sign."""
     return f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else escape_latex(text)
 
 
@@ -142,10 +121,10 @@ def text_table_to_terminal(table: TextTable) -> Group:
 
     view = RichTable(box=box.SIMPLE_HEAD, title=Text(table.title), title_justify="left", padding=(0, 1, 0, 0))
     view.add_column(table.header[0], overflow="fold")
-    for number, head in enumerate(table.header[1:], start=1):
-        # Headings are wrapped, numbers never.
-        room = max((len(row[number]) for row in table.rows), default=0)
-        view.add_column(head, justify="right", min_width=max(room, *map(len, head.split())))
+    for number, heading in enumerate(table.header[1:], start=1):
+        # Headings may wrap, numbers may not.
+        cell_width = max((len(row[number]) for row in table.rows), default=0)
+        view.add_column(heading, justify="right", min_width=max(cell_width, *map(len, heading.split())))
     for row in table.rows:
         view.add_row(*map(Text, row))
     return Group(view, *([Text(table.note, style="dim")] if table.note else []))

@@ -259,10 +259,10 @@ def test_accuracies_that_cannot_be_are_not_compared_with(examine):
     make_up_accuracies(LOCAL)
     result = examine(FEDCT)
     assert result.exit_code == 0
-    assert "0.123 is no accuracy on" in result.stderr
+    assert "0.123 is not an accuracy on" in result.stderr
     assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
     (FEDCT / "evaluation.json").unlink()
-    assert "0.123 is no accuracy on" in refused(examine(FEDCT, "--local", LOCAL))
+    assert "0.123 is not an accuracy on" in refused(examine(FEDCT, "--local", LOCAL))
 
 
 def test_what_is_odd_about_the_local_run_is_told(examine):

@@ -17,8 +17,8 @@ from fedmosaic_cli.report.comparison import comparison_groups, method_title
 from fedmosaic_cli.report.formats.latex import table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_terminal
 from fedmosaic_cli.report.html.comparison_section import comparison_section
+from fedmosaic_cli.report.missing_runs import RunDestination, group_destination, missing_run_commands
 from fedmosaic_cli.report.paper_tables import overview_table
-from fedmosaic_cli.report.rerun_commands import RunDestination, group_destination, missing_run_commands
 
 
 def noise(**settings):

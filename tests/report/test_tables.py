@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedmosaic_cli.report.baseline_colors import BaselineRelation, relation_to_baselines
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.comparison_table import BaselineRelation, relation_to_baselines
 from fedmosaic_cli.report.formats.latex import (
     PREAMBLE_FILE,
     latex_document,

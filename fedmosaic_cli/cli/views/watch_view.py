@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmosaic_cli.cli.app import printable_line
-from fedmosaic_cli.report.round_history import is_finite_number
+from fedmosaic_cli.report.run_progress import is_finite_number
 from fedmosaic_cli.report.run_status import RunStatus
 
 if TYPE_CHECKING:

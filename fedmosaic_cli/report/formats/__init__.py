@@ -1,1 +1,1 @@
-"""Comparison tables as Markdown, LaTeX, CSV, JSON and terminal text."""
+"""Output formats of comparison tables."""

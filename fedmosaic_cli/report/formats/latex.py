@@ -1,4 +1,4 @@
-"""A table in LaTeX, in the paper's form: booktabs, groups turned on their side, colours by verdict."""
+"""Comparison tables in LaTeX as in the paper: booktabs, rotated family names, coloured results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.baseline_colors import BaselineRelation
+from fedmosaic_cli.report.comparison_table import BaselineRelation
 from fedmosaic_cli.report.formats.text_formats import format_accuracy, incomplete_seeds_text, rows_by_family
 
 if TYPE_CHECKING:
@@ -16,142 +16,135 @@ if TYPE_CHECKING:
 
 PREAMBLE_FILE = "fedmosaic-preamble.tex"
 LATEX_PACKAGES = "\\usepackage{booktabs,graphicx,multirow,xcolor}"
-COLOURED_RELATIONS = [verdict for verdict in BaselineRelation if verdict.colour]
-# Groups of the paper that have a name in the margin; the others stand for themselves.
+COLOURED_RELATIONS = [relation for relation in BaselineRelation if relation.colour]
+# Families with a name in the margin.
 LABELLED_FAMILIES = ("FL", "PFL")
 MIN_STACKED_COLUMNS = 6
-"""So many columns, and the standard deviation goes below the mean."""
+"""From this number of columns on, the standard deviation is below the mean."""
 STACK_MACRO = "stackednumbers"
 SHRINK_TO_LINE_WIDTH = (
     "  % Shrunk to the line where it is too wide for it.",
     "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
 )
 PDFLATEX_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
+LATEX_ESCAPES = {
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", '"': "''"},
+    **{"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "§": "\\textsection{}", "¶": "\\textparagraph{}"},
+    **{"[": "{[}", "]": "{]}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}"},
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
 
 
 def latex_preamble() -> str:
-    """The colours of the verdicts and the macros of the tables, to be \\input before the document begins."""
-    return "\n".join(
-        [
-            "% What the tables of fedmosaic need: \\input this file before \\begin{document}.",
-            LATEX_PACKAGES,
-            *macro_definitions(),
-            "",
-        ]
-    )
+    """Return the file with colours and macros to \\input before the document begins."""
+    comment = "% What the tables of fedmosaic need: \\input this file before \\begin{document}."
+    return "\n".join([comment, LATEX_PACKAGES, *macro_definitions(), ""])
 
 
 def macro_definitions() -> list[str]:
+    macros = {relation_macro(relation): relation.colour for relation in COLOURED_RELATIONS}
     return [
-        *(f"\\definecolor{{{relation_macro(v)}}}{{HTML}}{{{v.colour}}}" for v in COLOURED_RELATIONS),
-        *(
-            f"\\providecommand{{\\{relation_macro(v)}}}[1]{{\\textcolor{{{relation_macro(v)}}}{{#1}}}}"
-            for v in COLOURED_RELATIONS
-        ),
+        *(f"\\definecolor{{{macro}}}{{HTML}}{{{colour}}}" for macro, colour in macros.items()),
+        *(f"\\providecommand{{\\{macro}}}[1]{{\\textcolor{{{macro}}}{{#1}}}}" for macro in macros),
         f"\\providecommand{{\\{STACK_MACRO}}}[1]{{\\begin{{tabular}}[c]{{@{{}}c@{{}}}}#1\\end{{tabular}}}}",
     ]
 
 
 def latex_document(file_names: Sequence[str]) -> str:
-    """A document that compiles beside the files of these names and that of the preamble."""
-    return "\n".join(
-        [
-            "% Compiles on its own: pdflatex all.tex",
-            "\\documentclass{article}",
-            "\\usepackage[margin=2cm]{geometry}",
-            f"\\input{{{PREAMBLE_FILE}}}",
-            "\\begin{document}",
-            *(f"\\input{{{name}}}" for name in file_names),
-            "\\end{document}",
-            "",
-        ]
-    )
+    """Return a document that compiles beside the given files and the preamble file."""
+    lines = [
+        "% Compiles on its own: pdflatex all.tex",
+        "\\documentclass{article}",
+        "\\usepackage[margin=2cm]{geometry}",
+        f"\\input{{{PREAMBLE_FILE}}}",
+        "\\begin{document}",
+        *(f"\\input{{{name}}}" for name in file_names),
+        "\\end{document}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def standalone_latex(floats: Sequence[str]) -> str:
-    """Floats that compile on their own and can be \\input into a paper that loads the packages."""
-    return "\n".join(
-        [
-            f"% Compiles on its own; in a paper, {LATEX_PACKAGES} and \\input this file.",
-            "\\makeatletter",
-            "\\ifx\\@classoptionslist\\relax",
-            "  \\documentclass{article}",
-            "  \\usepackage[margin=2cm]{geometry}",
-            f"  {LATEX_PACKAGES}",
-            "  \\begin{document}",
-            "  \\def\\fedmosaicends{\\end{document}}",
-            "\\else",
-            "  \\def\\fedmosaicends{}",
-            "\\fi",
-            "\\makeatother",
-            *macro_definitions(),
-            *(text.rstrip("\n") for text in floats),
-            "\\fedmosaicends",
-            "",
-        ]
-    )
+    """Return a file that compiles alone, and that a paper with the packages can \\input."""
+    lines = [
+        f"% Compiles on its own; in a paper, {LATEX_PACKAGES} and \\input this file.",
+        "\\makeatletter",
+        "\\ifx\\@classoptionslist\\relax",
+        "  \\documentclass{article}",
+        "  \\usepackage[margin=2cm]{geometry}",
+        f"  {LATEX_PACKAGES}",
+        "  \\begin{document}",
+        "  \\def\\fedmosaicends{\\end{document}}",
+        "\\else",
+        "  \\def\\fedmosaicends{}",
+        "\\fi",
+        "\\makeatother",
+        *macro_definitions(),
+        *(text.rstrip("\n") for text in floats),
+        "\\fedmosaicends",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def table_to_latex(table: ComparisonTable) -> str:
-    """The table as a float."""
-    key = ", ".join(
-        f"\\{relation_macro(verdict)}{{{verdict.description}}}"
-        for verdict in table.baseline_relations()
-        if verdict.colour
-    )
+    """Return the table as a float."""
+    relations = [relation for relation in table.baseline_relations() if relation.colour]
+    legend = ", ".join(f"\\{relation_macro(relation)}{{{relation.description}}}" for relation in relations)
     stacked = len(table.columns) >= MIN_STACKED_COLUMNS
     body: list[str] = []
     for family, rows in rows_by_family(table):
         body += ["    \\midrule", *latex_family_rows(family, rows, table, stacked)]
-    return "\n".join(
-        [
-            *(f"% to fill a gap: {single_line(command)}" for command in table.commands),
-            "\\begin{table}[t]",
-            "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
-            f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {key}.' if key else ''}}}",
-            f"  \\label{{tab:fedmosaic-{table.name}}}",
-            "  \\smallskip",
-            *SHRINK_TO_LINE_WIDTH,
-            f"  \\begin{{tabular}}{{ll{('c' if stacked else 'r') * len(table.columns)}}}",
-            "    \\toprule",
-            *latex_header(table.columns),
-            *body,
-            "    \\bottomrule",
-            "  \\end{tabular}}",
-            *latex_notes(table),
-            "\\end{table}",
-            "",
-        ]
-    )
+    lines = [
+        *(f"% to fill a gap: {' '.join(command.split())}" for command in table.commands),
+        "\\begin{table}[t]",
+        "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
+        f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {legend}.' if legend else ''}}}",
+        f"  \\label{{tab:fedmosaic-{table.name}}}",
+        "  \\smallskip",
+        *SHRINK_TO_LINE_WIDTH,
+        f"  \\begin{{tabular}}{{ll{('c' if stacked else 'r') * len(table.columns)}}}",
+        "    \\toprule",
+        *latex_header(table.columns),
+        *body,
+        "    \\bottomrule",
+        "  \\end{tabular}}",
+        *latex_notes(table),
+        "\\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def latex_notes(table: ComparisonTable) -> list[str]:
-    """The protocol, in small print below the table."""
-    blocks = [" \\newline ".join(map(escape_latex, block)) for block in table.privacy_notes]
-    if not table.notes and not blocks:
+    """Return the notes in small print below the table."""
+    privacy_notes = [" \\newline ".join(map(escape_latex, note)) for note in table.privacy_notes]
+    if not table.notes and not privacy_notes:
         return []
-    text = " \\par ".join([escape_latex(" ".join(table.notes)), *blocks])
+    text = " \\par ".join([escape_latex(" ".join(table.notes)), *privacy_notes])
     return ["  \\par\\smallskip", f"  \\begin{{minipage}}{{\\linewidth}}\\footnotesize {text}\\end{{minipage}}"]
 
 
 def latex_header(columns: Sequence[TableColumn]) -> list[str]:
-    """One line of labels, below a line of headings where there are any."""
+    """Return the line of labels, below a line of headings if there are any."""
     labels = "    & \\textbf{Method} & " + " & ".join(f"\\textbf{{{escape_latex(c.label)}}}" for c in columns) + " \\\\"
     if not any(column.heading for column in columns):
         return [labels]
-    above, rules, at = [], [], 3
+    headings, rules, position = [], [], 3
     for heading, group in groupby(columns, key=lambda column: column.heading):
         width = len(list(group))
-        above.append(f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape_latex(heading)}}}}}")
-        rules.append(f"\\cmidrule(lr){{{at}-{at + width - 1}}}" if heading else "")
-        at += width
-    return ["    & & " + " & ".join(above) + " \\\\", "    " + "".join(rules), labels]
+        headings.append(f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape_latex(heading)}}}}}")
+        rules.append(f"\\cmidrule(lr){{{position}-{position + width - 1}}}" if heading else "")
+        position += width
+    return ["    & & " + " & ".join(headings) + " \\\\", "    " + "".join(rules), labels]
 
 
 def latex_family_rows(family: str, rows: Sequence[TableRow], table: ComparisonTable, stacked: bool) -> list[str]:
-    """The rows of a group, its name beside the first, turned where there is room for it."""
-    turned = f"\\multirow{{{len(rows)}}}{{*}}{{\\rotatebox[origin=c]{{90}}{{\\textbf{{{family}}}}}}}"
-    name = turned if family in LABELLED_FAMILIES and len(rows) > 1 else family if family in LABELLED_FAMILIES else ""
+    """Return the rows of a family, with its name beside the first row, rotated if there are several rows."""
+    name = family if family in LABELLED_FAMILIES else ""
+    if name and len(rows) > 1:
+        name = f"\\multirow{{{len(rows)}}}{{*}}{{\\rotatebox[origin=c]{{90}}{{\\textbf{{{family}}}}}}}"
     lines = []
     for number, row in enumerate(rows):
         cells = [latex_result_cell(cell, table, column, stacked) for column, cell in enumerate(row.cells)]
@@ -160,63 +153,38 @@ def latex_family_rows(family: str, rows: Sequence[TableRow], table: ComparisonTa
 
 
 def latex_result_cell(cell: TableCell, table: ComparisonTable, column: int, stacked: bool) -> str:
-    """Mean and spread in the colour of the verdict; the paper's number, where wanted, in black."""
-    beside = [] if cell.published is None else [f"[{format_accuracy(cell.published.mean)}"]
-    if beside:
-        beside[0] += "]" if cell.difference is None else f", ${100 * cell.difference:+.2f}$]"
-    result = cell.measured
-    if result is None:
-        return join_cell_parts(["--", *beside], stacked)
-    mean = f"\\textbf{{{format_accuracy(result.mean)}}}" if result.is_best else format_accuracy(result.mean)
-    mean += escape_latex(result.caveat_symbols) + incomplete_seeds_text(result, table, column)
-    spread = [f"({format_accuracy(result.std)})"] if result.std is not None else []
-    parts = [mean, *spread]
-    if result.relation.colour:
-        parts = [f"\\{relation_macro(result.relation)}{{{part}}}" for part in parts]
-    return join_cell_parts([*parts, *beside], stacked)
-
-
-def join_cell_parts(parts: list[str], stacked: bool) -> str:
-    """A number and what goes with it, side by side or one above the other."""
-    first, *small = parts[0], *(f"{{\\tiny {part}}}" for part in parts[1:])
-    if not stacked or not small:
-        return " ".join([first, *small])
-    return f"\\{STACK_MACRO}{{" + "\\\\[-3pt]".join([first, *small]) + "}"
+    """Return mean and standard deviation in the relation's colour, and the published mean in black."""
+    parts, result = ["--"], cell.measured
+    if result is not None:
+        mean = f"\\textbf{{{format_accuracy(result.mean)}}}" if result.is_best else format_accuracy(result.mean)
+        parts = [mean + escape_latex(result.caveat_symbols) + incomplete_seeds_text(result, table, column)]
+        parts += [f"({format_accuracy(result.std)})"] if result.std is not None else []
+        if result.relation.colour:
+            parts = [f"\\{relation_macro(result.relation)}{{{part}}}" for part in parts]
+    if cell.published is not None:
+        difference = "" if cell.difference is None else f", ${100 * cell.difference:+.2f}$"
+        parts.append(f"[{format_accuracy(cell.published.mean)}{difference}]")
+    sized = [parts[0], *(f"{{\\tiny {part}}}" for part in parts[1:])]
+    return f"\\{STACK_MACRO}{{" + "\\\\[-3pt]".join(sized) + "}" if stacked and len(sized) > 1 else " ".join(sized)
 
 
 def relation_macro(relation: BaselineRelation) -> str:
-    """The LaTeX macro of a verdict: letters only, and unlikely to be taken."""
+    """Return the name of the colour and macro of a relation. LaTeX allows only letters."""
     return "verdict" + relation.name.lower().replace("_", "")
 
 
-def single_line(text: str) -> str:
-    """On one line, whatever it holds."""
-    return " ".join(text.split())
-
-
 def escape_latex(text: str) -> str:
-    """Text that means nothing to LaTeX. Letters that pdflatex does not know by itself are written as their numbers."""
-    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-    special |= {
-        "†": "\\textdagger{}",
-        "‡": "\\textdaggerdbl{}",
-        "§": "\\textsection{}",
-        "¶": "\\textparagraph{}",
-        "[": "{[}",
-        "]": "{]}",
-        "<": "\\textless{}",
-    }
-    special |= {">": "\\textgreater{}", "|": "\\textbar{}", '"': "''"}
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    words = unicodedata.normalize("NFC", " ".join(text.split()))
+    """Escape text and join its lines. Characters that pdflatex cannot print become their code points."""
+    characters = unicodedata.normalize("NFC", " ".join(text.split()))
     return "".join(
-        special.get(letter) or (letter if is_pdflatex_letter(letter) else f"U+{ord(letter):04X}") for letter in words
+        LATEX_ESCAPES.get(character) or (character if is_pdflatex_letter(character) else f"U+{ord(character):04X}")
+        for character in characters
     )
 
 
 def is_pdflatex_letter(letter: str) -> bool:
-    """Whether pdflatex prints a letter without further packages: plain ones, and those of Europe with one accent."""
-    parts = unicodedata.normalize("NFD", letter)
-    plain, accents = parts[0], parts[1:]
+    """Return whether pdflatex prints a letter without packages: ASCII, and European letters with one accent."""
+    decomposed = unicodedata.normalize("NFD", letter)
+    base, accents = decomposed[0], decomposed[1:]
     accented = not accents or (accents[0] in PDFLATEX_ACCENTS and ord(letter) < 0x180)
-    return letter in "ÆØßæøŁłŒœ" or (plain.isascii() and plain.isprintable() and accented)
+    return letter in "ÆØßæøŁłŒœ" or (base.isascii() and base.isprintable() and accented)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.baseline_colors import BaselineRelation
-from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME
+from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, BaselineRelation
 from fedmosaic_cli.report.html.markup import (
     Markup,
     copyable_command,
