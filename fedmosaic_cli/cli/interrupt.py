@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-RESUME_HINT = "go on with --resume and the same options"
+RESUME_HINT = "continue with --resume and the same options"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -71,13 +71,14 @@ class StopRequest:
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """The first signal: a time limit begins. The second: now."""
         if self.exit_code:
-            self._exit_now(f"stopped at once: {self._resume_hint}")
+            self._exit_now(f"stopped immediately: {self._resume_hint}")
         self.exit_code = signal_exit_code(signum)
         if not self._stop_timeout_seconds:
             self.on_timeout(signum, frame)
         signal.setitimer(signal.ITIMER_REAL, self._stop_timeout_seconds)
         write_stderr_unbuffered(
-            f"stopping after {self._current_step}, or in {self._stop_timeout_seconds:g} s without it; once more to stop at once"
+            f"stopping after {self._current_step}, or without it after {self._stop_timeout_seconds:g} s; "
+            "repeat the signal to stop immediately"
         )
 
     def on_timeout(self, signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the runs of a study are made: on this machine, or wherever Ray finds room."""
+"""Where `fedmosaic reproduce` executes runs: on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ class SweepEngine(StrEnum):
     ray = "ray"
 
 
-SweepEngineOption = Annotated[SweepEngine, typer.Option(help="Make runs on this machine, or wherever Ray finds room.")]
+SweepEngineOption = Annotated[SweepEngine, typer.Option(help="Execute runs on this machine, or on a Ray cluster.")]
 RayAddressOption = Annotated[
     str | None,
-    typer.Option(help="A cluster to join: auto or host:port.", show_default="a Ray of our own, on this machine"),
+    typer.Option(help="Ray cluster to join: auto or host:port.", show_default="a private Ray on this machine"),
 ]
 JobCpusOption = Annotated[
-    int | None, typer.Option(min=1, help="Cores of a run with Ray.", show_default="cores / jobs here, 1 elsewhere")
+    int | None,
+    typer.Option(min=1, help="Cores per run with Ray.", show_default="cores / jobs on this machine, 1 on a cluster"),
 ]
 JobGpusOption = Annotated[
     float | None,
-    typer.Option(min=0, help="GPUs of a run with Ray, or a part of one.", show_default="1 with --device cuda, else 0"),
+    typer.Option(min=0, help="GPUs per run with Ray, or a fraction.", show_default="1 with --device cuda, else 0"),
 ]
 RetriesOption = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="How often a job that crashed is dealt again.",
+        help="Maximum retries of a crashed job.",
         show_default=f"{DEFAULT_RAY_RETRIES} with Ray, else 0",
     ),
 ]
@@ -53,7 +54,7 @@ RetriesOption = Annotated[
 
 @dataclass(frozen=True)
 class SweepExecutionOptions:
-    """How runs are to be made, as asked for; None where nothing was said."""
+    """The options on how to execute runs; None means the default."""
 
     engine: SweepEngine
     ray_address: str | None
@@ -64,23 +65,20 @@ class SweepExecutionOptions:
     requested_device: DeviceChoice
 
     def validate(self) -> None:
-        """Refuse what does not go together; Ray is not loaded for that."""
-        given = {
+        """Raise RequestError for options that contradict each other, without importing Ray."""
+        ray_options = {
             "--ray-address": self.ray_address,
             "--job-cpus": self.requested_cpus,
             "--job-gpus": self.requested_gpus,
         }
-        for option, value in given.items():
+        for option, value in ray_options.items():
             if value is not None and not self.is_ray:
-                raise RequestError(f"{option} {value} is about Ray: add --engine ray, or leave it out")
-        if self.gpus_per_job > 1 and self.gpus_per_job % 1:
-            raise RequestError(
-                f"{self.gpus_per_job:g} GPUs for a run (--job-gpus): it must be a part of one, or a whole number"
-            )
-        if self.is_ray and (self.device is DeviceChoice.cuda) != (self.gpus_per_job > 0):
-            raise RequestError(
-                f"{self.gpus_per_job:g} GPUs for a run on {self.device.value} (--job-gpus, --device): change one"
-            )
+                raise RequestError(f"{option} {value} requires Ray: add --engine ray, or leave it out")
+        gpus, device = self.gpus_per_job, self.device
+        if gpus > 1 and gpus % 1:
+            raise RequestError(f"{gpus:g} GPUs per run (--job-gpus): give a fraction below 1, or a whole number")
+        if self.is_ray and (device is DeviceChoice.cuda) != (gpus > 0):
+            raise RequestError(f"{gpus:g} GPUs per run on {device.value} (--job-gpus, --device): change one of them")
         if self.ray_address is not None:
             from fedmosaic_cli.sweeps.ray_session import validate_ray_address
 
@@ -92,38 +90,36 @@ class SweepExecutionOptions:
 
     @property
     def max_retries(self) -> int:
-        """How often a job that crashed is dealt again."""
         return (DEFAULT_RAY_RETRIES if self.is_ray else 0) if self.requested_retries is None else self.requested_retries
 
     @property
     def gpus_per_job(self) -> float:
-        """The GPUs of a run."""
         return float(self.requested_device is DeviceChoice.cuda) if self.requested_gpus is None else self.requested_gpus
 
     @property
     def device(self) -> DeviceChoice:
-        """What runs compute on: with Ray they have the GPUs that they were given, or none."""
+        """The device of each run. With Ray, a run uses a GPU only if it has requested one."""
         if self.is_ray and self.requested_device is DeviceChoice.auto:
             return DeviceChoice.cuda if self.gpus_per_job else DeviceChoice.cpu
         return self.requested_device
 
     @property
     def cpus_per_job(self) -> int:
-        """The cores of a run with Ray."""
-        here = self.requested_jobs if self.ray_address is None else None
-        return self.requested_cpus or (max(1, num_available_cores() // here) if here else 1)
+        """The cores of each run with Ray."""
+        local_jobs = self.requested_jobs if self.ray_address is None else None
+        return self.requested_cpus or (max(1, num_available_cores() // local_jobs) if local_jobs else 1)
 
     def workers_per_job(self, max_parallel: int) -> int:
-        """How many workers a run has, so many of which are made at once."""
+        """Return the number of workers of each run if `max_parallel` runs execute at the same time."""
         return self.cpus_per_job if self.is_ray else max(1, num_available_cores() // max_parallel)
 
     def max_parallel_jobs(self) -> int:
-        """How many jobs this machine alone would run at once."""
+        """Return how many jobs this machine runs at the same time."""
         return self.requested_jobs or max(1, num_available_cores() // (self.cpus_per_job if self.is_ray else 1))
 
     @contextmanager
     def open_launcher(self, runs_dir: Path, quiet: bool) -> Iterator[tuple[JobLauncher, int]]:
-        """Where commands are made, and how many at once."""
+        """Provide the launcher of jobs, and how many run at the same time."""
         if not self.is_ray:
             yield LocalLauncher(), self.max_parallel_jobs()
             return
@@ -131,14 +127,12 @@ class SweepExecutionOptions:
         from fedmosaic_cli.sweeps.ray_session import require_ray_installed
 
         require_ray_installed()
+        address = self.ray_address
         if not quiet:
-            print_stderr(
-                "starting Ray on this machine" if self.ray_address is None else f"joining Ray at {self.ray_address}"
-            )
-        # On one machine --jobs may ask for more than there are cores, as it may without Ray.
-        cores = max(num_available_cores(), (self.requested_jobs or 0) if self.requested_cpus is None else 0)
-        with ray_launcher(
-            self.ray_address, cores, JobResources(self.cpus_per_job, self.gpus_per_job), runs_dir
-        ) as machines:
-            room = machines.capacity()
-            yield machines, min(room, self.requested_jobs or room)
+            print_stderr("starting Ray on this machine" if address is None else f"joining Ray at {address}")
+        # On one machine --jobs may exceed the number of cores, as it may without Ray.
+        num_cpus = max(num_available_cores(), (self.requested_jobs or 0) if self.requested_cpus is None else 0)
+        resources = JobResources(self.cpus_per_job, self.gpus_per_job)
+        with ray_launcher(address, num_cpus, resources, runs_dir) as launcher:
+            capacity = launcher.capacity()
+            yield launcher, min(capacity, self.requested_jobs or capacity)

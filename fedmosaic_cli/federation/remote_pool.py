@@ -187,7 +187,7 @@ class RemoteClientPool:
                     told[client] = answer.header
         if len(told) < len(parts):
             who = "; ".join(f"client {client}: {reason}" for client, reason in lost.items())
-            raise RunFailedError(f"all rounds are played, but not everybody is here, {who}: go on with --resume")
+            raise RunFailedError(f"all rounds are played, but not everybody is here, {who}: continue with --resume")
         return told
 
     def _encode_broadcasts(self, server_state: State, round_number: int) -> dict[int, EncodedParts]:

@@ -122,7 +122,7 @@ def execute_runs(
         sites = SiteTransports(options, data_dirs, hold)
         for run in runs:
             if asked_to_stop():
-                print_stderr(f"stopped before {run.label}: go on with --resume")
+                print_stderr(f"stopped before {run.label}: continue with --resume")
                 raise typer.Exit(asked_to_stop.exit_code)
             on_disk = shards[run.config.partition_seed] = ensure_saved(shards[run.config.partition_seed])
             try:
@@ -271,7 +271,7 @@ def run_one(
                 progress.on_round(event)
             elif isinstance(event, experiment.RunStopped):
                 print_stderr(
-                    f"stopped after round {event.round} of {run.label}: go on with --resume and the same options"
+                    f"stopped after round {event.round} of {run.label}: continue with --resume and the same options"
                 )
                 raise typer.Exit(stop.exit_code)
             else:

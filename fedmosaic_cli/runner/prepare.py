@@ -192,4 +192,4 @@ def require_finished_run(files: RunDirectory) -> None:
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
     if not files.is_finished():
         require_unlocked(files.path)
-        raise RequestError(f"the run is not finished ({files.path}): go on with --resume first")
+        raise RequestError(f"the run is not finished ({files.path}): continue with --resume first")

@@ -1,4 +1,4 @@
-"""A command in a process of its own. It may be killed at any time: on disk everything is whole."""
+"""`fedmosaic` commands in child processes. A child may be killed at any time: its files on disk stay consistent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ MAX_STDERR_BYTES = 1 << 16
 
 
 class JobProcess(Protocol):
-    """A command under way, here or on another machine.
+    """A started command on this or another machine.
 
-    `code` is what it ended in, None as long as it has not; `said` the end of what it said; `host` the machine, "" for
-    this one and None as long as there is no room for it on any.
+    Attributes:
+        exit_code: None until the command ends; negative if a signal ended it.
+        stderr_tail: The last bytes that the command wrote to stderr.
+        host: The machine's name; "" for this machine, None while the command waits for resources.
+        pid: The process id on that machine, if known.
     """
 
     exit_code: int | None
@@ -29,29 +32,24 @@ class JobProcess(Protocol):
     pid: int | None
 
     def poll(self) -> None:
-        """Take in how it goes now."""
+        """Update the attributes without blocking."""
 
     def send_signal(self, signum: int) -> None:
-        """Pass a signal on to it."""
+        """Send a signal to the command."""
 
 
 class JobLauncher(Protocol):
-    """Where commands are made."""
+    """Starts commands."""
 
     def start(self, args: Sequence[str]) -> JobProcess:
-        """Start what one would type behind `fedmosaic`."""
-
-
-class LocalLauncher:
-    """On this machine, as our own children."""
-
-    def start(self, args: Sequence[str]) -> JobProcess:
-        return LocalProcess(args)
+        """Start `fedmosaic` with these arguments."""
 
 
 class LocalProcess:
-    """A child of this process. It has a session of its own, so that Ctrl-C reaches it once, through us, and it dies if
-    we do (the thread that starts it, to be exact)."""
+    """A child of this process.
+
+    It runs in its own session, so Ctrl-C reaches it only through `send_signal`. It dies with the thread that starts it.
+    """
 
     host: str | None = ""
 
@@ -74,7 +72,6 @@ class LocalProcess:
             os.set_blocking(self._process.stderr.fileno(), False)
 
     def poll(self) -> None:
-        """Whether it has ended, and what it has said by then; only the end is kept."""
         self.exit_code = self._process.poll()
         pipe = self._process.stderr
         if pipe is not None and not pipe.closed:
@@ -84,3 +81,10 @@ class LocalProcess:
 
     def send_signal(self, signum: int) -> None:
         self._process.send_signal(signum)
+
+
+class LocalLauncher:
+    """Starts commands as children of this process."""
+
+    def start(self, args: Sequence[str]) -> JobProcess:
+        return LocalProcess(args)

@@ -1,4 +1,4 @@
-"""Commands on the machines of a Ray cluster. Ray finds a place for each; what is done there is `Child`'s, as here."""
+"""`fedmosaic` commands on the machines of a Ray cluster. Ray chooses the machine; `LocalProcess` runs the command."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.sweeps.processes import JobProcess
 
-POLL_TIMEOUT_SECONDS = 1.0
-POLL_INTERVAL_SECONDS = 0.1
+STATUS_TIMEOUT_SECONDS = 1.0
+STATUS_INTERVAL_SECONDS = 0.1
 ENV_PREFIX = "FEDMOSAIC_"
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """What one run takes of a machine: whole cores, and GPUs, of which it may be a part."""
+    """Resources of one job: whole cores, and GPUs or a fraction of one."""
 
     num_cpus: int
     num_gpus: float
 
     def capacity(self, nodes: Iterable[Mapping[str, Any]]) -> int:
-        """How many runs have room on these machines, as Ray tells of them."""
-        places = 0
+        """Return how many jobs fit on these nodes, given as `ray.nodes()` describes them."""
+        total = 0
         for resources in (node["Resources"] for node in nodes if node["Alive"]):
-            room = int(resources.get("CPU", 0) // self.num_cpus)
+            num_jobs = int(resources.get("CPU", 0) // self.num_cpus)
             if self.num_gpus:
                 gpus = int(resources.get("GPU", 0))
-                room = min(room, gpus * int(1 / self.num_gpus) if self.num_gpus < 1 else int(gpus // self.num_gpus))
-            places += room
-        return places
+                per_gpus = gpus * int(1 / self.num_gpus) if self.num_gpus < 1 else int(gpus // self.num_gpus)
+                num_jobs = min(num_jobs, per_gpus)
+            total += num_jobs
+        return total
 
 
 @dataclass(frozen=True)
 class RemoteCommand:
-    """A command, and what must be the same where it is made: directories, variables, version."""
+    """A command and what the machine that runs it must provide: directories, variables, version."""
 
     args: tuple[str, ...]
     working_dir: Path
@@ -59,25 +60,25 @@ class RemoteCommand:
     version: str = __version__
 
     def incompatibility(self, host: str) -> str:
-        """Why it cannot be made here, "" if it can."""
+        """Return why the command cannot run on this machine, or ""."""
         if not self.marker_path.exists():
             return (
-                f"the runs directory is not this sweep's on {host} ({self.marker_path.parent}): every machine needs it "
-                "under the same path, on a file system that all of them share"
+                f"{host} has a different runs directory ({self.marker_path.parent}): every machine needs the same "
+                "directory under the same path, on a shared file system"
             )
         if not self.working_dir.is_dir():
             return (
-                f"the working directory is not there on {host} ({self.working_dir}): every machine needs it under the "
+                f"{host} does not have the working directory ({self.working_dir}): every machine needs it under the "
                 "same path"
             )
         if self.version != __version__:
-            return f"fedmosaic is {__version__} on {host} and {self.version} here (--engine ray): install the same"
+            return f"{host} has fedmosaic {__version__}, this machine {self.version} (--engine ray): install the same"
         return ""
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """What a worker tells of its command."""
+    """What a worker reports about its command."""
 
     host: str
     pid: int | None
@@ -87,9 +88,9 @@ class WorkerStatus:
 
 
 class WorkerActor:
-    """On a worker: makes one command, and tells how it goes.
+    """Ray actor that runs one command.
 
-    Ray calls its methods one after the other, in the worker's main thread, so the command dies when the worker does.
+    Ray calls its methods one at a time in the worker's main thread, so the command dies with the worker.
     """
 
     def __init__(self, command: RemoteCommand) -> None:
@@ -97,29 +98,28 @@ class WorkerActor:
         self._process: LocalProcess | None = None
 
     def poll(self) -> WorkerStatus:
-        """How it goes: at once when it has just begun or ended, else after a moment."""
-        host, errand = platform.node(), self._command
+        """Return the status at once when the command has just started or ended, else after a short wait."""
+        host, command = platform.node(), self._command
         if self._process is None:
-            unfit = errand.incompatibility(host)
-            if unfit:
-                return WorkerStatus(host, None, incompatibility=unfit)
-            self._process = LocalProcess(errand.args, errand.working_dir, errand.env)
+            incompatibility = command.incompatibility(host)
+            if incompatibility:
+                return WorkerStatus(host, None, incompatibility=incompatibility)
+            self._process = LocalProcess(command.args, command.working_dir, command.env)
             return WorkerStatus(host, self._process.pid)
-        end = time.monotonic() + POLL_TIMEOUT_SECONDS
+        end = time.monotonic() + STATUS_TIMEOUT_SECONDS
         self._process.poll()
         while self._process.exit_code is None and time.monotonic() < end:
-            time.sleep(POLL_INTERVAL_SECONDS)
+            time.sleep(STATUS_INTERVAL_SECONDS)
             self._process.poll()
         return WorkerStatus(host, self._process.pid, self._process.stderr_tail, self._process.exit_code)
 
     def send_signal(self, signum: int) -> None:
-        """Pass a signal on."""
         if self._process is not None:
             self._process.send_signal(signum)
 
 
 class RayProcess:
-    """A command in a worker's hand, as seen from here."""
+    """A command on a Ray worker (a `JobProcess`)."""
 
     def __init__(self, actor: Any) -> None:
         self.exit_code: int | None = None
@@ -130,19 +130,31 @@ class RayProcess:
         self._pending_status = actor.poll.remote()
 
     def poll(self) -> None:
-        """Take in the last answer and ask again. A machine on which nothing can be made is the end of all of it:
-        it would take one job after the other."""
+        """Read the last status and request the next one.
+
+        Raises:
+            RequestError: If the machine cannot run commands. It would fail every job, so the sweep ends.
+        """
         import ray
         from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
         if self.exit_code is not None or not ray.wait([self._pending_status], timeout=0)[0]:
             return
         try:
-            self._update(ray.get(self._pending_status))
+            status = ray.get(self._pending_status)
+            if status.incompatibility:
+                raise RequestError(status.incompatibility)
+            self.host, self.pid = status.host, status.pid
+            self.stderr_tail, self.exit_code = status.stderr_tail, status.exit_code
         except ActorUnavailableError:
-            pass  # nobody knows yet what became of it
+            pass  # the worker may come back
         except RayActorError as error:
-            self._on_worker_lost(error)
+            if "No module named 'fedmosaic_cli'" in str(error):
+                raise RequestError(
+                    "fedmosaic is not installed on Ray's workers (--engine ray): install it on every machine"
+                ) from error
+            self.exit_code = -signal.SIGKILL
+            self.stderr_tail = f"error: its worker{f' on {self.host}' if self.host else ''} was lost (Ray)".encode()
         except RayTaskError as error:
             self.exit_code, self.stderr_tail = 1, f"error: its worker failed, {error.cause!r} (Ray)".encode()
         if self.exit_code is None:
@@ -151,7 +163,7 @@ class RayProcess:
             ray.kill(self._actor)
 
     def send_signal(self, signum: int) -> None:
-        """Pass a signal on. What nobody has begun is not begun any more."""
+        """Send a signal to the command. A command that has not started yet is cancelled."""
         import ray
 
         if self.host is None:
@@ -160,27 +172,9 @@ class RayProcess:
         else:
             self._actor.send_signal.remote(signum)
 
-    def _update(self, status: WorkerStatus) -> None:
-        if status.incompatibility:
-            raise RequestError(status.incompatibility)
-        self.host, self.pid, self.stderr_tail, self.exit_code = (
-            status.host,
-            status.pid,
-            status.stderr_tail,
-            status.exit_code,
-        )
-
-    def _on_worker_lost(self, error: Exception) -> None:
-        if "No module named 'fedmosaic_cli'" in str(error):
-            raise RequestError(
-                "fedmosaic is not installed where Ray's workers run (--engine ray): install it on every machine"
-            ) from error
-        self.exit_code = -signal.SIGKILL
-        self.stderr_tail = f"error: its worker{f' on {self.host}' if self.host else ''} was lost (Ray)".encode()
-
 
 class RayLauncher:
-    """Commands with a share of a machine each, wherever there is room."""
+    """Starts commands on any machine of the cluster that has the resources (a `JobLauncher`)."""
 
     def __init__(self, resources: JobResources, marker_path: Path) -> None:
         import ray
@@ -191,35 +185,37 @@ class RayLauncher:
         self._marker_path = marker_path
 
     def start(self, args: Sequence[str]) -> JobProcess:
-        ours = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
-        variables = {**ours, RUNS_DIR_VARIABLE: str(default_runs_dir())}
-        return RayProcess(
-            self._actor_class.remote(RemoteCommand(tuple(args), Path.cwd(), self._marker_path, variables))
-        )
+        env = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
+        env[RUNS_DIR_VARIABLE] = str(default_runs_dir())
+        return RayProcess(self._actor_class.remote(RemoteCommand(tuple(args), Path.cwd(), self._marker_path, env)))
 
     def capacity(self) -> int:
-        """How many commands have room at once; none is refused, as nothing would ever begin."""
+        """Return how many commands can run at once.
+
+        Raises:
+            RequestError: If no machine has the resources of one job.
+        """
         import ray
 
-        room = self._resources.capacity(ray.nodes())
-        if not room:
+        capacity = self._resources.capacity(ray.nodes())
+        if not capacity:
             raise RequestError(
-                f"no machine of the cluster has {self._resources.num_cpus} cores and {self._resources.num_gpus:g} GPUs for a run "
-                "(--job-cpus, --job-gpus): ask for less"
+                f"no machine of the cluster has {self._resources.num_cpus} cores and {self._resources.num_gpus:g} GPUs "
+                "for a run (--job-cpus, --job-gpus): ask for less"
             )
-        return room
+        return capacity
 
 
 @contextmanager
 def ray_launcher(address: str | None, num_cpus: int, resources: JobResources, runs_dir: Path) -> Iterator[RayLauncher]:
-    """The machines of the cluster at `address`, or so many cores of this one."""
+    """Connect to the cluster at `address`, or start Ray on this machine with `num_cpus` cores."""
     with ray_session(address, num_cpus), sweep_marker(runs_dir) as marker:
         yield RayLauncher(resources, marker)
 
 
 @contextmanager
 def sweep_marker(runs_dir: Path) -> Iterator[Path]:
-    """A file by which a worker sees that the directory is this one, and not another of the same name."""
+    """Create a temporary file that lets a worker recognize this runs directory."""
     make_directories(runs_dir)
     remove_stale_temporaries(runs_dir)
     handle, marker = create_locked_temporary(runs_dir / "sweep", syscalls.create_file)

@@ -1,5 +1,4 @@
-"""A Ray of our own that leaves nothing behind, or a place in one that is there. Whoever calls this needs the extra
-`cluster`; nobody else loads it."""
+"""Start a private Ray instance and clean up after it, or join an existing cluster. Requires the extra `cluster`."""
 
 from __future__ import annotations
 
@@ -28,74 +27,69 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RAY_INSTALL_HINT = "pip install 'fedmosaic[cluster]'"
-# Nothing but a few words travels through the store of objects; this is about the least that Ray accepts.
+# The object store carries short messages only; Ray accepts hardly less than this.
 OBJECT_STORE_BYTES = 100 * 2**20
 TEMP_DIR_PREFIX = "fedmosaic-ray"
-# Ray's sockets lie deep below its directory, and the system takes names of at most 107 bytes.
+# Ray nests its socket files deeply, and the operating system limits their paths to 107 bytes.
 MAX_TEMP_ROOT_LENGTH = 20
 AUTO_ADDRESS = "auto"
 ADDRESS_PATTERN = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
 CONNECT_TIMEOUT_SECONDS = 10.0
 NUM_CONNECT_RETRIES = 3
-"""How often Ray asks a cluster that does not answer."""
 
 
 def require_ray_installed() -> None:
-    """Refuse to begin where the package is missing; nothing is loaded."""
-    found = find_spec("ray")
-    if found is None or found.origin is None:  # a directory of this name is no package
+    """Raise RequestError if Ray is not installed, without importing it."""
+    spec = find_spec("ray")
+    if spec is None or spec.origin is None:  # a plain directory called "ray" has a spec without origin
         raise RequestError(f"the package ray is not installed (--engine ray): {RAY_INSTALL_HINT}")
 
 
 def validate_ray_address(address: str) -> None:
-    """Refuse what is no address of a cluster; nobody is asked."""
+    """Raise RequestError for a malformed address, without connecting."""
     if address != AUTO_ADDRESS and not ADDRESS_PATTERN.fullmatch(address):
         raise RequestError(
-            f"cannot join '{address}' (--ray-address): call this on a machine of the cluster, with auto or host:port"
+            f"cannot join '{address}' (--ray-address): run this on a machine of the cluster, with auto or host:port"
         )
 
 
-def require_ray_reachable(address: str) -> None:
-    """Refuse at once where nobody answers: Ray would try for minutes."""
-    found = ADDRESS_PATTERN.fullmatch(address)
-    if found:
-        try:
-            socket.create_connection((found["host"].strip("[]"), int(found["port"])), CONNECT_TIMEOUT_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise ray_unavailable_error(address, error) from error
-
-
 def ray_unavailable_error(address: str | None, error: Exception) -> ResourceError:
-    """The error for a Ray that is not to be had."""
+    """Return the error for a Ray instance that cannot be started or joined."""
     reason = next(iter(str(error).strip().splitlines()), "")
-    what = "Ray cannot be started" if address is None else f"the Ray cluster at '{address}' cannot be joined"
-    way_out = f"see that ray works ({RAY_INSTALL_HINT})" if address is None else "see 'ray status' there"
-    return ResourceError(f"{what}, {type(error).__name__}: {reason} (--engine ray): {way_out}")
+    problem = "Ray cannot be started" if address is None else f"the Ray cluster at '{address}' cannot be joined"
+    remedy = f"check the installation of ray ({RAY_INSTALL_HINT})" if address is None else "see 'ray status' there"
+    return ResourceError(f"{problem}, {type(error).__name__}: {reason} (--engine ray): {remedy}")
 
 
 @contextmanager
 def ray_session(address: str | None, num_cpus: int) -> Iterator[None]:
-    """Ray while the context lasts: the cluster at `address`, or one on this machine alone with so many cores.
+    """Join the cluster at `address`, or start Ray on this machine with `num_cpus` cores, for the context's duration.
 
-    Ray would write to stdout what becomes of its workers; we tell it in our own words.
+    Stdout is redirected because Ray reports the end of its workers there.
     """
-    with ExitStack() as end:
-        end.enter_context(redirect_stdout(end.enter_context(Path(os.devnull).open("w", encoding="utf-8"))))
-        folder = end.enter_context(ray_temp_dir()) if address is None else None
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))))
+        temp_dir = stack.enter_context(ray_temp_dir()) if address is None else None
         set_ray_env(is_local=address is None)
-        require_ray_reachable(address or AUTO_ADDRESS)
-        end.callback(shutdown_ray)
+        host_and_port = ADDRESS_PATTERN.fullmatch(address or AUTO_ADDRESS)
+        if host_and_port:  # Ray itself would try for minutes
+            host, port = host_and_port["host"].strip("[]"), int(host_and_port["port"])
+            try:
+                socket.create_connection((host, port), CONNECT_TIMEOUT_SECONDS).close()
+            except (OSError, OverflowError) as error:
+                raise ray_unavailable_error(address, error) from error
+        stack.callback(shutdown_ray)
         try:
-            init_ray(address, num_cpus, folder)
+            init_ray(address, num_cpus, temp_dir)
         except BaseException:
-            if address is None:  # of what it had started by then, Ray itself would forget some
+            if address is None:  # Ray does not stop all processes of an interrupted start
                 kill_descendants()
             raise
         yield
 
 
 def set_ray_env(is_local: bool) -> None:
-    """Ray reads them when it is loaded. A Ray of our own takes requests from nobody else, though its ports are open."""
+    """Set the variables that Ray reads on import. A private instance requires a token, as its ports are open."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(NUM_CONNECT_RETRIES))
     if is_local:
@@ -104,30 +98,30 @@ def set_ray_env(is_local: bool) -> None:
 
 
 def init_ray(address: str | None, num_cpus: int, temp_dir: Path | None) -> None:
-    """Start Ray, or join it. It takes SIGTERM for itself and makes an exit of its own of it: we take it back."""
+    """Start or join Ray, and restore the signal handlers that `ray.init` replaces."""
     options: dict[str, Any] = {"address": address}
     if temp_dir is not None:
         options = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
         options |= {"object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": str(temp_dir)}
-    asked_to_stop = False
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_terminated = False
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         import ray
 
         ray.init(**options, log_to_driver=False, logging_level=CRITICAL)
-    except SystemExit:
-        asked_to_stop = True
+    except SystemExit:  # Ray's handler of SIGTERM
+        is_terminated = True
     except Exception as error:
         raise ray_unavailable_error(address, error) from error
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-    if asked_to_stop:
+    if is_terminated:
         signal.raise_signal(signal.SIGTERM)
 
 
 def shutdown_ray() -> None:
-    """End what we started, and leave what was there."""
+    """Disconnect from Ray; this stops a private instance and leaves a joined cluster running."""
     with suppress(ImportError):
         import ray
 
@@ -136,14 +130,14 @@ def shutdown_ray() -> None:
 
 @contextmanager
 def ray_temp_dir() -> Iterator[Path]:
-    """A directory for what Ray writes, removed in the end; what others left who were killed goes as well."""
-    usual = Path(tempfile.gettempdir())
-    root = usual if len(str(usual)) <= MAX_TEMP_ROOT_LENGTH else Path("/tmp")
+    """Create a temporary directory for Ray and remove it afterwards, with those that killed processes left."""
+    default = Path(tempfile.gettempdir())
+    root = default if len(str(default)) <= MAX_TEMP_ROOT_LENGTH else Path("/tmp")
     remove_stale_temporaries(root, TEMP_DIR_PREFIX)
     handle, folder = create_locked_temporary(root / TEMP_DIR_PREFIX, create_and_open_directory)
     try:
         yield folder
     finally:
-        with suppress(OSError):  # a process of Ray's that is dying may still write; the next one sweeps
+        with suppress(OSError):  # a dying Ray process may still write; the next call removes the rest
             remove_path(folder)
         os.close(handle)

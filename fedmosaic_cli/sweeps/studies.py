@@ -1,8 +1,8 @@
-"""What `fedmosaic reproduce` makes: the settings, at two scales, and the rows of each table and figure of the paper."""
+"""The studies of `fedmosaic reproduce`: scenarios at two scales, and the rows of each table and figure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """A setting: what it is called, the preset it comes from, and what is other than there."""
+    """A named setting: a preset and the values that differ from it."""
 
     name: str
     preset: str
@@ -28,16 +28,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A method and the hyper-parameters that a study fixes for it; all others are the preset's."""
+    """A method and the hyper-parameters that the study sets; the preset determines all others."""
 
     method: str
     hyperparameters: tuple[tuple[str, str], ...] = ()
 
     @property
     def title(self) -> str:
-        """The row in a few words."""
-        words = [value if name == "expertise" else f"{name}={value}" for name, value in self.hyperparameters]
-        return " ".join([self.method, *words])
+        parts = [value if name == "expertise" else f"{name}={value}" for name, value in self.hyperparameters]
+        return " ".join([self.method, *parts])
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -46,24 +45,28 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure. `table` is the paper's that its runs fill, "" where it has none; `figures` are the kinds
-    that belong to it; hyper-parameters that are to be `spelled` stand beside a method's name in all settings."""
+    """The runs behind one table or figure.
+
+    Attributes:
+        table: The paper's table that the runs fill, or "".
+        figures: The kinds of figures that the study draws.
+        shown_hyperparameters: Hyper-parameters that follow the method's name in every setting.
+    """
 
     description: str
     scenarios: dict[Scale, tuple[Scenario, ...]]
     rows: tuple[StudyRow, ...]
     table: str = ""
     figures: tuple[str, ...] = ("accuracy", "clients", "lambda", "consensus", "critical-difference")
-    shown_hyperparameters: tuple[str, ...] = field(default=())
+    shown_hyperparameters: tuple[str, ...] = ()
 
     def select_rows(self, methods: Sequence[str]) -> tuple[StudyRow, ...]:
-        """The rows of these methods, Local first: all others are compared with it. Without methods, all rows."""
+        """Return the rows of these methods (default: all), preceded by Local, with which all are compared."""
         chosen = [row for row in self.rows if not methods or row.method in (*methods, "local")]
         return tuple(sorted(chosen, key=lambda row: row.method != "local"))
 
 
 def preset_scenarios(*presets: str) -> tuple[Scenario, ...]:
-    """Presets as they are."""
     return tuple(Scenario(preset, preset) for preset in presets)
 
 
@@ -76,7 +79,7 @@ def method_rows(*methods: str) -> tuple[StudyRow, ...]:
 
 
 def public_size_scenarios(preset: str, pool_size: int, sizes: Sequence[int]) -> tuple[Scenario, ...]:
-    """Public sets of these sizes, drawn from examples that are set aside: clients hold the same at every size."""
+    """Public sets of several sizes from one pool, so clients have the same data at every size."""
     return tuple(
         Scenario(f"{preset}-public-{size}", preset, (f"data.public_from={pool_size}", f"data.public_size={size}"))
         for size in sizes
@@ -84,8 +87,7 @@ def public_size_scenarios(preset: str, pool_size: int, sizes: Sequence[int]) -> 
 
 
 def public_skew_scenarios(preset: str, pool_size: int, size: int) -> tuple[Scenario, ...]:
-    """Public sets of one size, balanced and more and more skewed: so small a part of what is set aside that one class
-    can make up nearly all of them."""
+    """Public sets of one size with increasing class skew, from a pool so large that one class can nearly fill them."""
     base = (f"data.public_from={pool_size}", f"data.public_size={size}")
     return (
         Scenario(f"{preset}-skew-balanced", preset, (*base, "data.public_alpha=null")),
@@ -103,7 +105,7 @@ ALL_METHOD_ROWS = (
     ENTROPY_ROW,
     StudyRow("gated"),
 )
-# The rows of the paper's compact table; the report's form of it says the same.
+# Equal to the method keys of the report's "compact" table.
 COMPACT_ROWS = (
     *method_rows("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local"),
     FREQUENCY_ROW,
@@ -121,7 +123,7 @@ MISLEADING_OVERRIDES = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[
 
 STUDIES = {
     "label-skew": Study(
-        "the table on label skew: every method, clients with few classes",
+        "table on label skew: every method, clients with few classes",
         {
             Scale.quick: preset_scenarios(*(f"{preset}-quick" for preset in LABEL_SKEW_PRESETS), "quickstart"),
             Scale.paper: preset_scenarios(*LABEL_SKEW_PRESETS),
@@ -130,7 +132,7 @@ STUDIES = {
         table="label-skew",
     ),
     "feature-shift": Study(
-        "the table on feature shift, a column a domain: every method",
+        "table on feature shift, one column per domain: every method",
         {
             Scale.quick: preset_scenarios("feature-shift-office10-quick", "quickstart-feature-shift"),
             Scale.paper: preset_scenarios("feature-shift-office10", "feature-shift-domainnet"),
@@ -139,7 +141,7 @@ STUDIES = {
         table="feature-shift",
     ),
     "hybrid": Study(
-        "the table on both at once: every method",
+        "table on label skew and feature shift combined: every method",
         {
             Scale.quick: HYBRID_QUICK_SCENARIOS,
             Scale.paper: preset_scenarios("hybrid-office10", "hybrid-domainnet", "hybrid-domainnet-vit"),
@@ -148,14 +150,14 @@ STUDIES = {
         table="hybrid",
     ),
     "compact": Study(
-        "the same table in brief",
+        "compact version of the hybrid table",
         {Scale.quick: HYBRID_QUICK_SCENARIOS, Scale.paper: preset_scenarios("hybrid-office10", "hybrid-domainnet")},
         COMPACT_ROWS,
         table="compact",
         figures=("accuracy", "critical-difference"),
     ),
     "public-size": Study(
-        "the figure on the size of the public set; clients hold the same at every size",
+        "figure on the size of the public set; clients have the same data at every size",
         {
             Scale.quick: (
                 *public_size_scenarios("practical-cifar10-quick", 1000, (1000, 500, 250, 100, 50)),
@@ -168,7 +170,7 @@ STUDIES = {
         shown_hyperparameters=("trust",),
     ),
     "public-skew": Study(
-        "the figure on the skew of the public set; clients hold the same at every skew",
+        "figure on the skew of the public set; clients have the same data at every skew",
         {
             Scale.quick: (
                 *public_skew_scenarios("practical-cifar10-quick", 1000, 100),
@@ -181,7 +183,7 @@ STUDIES = {
         shown_hyperparameters=("trust",),
     ),
     "misleading": Study(
-        "the figures on misleading knowledge: one client's labels are turned around",
+        "figures on misleading knowledge: one client has reversed labels",
         {
             Scale.quick: (
                 *preset_scenarios("misleading-cifar10-quick"),
@@ -194,7 +196,7 @@ STUDIES = {
         shown_hyperparameters=("trust",),
     ),
     "communication": Study(
-        "the figure on communication: accuracy against what travelled",
+        "figure on communication: accuracy against transmitted bits",
         {
             Scale.quick: preset_scenarios("practical-fashion-mnist-quick"),
             Scale.paper: preset_scenarios("practical-fashion-mnist"),
@@ -203,7 +205,7 @@ STUDIES = {
         figures=("communication",),
     ),
     "trust-rules": Study(
-        "an ablation of ours: what follows from what the paper leaves open about trust and expertise",
+        "ablation that is not in the paper: rules for trust and expertise",
         {
             Scale.quick: preset_scenarios(
                 "quickstart", "practical-fashion-mnist-quick", "feature-shift-office10-quick"

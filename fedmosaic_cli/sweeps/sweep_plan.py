@@ -1,11 +1,15 @@
-"""From a study to its runs: where each belongs, what is there, the commands that make the rest. Needs no torch."""
+"""The runs of a study: directories, states, remaining jobs and their commands. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+import json
+import shlex
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
@@ -14,14 +18,14 @@ from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
 from fedmosaic_cli.errors import RequestError, unknown_name_error
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods import METHODS
 from fedmosaic_cli.runner.prepare import is_run_complete, load_latest_run_config, run_directory
 from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.lock import is_locked
-from fedmosaic_cli.storage.runs import RunDirectory
+from fedmosaic_cli.storage.runs import TIMINGS_FILE, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class SweepRunState(StrEnum):
-    """How far a run is."""
+    """State of a run on disk."""
 
     FINISHED = "done"
     STARTED = "begun"
@@ -40,19 +44,19 @@ class SweepRunState(StrEnum):
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What holds for all runs of a request. `changes` are assignments that are laid over every setting."""
+    """Options of all runs of a sweep. `overrides` are KEY=VALUE assignments for every scenario."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     methods: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     runs_dir: Path = Path("runs")
     extra_args: tuple[str, ...] = ()
-    """Options that every command gets: where data lies, what computes."""
+    """Further options of every command, such as --data-dir and --device."""
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a study. `label` stands behind the method's name in its directory, where nothing else tells."""
+    """One run of a study. `tag` follows the method's name in its directory and names special hyper-parameters."""
 
     scenario: Scenario
     row: StudyRow
@@ -65,7 +69,7 @@ class SweepRun:
         return f"{self.scenario.name}, {self.row.title}, seed {self.config.seed}"
 
     def read_state(self) -> SweepRunState:
-        """How far it is now."""
+        """Read the current state from disk."""
         if is_run_complete(self.files, self.config):
             return SweepRunState.FINISHED
         if is_locked(self.files.path):
@@ -75,7 +79,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """Cells of one row of one setting, which one command makes one after the other."""
+    """Runs of one row and scenario that one command executes one after the other."""
 
     runs: tuple[SweepRun, ...]
     options: SweepOptions
@@ -85,154 +89,178 @@ class SweepJob:
         return f"{self.runs[0].scenario.name}, {self.runs[0].row.title}"
 
     def cli_args(self) -> list[str]:
-        """The command, as one would type it behind `fedmosaic`."""
-        cell = self.runs[0]
-        scenario, row = cell.scenario, cell.row
-        words = ["train"] if row.method == "fedmosaic" else ["baseline", row.method]
-        words += ["--preset", scenario.preset]
+        """Return the arguments of `fedmosaic` that execute the job."""
+        run = self.runs[0]
+        scenario, row = run.scenario, run.row
+        args = ["train"] if row.method == "fedmosaic" else ["baseline", row.method]
+        args += ["--preset", scenario.preset]
         for assignment in (*scenario.overrides, *self.options.overrides, *row.overrides):
-            words += ["--set", assignment]
-        words += ["--name", scenario.name] if scenario.name != scenario.preset else []
-        words += ["--tag", cell.tag] if cell.tag else []
-        words += ["--seeds", ",".join(str(each.config.seed) for each in self.runs)]
-        elsewhere = self.options.runs_dir != default_runs_dir()
-        return [*words, *(["--runs-dir", str(self.options.runs_dir)] if elsewhere else []), *self.options.extra_args]
+            args += ["--set", assignment]
+        args += ["--name", scenario.name] if scenario.name != scenario.preset else []
+        args += ["--tag", run.tag] if run.tag else []
+        args += ["--seeds", ",".join(str(run.config.seed) for run in self.runs)]
+        args += ["--runs-dir", str(self.options.runs_dir)] if self.options.runs_dir != default_runs_dir() else []
+        return [*args, *self.options.extra_args]
+
+    def shell_command(self, *extra_args: str) -> str:
+        """Return the command as a line for a shell."""
+        return shlex.join(["fedmosaic", *self.cli_args(), *extra_args])
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All runs of a study that can be made here, in the order in which they are, and why others cannot."""
+    """The runs of a study that are possible here, in order of execution, and the reasons why others are skipped."""
 
     runs: tuple[SweepRun, ...]
     options: SweepOptions
-    skipped_reasons: tuple[str, ...] = field(default=())
+    skipped_reasons: tuple[str, ...] = ()
 
     def pending_jobs(self, states: dict[Path, SweepRunState], one_run_per_job: bool = False) -> list[SweepJob]:
-        """What remains, setting by setting, a job a row; runs that somebody else is making are jobs of their own.
-
-        With `apart` every run is: there are many places for them.
-        """
-        rows: dict[tuple[Scenario, StudyRow, SweepRunState | Path], list[SweepRun]] = {}
-        for cell in self.runs:
-            state = states[cell.files.path]
+        """Return the jobs of all unfinished runs: one per row and scenario, with locked runs in separate jobs."""
+        groups: defaultdict[tuple[Scenario, StudyRow, bool | Path], list[SweepRun]] = defaultdict(list)
+        for run in self.runs:
+            state = states[run.files.path]
             if state is not SweepRunState.FINISHED:
-                held = SweepRunState.LOCKED if state is SweepRunState.LOCKED else SweepRunState.PENDING
-                rows.setdefault((cell.scenario, cell.row, cell.files.path if one_run_per_job else held), []).append(
-                    cell
-                )
-        return [SweepJob(tuple(cells), self.options) for cells in rows.values()]
+                part = run.files.path if one_run_per_job else state is SweepRunState.LOCKED
+                groups[run.scenario, run.row, part].append(run)
+        return [SweepJob(tuple(runs), self.options) for runs in groups.values()]
 
     def read_states(self) -> dict[Path, SweepRunState]:
-        """How far every run is now, by its directory."""
-        return {cell.files.path: cell.read_state() for cell in self.runs}
+        """Read the current state of every run, by directory."""
+        return {run.files.path: run.read_state() for run in self.runs}
 
 
 def plan_sweep(study: Study, scale: Scale, options: SweepOptions, data_dirs: DataDirs) -> SweepPlan:
-    """The runs of a study. Settings whose data is not here, and methods that cannot be played there, are left out."""
-    require_study_methods(study, options.methods)
-    cells: dict[Path, SweepRun] = {}
-    left_out: list[str] = []
-    misfits: dict[str, list[str]] = {}
-    for plain in study.scenarios[scale]:
-        scenario = scenario_with_overrides(plain, options.overrides)
-        made = [
+    """Plan the runs of a study.
+
+    Scenarios without their data and methods that do not fit a scenario are skipped.
+
+    Raises:
+        RequestError: If a method is unknown, or a run directory holds a run with a different configuration.
+    """
+    methods_of_study = list(dict.fromkeys(row.method for row in study.rows))
+    for name in options.methods:
+        if name not in METHODS:
+            raise unknown_name_error("method", name, METHODS, "--methods", "'fedmosaic baseline --list' shows all")
+        if name not in methods_of_study:
+            raise RequestError(
+                f"'{name}' is not a method of this study (--methods): choose from {', '.join(methods_of_study)}"
+            )
+    runs: dict[Path, SweepRun] = {}
+    skipped: list[str] = []
+    incompatible: defaultdict[str, list[str]] = defaultdict(list)
+    for scenario in study.scenarios[scale]:
+        if options.overrides:
+            digest = sha256("\n".join(options.overrides).encode())[:6]
+            scenario = replace(scenario, name=f"{scenario.name}-changed-{digest}")  # noqa: PLW2901
+        scenario_runs = [
             plan_sweep_run(scenario, row, seed, options, data_dirs)
             for row in study.select_rows(options.methods)
             for seed in options.seeds
         ]
-        absent = missing_data_reason(made[0].config, data_dirs)
-        if absent:
-            left_out.append(f"{scenario.name}, {absent}")
+        reason = missing_data_reason(scenario_runs[0].config, data_dirs)
+        if reason:
+            skipped.append(f"{scenario.name}, {reason}")
             continue
-        for cell in made:
-            why = cell.config.incompatibility()
-            if why is None:
-                cells.setdefault(cell.files.path, cell)
+        for run in scenario_runs:
+            conflict = run.config.incompatibility()
+            if conflict is None:
+                runs.setdefault(run.files.path, run)
             else:
-                names = misfits.setdefault(f"{cell.config.method.title} {why.requirement}, but {why.problem}", [])
+                names = incompatible[f"{run.config.method.title} {conflict.requirement}, but {conflict.problem}"]
                 names += [] if scenario.name in names else [scenario.name]
-    left_out += [f"{reason} ({', '.join(names)})" for reason, names in misfits.items()]
-    program = SweepPlan(tuple(cells.values()), options, tuple(left_out))
-    require_matching_configs(program, data_dirs)
-    return program
-
-
-def require_study_methods(study: Study, methods: Sequence[str]) -> None:
-    """Refuse methods that are none, or have no row here."""
-    rows = list(dict.fromkeys(row.method for row in study.rows))
-    for name in methods:
-        if name not in METHODS:
-            raise unknown_name_error("method", name, METHODS, "--methods", "'fedmosaic baseline --list' shows all")
-        if name not in rows:
-            raise RequestError(f"'{name}' has no row in this study (--methods): there is {', '.join(rows)}")
-
-
-def scenario_with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
-    """The setting under a name of its own, if anything is other than the study has it."""
-    if not overrides:
-        return scenario
-    return replace(scenario, name=f"{scenario.name}-changed-{sha256(chr(10).join(overrides).encode())[:6]}")
+    skipped += [f"{reason} ({', '.join(names)})" for reason, names in incompatible.items()]
+    require_matching_configs(runs.values(), data_dirs)
+    return SweepPlan(tuple(runs.values()), options, tuple(skipped))
 
 
 def plan_sweep_run(
     scenario: Scenario, row: StudyRow, seed: int, options: SweepOptions, data_dirs: DataDirs
 ) -> SweepRun:
-    """One run. Its hyper-parameters decide where it lies, so that studies which share it find it there."""
+    """Plan one run. Its directory depends on its hyper-parameters only, so studies share equal runs."""
     layers = ConfigLayers()
     layers.add_all(load_preset(scenario.preset).layers)
     for assignment in (*scenario.overrides, *options.overrides):
         layers.add_assignment(assignment)
-    usual = resolve_run_config(scenario.name, layers, row.method, seed, data_dirs).method
+    default = resolve_run_config(scenario.name, layers, row.method, seed, data_dirs).method
     for assignment in row.overrides:
         layers.add_assignment(assignment)
     config = resolve_run_config(scenario.name, layers, row.method, seed, data_dirs)
-    label = hyperparameter_tag(config.method, usual)
-    return SweepRun(scenario, row, config, label, RunDirectory(run_directory(options.runs_dir, config, label)))
+    tag = hyperparameter_tag(config.method, default)
+    return SweepRun(scenario, row, config, tag, RunDirectory(run_directory(options.runs_dir, config, tag)))
 
 
 def hyperparameter_tag(method: Method, default: Method) -> str:
-    """What tells a method from the usual one beside its variant, "" if nothing does."""
-    mine, theirs = method_hyperparameters(method), method_hyperparameters(default)
-    other = [name for name in mine if mine[name] != theirs[name]]
-    silent = [name for name in other if replace(method, **{name: theirs[name]}).variant == method.variant]  # type: ignore[type-var]
-    return "-".join(f"{name.replace('_', '-')}-{format_hyperparameter(mine[name])}" for name in silent)
-
-
-def format_hyperparameter(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def method_hyperparameters(method: Method) -> dict[str, Any]:
-    return asdict(method)  # type: ignore[call-overload, no-any-return]
+    """Return the hyper-parameters that differ from the default and do not show in the method's variant, or ""."""
+    values, defaults = (asdict(each) for each in (method, default))  # type: ignore[call-overload]
+    parts = []
+    for name, value in values.items():
+        is_in_variant = replace(method, **{name: defaults[name]}).variant != method.variant  # type: ignore[type-var]
+        if value != defaults[name] and not is_in_variant:
+            parts.append(f"{name.replace('_', '-')}-{f'{value:g}' if isinstance(value, float) else value}")
+    return "-".join(parts)
 
 
 def missing_data_reason(config: RunConfig, data_dirs: DataDirs) -> str:
-    """Why a setting's data cannot be used, and how to get it; "" where it is here. Nothing is fetched."""
+    """Return why a scenario's data is missing and how to get it, or "" if it is present. Downloads nothing."""
     source = find_dataset_source(config.data.dataset)
     try:
         path = locate_dataset(config.data.dataset, data_dirs)
     except RequestError as error:
         return str(error)
-    in_folders = source.is_resizable and source.inspect is None
-    lost = [name for name in config.data.domains if in_folders and not (path / name).is_dir()]
-    if lost:
-        return f"domain '{lost[0]}' of data set '{config.data.dataset}' is not here ({path}): {source.setup_hint}"
+    has_domain_folders = source.is_resizable and source.inspect is None
+    missing = [name for name in config.data.domains if has_domain_folders and not (path / name).is_dir()]
+    if missing:
+        return f"domain '{missing[0]}' of data set '{config.data.dataset}' is missing ({path}): {source.setup_hint}"
     return ""
 
 
-def require_matching_configs(plan: SweepPlan, data_dirs: DataDirs) -> None:
-    """Refuse directories in which runs under other conditions lie."""
-    found = []
-    for cell in plan.runs:
-        if not cell.files.has_content() or is_locked(cell.files.path):
-            continue
-        cell.files.check_file_types()
-        found += [
-            (cell, d.text) for d in config_differences(load_latest_run_config(cell.files, data_dirs), cell.config)[:1]
-        ]
-    if found:
-        cell, text = found[0]
+def require_matching_configs(runs: Iterable[SweepRun], data_dirs: DataDirs) -> None:
+    """Refuse a sweep whose run directories hold runs with a different configuration."""
+    conflicts = []
+    for run in runs:
+        if run.files.has_content() and not is_locked(run.files.path):
+            run.files.check_file_types()
+            differences = config_differences(load_latest_run_config(run.files, data_dirs), run.config)
+            conflicts += [(run, difference.text) for difference in differences[:1]]
+    if conflicts:
+        run, text = conflicts[0]
         raise RequestError(
-            f"{len(found)} runs of this study are there under other conditions, the first: {text} ({cell.files.path}): "
-            "move them away, or choose another --runs-dir"
+            f"{len(conflicts)} runs of this study exist with a different configuration, the first: {text} "
+            f"({run.files.path}): move them, or choose another --runs-dir"
         )
+
+
+def estimate_seconds(jobs: Sequence[SweepJob], runs: Iterable[SweepRun], max_parallel: int) -> float | None:
+    """Estimate the duration of jobs from rounds that were measured in the same scenario.
+
+    Rounds of the same method count if there are any, else those of all methods of the scenario.
+
+    Returns:
+        Seconds with `max_parallel` jobs at a time, or None if a scenario has no measured round yet.
+    """
+    measured: defaultdict[tuple[str, str | None], list[float]] = defaultdict(list)
+    num_finished: dict[Path, int] = {}
+    for run in runs:
+        seconds = logged_round_seconds(run.files)
+        num_finished[run.files.path] = len(seconds)
+        for method in (run.row.method, None):
+            measured[run.scenario.name, method] += seconds
+    durations = []
+    for job in jobs:
+        scenario, method = job.runs[0].scenario.name, job.runs[0].row.method
+        seconds = measured[scenario, method] or measured[scenario, None]
+        if not seconds:
+            return None
+        left = sum(max(1, run.config.train.rounds - num_finished.get(run.files.path, 0)) for run in job.runs)
+        durations.append(left * fmean(seconds))
+    return max([sum(durations) / max_parallel, *durations], default=0.0)
+
+
+def logged_round_seconds(files: RunDirectory) -> list[float]:
+    """Return the duration of each logged round; empty if the log is missing or damaged."""
+    try:
+        lines = (files.path / TIMINGS_FILE).read_text(encoding="utf-8").splitlines()
+        return [float(json.loads(line)["seconds"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

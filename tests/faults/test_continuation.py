@@ -200,7 +200,7 @@ def test_told_to_stop_a_run_ends_in_time(undisturbed, tmp_path, more, words):
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
     assert words in errors
-    assert "go on with --resume" in errors
+    assert "continue with --resume" in errors
     played = json.loads((tmp_path / RUN / "rounds.jsonl").read_text().splitlines()[-1])["round"]
     assert (tmp_path / RUN / "checkpoints" / f"round-{played:05d}").is_dir() or "dropped" in errors
 

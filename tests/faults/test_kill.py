@@ -107,7 +107,9 @@ def signalled(number, folder, chance, uninterrupted) -> str:
     assert process.returncode in (CODES[number], -number) or (nearly_done and process.returncode == 0), errors
     if process.returncode == CODES[number]:
         assert "Traceback" not in errors
-        assert any(words in errors for words in ("go on with --resume", "stopped on request", "everything is finished"))
+        assert any(
+            words in errors for words in ("continue with --resume", "stopped on request", "everything is finished")
+        )
     return {0: "was done already", CODES[number]: "in order"}.get(process.returncode, "before it began")
 
 

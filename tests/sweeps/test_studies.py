@@ -1,4 +1,4 @@
-"""The table of studies, and the plan that is made of it."""
+"""Studies, the plans made from them, and the job runner."""
 
 from __future__ import annotations
 
@@ -18,102 +18,109 @@ from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
 from fedmosaic_cli.report.plots.figure_set import LOG_FIGURES, MANIFEST_FIGURES
 from fedmosaic_cli.storage.lock import directory_lock
-from fedmosaic_cli.sweeps import durations, jobs, sweep_plan
+from fedmosaic_cli.sweeps import jobs, sweep_plan
 from fedmosaic_cli.sweeps.jobs import JobRunner
 from fedmosaic_cli.sweeps.studies import COMPACT_ROWS, STUDIES, Scale
-from fedmosaic_cli.sweeps.sweep_plan import SweepOptions, SweepRunState, hyperparameter_tag, plan_sweep
+from fedmosaic_cli.sweeps.sweep_plan import (
+    SweepOptions,
+    SweepRunState,
+    estimate_seconds,
+    hyperparameter_tag,
+    plan_sweep,
+)
 
-EVERY = [(name, scale) for name in STUDIES for scale in Scale]
+ALL_STUDIES = [(name, scale) for name in STUDIES for scale in Scale]
 
 
 @pytest.fixture(autouse=True)
-def all_data_is_here(monkeypatch, tmp_path):
-    monkeypatch.setattr(sweep_plan, "missing_data_reason", lambda config, place: "")
+def data_is_available(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_plan, "missing_data_reason", lambda config, data_dirs: "")
     monkeypatch.chdir(tmp_path)
 
 
-def paths_of(name, scale=Scale.quick, **order):
-    return {cell.files.path for cell in plan_sweep(STUDIES[name], scale, SweepOptions(**order), DataDirs()).runs}
+def run_paths(name, scale=Scale.quick, **options):
+    return {run.files.path for run in plan_sweep(STUDIES[name], scale, SweepOptions(**options), DataDirs()).runs}
 
 
-@pytest.mark.parametrize(("name", "scale"), EVERY)
-def test_everything_in_the_table_can_be_run(name, scale):
-    """It resolves, has a place of its own, and a command that is accepted."""
-    program = plan_sweep(STUDIES[name], scale, SweepOptions(seeds=(0,)), DataDirs())
+@pytest.mark.parametrize(("name", "scale"), ALL_STUDIES)
+def test_all_runs_of_a_study_are_valid(name, scale):
+    """Every run has a valid configuration, its own directory and a command that parses."""
+    plan = plan_sweep(STUDIES[name], scale, SweepOptions(seeds=(0,)), DataDirs())
     study = STUDIES[name]
-    assert len(program.runs) == len(study.scenarios[scale]) * len(study.rows)
-    assert program.skipped_reasons == ()
-    for job in program.pending_jobs(program.read_states()):
+    assert len(plan.runs) == len(study.scenarios[scale]) * len(study.rows)
+    assert plan.skipped_reasons == ()
+    for job in plan.pending_jobs(plan.read_states()):
         command, *arguments = job.cli_args()
         load_command(command).make_context(command, arguments)
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_names_are_names_of_directories_and_mean_one_setting(name):
+def test_scenario_names_are_unique_directory_names(name):
     scenarios = [each for scale in Scale for each in STUDIES[name].scenarios[scale]]
     for scenario in scenarios:
         require_safe_name(scenario.name)
     assert len({each.name for each in scenarios}) == len(set(scenarios))
 
 
-def test_settings_of_one_name_are_the_same_in_all_studies():
-    everywhere = {each for study in STUDIES.values() for scale in Scale for each in study.scenarios[scale]}
-    assert len({each.name for each in everywhere}) == len(everywhere)
+def test_scenarios_of_one_name_are_equal_in_all_studies():
+    scenarios = {each for study in STUDIES.values() for scale in Scale for each in study.scenarios[scale]}
+    assert len({each.name for each in scenarios}) == len(scenarios)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
-def test_tables_and_figures_are_those_of_reports(study):
+def test_tables_and_figures_exist_in_reports(study):
     assert study.table in ("", *PAPER_TABLES)
     assert {*study.figures} <= {*LOG_FIGURES, *MANIFEST_FIGURES, "public-size", "public-skew", "critical-difference"}
 
 
-def test_the_compact_table_has_the_rows_that_reports_give_it():
+def test_the_compact_study_has_the_rows_of_the_report():
     keys = [(row.method, dict(row.hyperparameters).get("expertise", "")) for row in COMPACT_ROWS]
     assert tuple(keys) == PAPER_TABLES["compact"].method_keys
 
 
-def test_the_table_on_label_skew_has_every_method_and_fedmosaic_twice():
-    program = plan_sweep(STUDIES["label-skew"], Scale.quick, SweepOptions(), DataDirs())
-    assert len(program.runs) == 5 * (len(METHODS) + 1) * 3
-    assert program.runs[0].row.method == "local"
-    settings = [cell.scenario.name for cell in program.runs]
-    assert settings == sorted(settings, key=list(dict.fromkeys(settings)).index), "setting by setting"
-    jobs_planned = program.pending_jobs(program.read_states())
-    assert len(jobs_planned) == 5 * (len(METHODS) + 1)
-    assert jobs_planned[0].cli_args() == [
+def test_label_skew_has_every_method_and_fedmosaic_twice():
+    plan = plan_sweep(STUDIES["label-skew"], Scale.quick, SweepOptions(), DataDirs())
+    assert len(plan.runs) == 5 * (len(METHODS) + 1) * 3
+    assert plan.runs[0].row.method == "local"
+    scenarios = [run.scenario.name for run in plan.runs]
+    assert scenarios == sorted(scenarios, key=list(dict.fromkeys(scenarios)).index), "grouped by scenario"
+    pending = plan.pending_jobs(plan.read_states())
+    assert len(pending) == 5 * (len(METHODS) + 1)
+    assert pending[0].cli_args() == [
         *("baseline", "local", "--preset", "pathological-fashion-mnist-quick", "--seeds", "0,1,2")
     ]
 
 
-def test_studies_share_their_runs():
-    assert paths_of("compact") < paths_of("hybrid")
-    few = ("fedavg", "ditto", "fedct", "perfedckt", "fedmosaic")
-    assert paths_of("communication", methods=few) < paths_of("label-skew")
+def test_studies_share_equal_runs():
+    assert run_paths("compact") < run_paths("hybrid")
+    methods = ("fedavg", "ditto", "fedct", "perfedckt", "fedmosaic")
+    assert run_paths("communication", methods=methods) < run_paths("label-skew")
 
 
-def test_a_row_that_is_the_presets_own_lies_where_the_preset_puts_it():
-    cells = plan_sweep(
+def test_rows_equal_to_the_preset_use_its_directory():
+    runs = plan_sweep(
         STUDIES["misleading"], Scale.quick, SweepOptions(seeds=(4,), methods=("fedmosaic",)), DataDirs()
     ).runs
-    assert [str(cell.files.path) for cell in cells if cell.row.method == "fedmosaic"] == [
+    assert [str(run.files.path) for run in runs if run.row.method == "fedmosaic"] == [
         "runs/misleading-cifar10-quick/fedmosaic-entropy/seed-4",
         "runs/quickstart-misleading/fedmosaic-entropy-trust-paper/seed-4",
     ]
 
 
-def test_what_a_variant_does_not_tell_is_in_the_label():
-    usual = FedMosaic()
-    assert hyperparameter_tag(FedMosaic(expertise="entropy"), usual) == ""
-    assert hyperparameter_tag(FedMosaic(expertise="entropy", trust=0.3), usual) == "trust-0.3"
+def test_the_tag_names_hyperparameters_that_the_variant_does_not():
+    default = FedMosaic()
+    assert hyperparameter_tag(FedMosaic(expertise="entropy"), default) == ""
+    assert hyperparameter_tag(FedMosaic(expertise="entropy", trust=0.3), default) == "trust-0.3"
     assert (
-        hyperparameter_tag(FedMosaic(trust="stabilised", warmup_rounds=2), usual) == "warmup-rounds-2-trust-stabilised"
+        hyperparameter_tag(FedMosaic(trust="stabilised", warmup_rounds=2), default)
+        == "warmup-rounds-2-trust-stabilised"
     )
 
 
-def test_a_command_can_be_typed_by_anybody():
-    order = SweepOptions(seeds=(0, 2), methods=("fedmosaic",), runs_dir=Path("mine"), extra_args=("--device", "cpu"))
-    program = plan_sweep(STUDIES["misleading"], Scale.quick, order, DataDirs())
-    assert program.pending_jobs(program.read_states())[-1].cli_args() == [
+def test_commands_contain_all_options():
+    options = SweepOptions(seeds=(0, 2), methods=("fedmosaic",), runs_dir=Path("mine"), extra_args=("--device", "cpu"))
+    plan = plan_sweep(STUDIES["misleading"], Scale.quick, options, DataDirs())
+    assert plan.pending_jobs(plan.read_states())[-1].cli_args() == [
         *("train", "--preset", "quickstart", "--set", "data.scheme=iid", "--set", "data.clients=5"),
         *("--set", "data.flip_labels=[0]", "--set", "methods.fedmosaic.expertise=entropy"),
         *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--tag", "trust-paper"),
@@ -121,186 +128,191 @@ def test_a_command_can_be_typed_by_anybody():
     ]
 
 
-def test_methods_are_chosen_and_local_stays():
-    program = plan_sweep(STUDIES["hybrid"], Scale.quick, SweepOptions(methods=("ditto",)), DataDirs())
-    assert list(dict.fromkeys(cell.row.method for cell in program.runs)) == ["local", "ditto"]
+def test_local_is_part_of_every_selection_of_methods():
+    plan = plan_sweep(STUDIES["hybrid"], Scale.quick, SweepOptions(methods=("ditto",)), DataDirs())
+    assert list(dict.fromkeys(run.row.method for run in plan.runs)) == ["local", "ditto"]
     with pytest.raises(RequestError, match=r"unknown method 'dito' .* did you mean 'ditto'"):
         plan_sweep(STUDIES["hybrid"], Scale.quick, SweepOptions(methods=("dito",)), DataDirs())
-    with pytest.raises(RequestError, match="'ditto' has no row in this study"):
+    with pytest.raises(RequestError, match="'ditto' is not a method of this study"):
         plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(methods=("ditto",)), DataDirs())
 
 
-def test_settings_that_were_changed_have_names_of_their_own():
+def test_scenarios_with_overrides_are_renamed():
     changed = plan_sweep(STUDIES["hybrid"], Scale.quick, SweepOptions(overrides=("train.rounds=2",)), DataDirs()).runs
-    assert {cell.config.train.rounds for cell in changed} == {2}
-    assert paths_of("hybrid").isdisjoint({cell.files.path for cell in changed})
-    assert all(cell.scenario.name.startswith(f"{cell.scenario.preset}-changed-") for cell in changed)
+    assert {run.config.train.rounds for run in changed} == {2}
+    assert run_paths("hybrid").isdisjoint({run.files.path for run in changed})
+    assert all(run.scenario.name.startswith(f"{run.scenario.preset}-changed-") for run in changed)
 
 
-def test_methods_that_do_not_fit_are_left_out_and_named():
-    order = SweepOptions(overrides=("data.public_size=0",), methods=("fedavg", "fedmosaic"))
-    program = plan_sweep(STUDIES["hybrid"], Scale.quick, order, DataDirs())
-    assert {cell.row.method for cell in program.runs} == {"local", "fedavg"}
-    (line,) = program.skipped_reasons
+def test_incompatible_methods_are_skipped_with_a_reason():
+    options = SweepOptions(overrides=("data.public_size=0",), methods=("fedavg", "fedmosaic"))
+    plan = plan_sweep(STUDIES["hybrid"], Scale.quick, options, DataDirs())
+    assert {run.row.method for run in plan.runs} == {"local", "fedavg"}
+    (line,) = plan.skipped_reasons
     assert line.startswith("FedMosaic needs a public set, but there is none")
 
 
-def test_runs_under_other_conditions_are_not_touched():
-    (cell,) = plan_sweep(
-        STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("local",)), DataDirs()
-    ).runs[:1]
-    cell.files.path.mkdir(parents=True)
-    text = "\n".join(f"{key}: {value}" for key, value in cell.config.to_dict().items()).replace("'lr': 0.", "'lr': 9.")
-    cell.files.config_path.write_text(text.replace("None", "null").replace("True", "true").replace("False", "false"))
-    with pytest.raises(RequestError, match=r"under other conditions, the first: train.lr was .* another --runs-dir"):
-        paths_of("compact")
+def test_runs_with_a_different_configuration_are_refused():
+    (run,) = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("local",)), DataDirs()).runs[
+        :1
+    ]
+    run.files.path.mkdir(parents=True)
+    text = "\n".join(f"{key}: {value}" for key, value in run.config.to_dict().items()).replace("'lr': 0.", "'lr': 9.")
+    run.files.config_path.write_text(text.replace("None", "null").replace("True", "true").replace("False", "false"))
+    with pytest.raises(
+        RequestError, match=r"with a different configuration, the first: train.lr was .* another --runs-dir"
+    ):
+        run_paths("compact")
 
 
-# How long it takes
+# Estimated durations
 
 
-def test_without_a_run_the_time_is_a_guess_or_the_presets_own_words():
-    program = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("fedavg",)), DataDirs())
-    expected = durations.estimate_duration(program.pending_jobs(program.read_states()), program.runs, 2)
-    assert expected.is_guess
-    assert expected.seconds == pytest.approx((4 * 5 + 2 * 7 + 2 * 3) / 2)
-    program = plan_sweep(STUDIES["compact"], Scale.paper, SweepOptions(seeds=(0,)), DataDirs())
-    expected = durations.estimate_duration(program.pending_jobs(program.read_states()), program.runs, 2)
-    assert expected.seconds is None
-    assert expected.preset_notes[1] == "hybrid-domainnet: a GPU's work."
+def test_without_measured_rounds_the_duration_is_unknown():
+    plan = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("fedavg",)), DataDirs())
+    assert estimate_seconds(plan.pending_jobs(plan.read_states()), plan.runs, 2) is None
+    assert estimate_seconds([], plan.runs, 2) == 0.0
 
 
-def test_runs_tell_how_long_others_take():
-    program = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("pfedme",)), DataDirs())
-    local, pfedme = [cell for cell in program.runs if cell.scenario.name == "quickstart-hybrid"]
+def test_durations_are_estimated_from_measured_rounds_of_the_same_scenario():
+    plan = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("pfedme",)), DataDirs())
+    local, pfedme = [run for run in plan.runs if run.scenario.name == "quickstart-hybrid"]
+    local_job, pfedme_job = [
+        job for job in plan.pending_jobs(plan.read_states()) if job.runs[0].scenario.name == "quickstart-hybrid"
+    ]
     local.files.path.mkdir(parents=True)
     (local.files.path / "timings.jsonl").write_text('{"round": 1, "seconds": 2.0}\n{"round": 2, "seconds": 4.0}\n')
-    paces = durations.RoundDurations(program.runs)
     rounds = local.config.train.rounds
-    assert paces.remaining_seconds(local) == (3.0 * (rounds - 2), False)
-    seconds, guessed = paces.remaining_seconds(pfedme)
-    assert seconds == pytest.approx(3.0 * rounds * durations.RELATIVE_ROUND_COST["pfedme"])
-    assert not guessed
+    assert estimate_seconds([local_job], plan.runs, 1) == 3.0 * (rounds - 2)
+    assert estimate_seconds([pfedme_job], plan.runs, 1) == 3.0 * rounds, "no round of pFedMe yet"
+    pfedme.files.path.mkdir(parents=True)
+    (pfedme.files.path / "timings.jsonl").write_text('{"round": 1, "seconds": 9.0}\n')
+    assert estimate_seconds([pfedme_job], plan.runs, 1) == 9.0 * (rounds - 1)
+    both = [local_job, pfedme_job]
+    assert estimate_seconds(both, plan.runs, 1) == 3.0 * (rounds - 2) + 9.0 * (rounds - 1)
+    assert estimate_seconds(both, plan.runs, 2) == 9.0 * (rounds - 1), "the longest job"
+    other = [job for job in plan.pending_jobs(plan.read_states()) if job.runs[0].scenario.name != "quickstart-hybrid"]
+    assert estimate_seconds(other, plan.runs, 1) is None, "another scenario says nothing"
 
 
-# Jobs, of which none is a run
+# The job runner, with fake processes
 
 
-class Ended:
-    """A process that has ended already."""
+class EndedProcess:
+    """A process that has ended."""
 
-    said, host, pid = b"note: x\nerror: it broke (here): mend it\n", "", None
+    stderr_tail, host, pid = b"note: x\nerror: it broke (here): mend it\n", "", None
 
-    def __init__(self, code):
-        self.code = code
+    def __init__(self, exit_code):
+        self.exit_code = exit_code
 
-    def look(self):
+    def poll(self):
         pass
 
 
 @dataclass
-class Pool:
-    """Jobs end as soon as they start, with the next of the codes that `ends` has for their method; the rest well."""
+class FakeLauncher:
+    """Starts jobs that end at once with the next of the exit codes of their method, or with 0."""
 
-    ends: dict[str, list[int]] = field(default_factory=dict)
+    exit_codes: dict[str, list[int]] = field(default_factory=dict)
     started: list[list[str]] = field(default_factory=list)
     finished: set[tuple[str, str, str]] = field(default_factory=set)
 
-    def start(self, words):
-        self.started.append(words)
-        told = parse_option_values(words)
-        codes = self.ends.get(words[1], [])
+    def start(self, args):
+        self.started.append(args)
+        options = parse_option_values(args)
+        codes = self.exit_codes.get(args[1], [])
         code = codes.pop(0) if codes else 0
-        self.finished |= {(told["--preset"], words[1], seed) for seed in told["--seeds"].split(",") if code == 0}
-        return Ended(code)
+        self.finished |= {(options["--preset"], args[1], seed) for seed in options["--seeds"].split(",") if code == 0}
+        return EndedProcess(code)
 
 
 @pytest.fixture
-def crew(monkeypatch):
-    """A crew with such a pool."""
-    program = plan_sweep(
+def runner(monkeypatch):
+    """A job runner with a fake launcher."""
+    plan = plan_sweep(
         STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0, 1), methods=("fedavg", "apfl")), DataDirs()
     )
-    pool = Pool()
-    real = sweep_plan.SweepRun.read_state
+    launcher = FakeLauncher()
+    real_read_state = sweep_plan.SweepRun.read_state
 
-    def state(cell):
-        made = (cell.scenario.preset, cell.row.method, str(cell.config.seed)) in pool.finished
-        return SweepRunState.FINISHED if made else real(cell)
+    def read_state(run):
+        is_finished = (run.scenario.preset, run.row.method, str(run.config.seed)) in launcher.finished
+        return SweepRunState.FINISHED if is_finished else real_read_state(run)
 
-    monkeypatch.setattr(sweep_plan.SweepRun, "read_state", state)
+    monkeypatch.setattr(sweep_plan.SweepRun, "read_state", read_state)
     monkeypatch.setattr(jobs, "RETRY_DELAY_SECONDS", 0.01)
-    return JobRunner(deque(program.pending_jobs(program.read_states())), pool, 2, 1, 1.0)
+    return JobRunner(deque(plan.pending_jobs(plan.read_states())), launcher, 2, 1, 1.0)
 
 
-def play(crew):
-    done = []
-    while crew.is_busy:
-        done += crew.poll()
-        assert len(crew.running) <= crew.max_parallel
-    return done
+def run_all(runner):
+    finished = []
+    while runner.is_busy:
+        finished += runner.poll()
+        assert len(runner.running) <= runner.max_parallel
+    return finished
 
 
-def test_a_job_that_fails_leaves_the_others_alone(crew):
-    crew.launcher.ends["fedavg"] = [1, 1]
-    done = play(crew)
-    assert {cell.row.method for cell in done} == {"local", "apfl"}
-    assert len(done) == 2 * 2 * 2
-    assert [failure.job.title for failure in crew.failures] == [
+def test_a_failed_job_does_not_affect_others(runner):
+    runner.launcher.exit_codes["fedavg"] = [1, 1]
+    finished = run_all(runner)
+    assert {run.row.method for run in finished} == {"local", "apfl"}
+    assert len(finished) == 2 * 2 * 2
+    assert [failure.job.title for failure in runner.failures] == [
         *("hybrid-office10-quick, fedavg", "quickstart-hybrid, fedavg")
     ]
-    assert {failure.error for failure in crew.failures} == {"it broke (here): mend it"}
+    assert {failure.error for failure in runner.failures} == {"it broke (here): mend it"}
 
 
-def test_what_another_process_holds_is_tried_again_and_then_left_to_it(crew):
-    held = crew.queue[0].runs[1]
-    with directory_lock(held.files.path):
-        done = play(crew)
-    assert [cell.title for job in crew.locked_jobs for cell in job.cells] == [held.title]
-    assert held not in done
-    assert len(done) == 11
-    assert parse_option_values(crew.launcher.started[0])["--seeds"] == "0"
-    assert crew.failures == []
+def test_locked_runs_are_tried_again_and_then_skipped(runner):
+    locked = runner.queue[0].runs[1]
+    with directory_lock(locked.files.path):
+        finished = run_all(runner)
+    assert [run.title for job in runner.locked_jobs for run in job.runs] == [locked.title]
+    assert locked not in finished
+    assert len(finished) == 11
+    assert parse_option_values(runner.launcher.started[0])["--seeds"] == "0"
+    assert runner.failures == []
 
 
-def test_what_another_process_held_is_made_when_it_is_free_again(crew):
-    held = crew.queue[0].runs[1]
-    with directory_lock(held.files.path):
-        done = crew.poll()
-    done += play(crew)
-    assert crew.locked_jobs == []
-    assert held in done
-    assert parse_option_values(crew.launcher.started[-1])["--seeds"] == "1"
+def test_locked_runs_are_executed_once_they_are_free(runner):
+    locked = runner.queue[0].runs[1]
+    with directory_lock(locked.files.path):
+        finished = runner.poll()
+    finished += run_all(runner)
+    assert runner.locked_jobs == []
+    assert locked in finished
+    assert parse_option_values(runner.launcher.started[-1])["--seeds"] == "1"
 
 
-def test_asked_to_stop_nothing_is_started(crew):
-    assert crew.poll(should_continue=False) == []
-    assert crew.launcher.started == []
+def test_after_a_stop_request_nothing_is_started(runner):
+    assert runner.poll(should_continue=False) == []
+    assert runner.launcher.started == []
 
 
-def test_a_job_that_crashed_is_dealt_again_but_not_for_ever(crew):
-    crew.max_retries = 2
-    crew.launcher.ends |= {"fedavg": [-9, -9], "apfl": [-9] * 6}
-    done = play(crew)
-    assert {cell.row.method for cell in done} == {"local", "fedavg"}
-    assert len(done) == 2 * 2 * 2
-    assert [crash.job.cells[0].row.method for crash in crew.crashes].count("fedavg") == 2
-    assert len(crew.crashes) == 2 + 4
-    assert [failure.job.title for failure in crew.failures] == [
+def test_crashed_jobs_are_retried_a_limited_number_of_times(runner):
+    runner.max_retries = 2
+    runner.launcher.exit_codes |= {"fedavg": [-9, -9], "apfl": [-9] * 6}
+    finished = run_all(runner)
+    assert {run.row.method for run in finished} == {"local", "fedavg"}
+    assert len(finished) == 2 * 2 * 2
+    assert [crash.job.runs[0].row.method for crash in runner.crashes].count("fedavg") == 2
+    assert len(runner.crashes) == 2 + 4
+    assert [failure.job.title for failure in runner.failures] == [
         *("hybrid-office10-quick, apfl", "quickstart-hybrid, apfl")
     ]
 
 
-def test_what_failed_by_itself_would_fail_again_and_is_not_dealt_again(crew):
-    crew.max_retries = 2
-    crew.launcher.ends["fedavg"] = [1, 1]
-    play(crew)
-    assert crew.crashes == []
-    assert len(crew.failures) == 2
+def test_jobs_that_fail_with_an_error_are_not_retried(runner):
+    runner.max_retries = 2
+    runner.launcher.exit_codes["fedavg"] = [1, 1]
+    run_all(runner)
+    assert runner.crashes == []
+    assert len(runner.failures) == 2
 
 
-def test_for_other_machines_every_seed_is_a_job():
-    program = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0, 1), methods=("fedavg",)), DataDirs())
-    apart = program.pending_jobs(program.read_states(), one_run_per_job=True)
-    assert [cell for job in apart for cell in job.runs] == list(program.runs)
-    assert all(len(job.runs) == 1 for job in apart)
+def test_one_run_per_job():
+    plan = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0, 1), methods=("fedavg",)), DataDirs())
+    separate = plan.pending_jobs(plan.read_states(), one_run_per_job=True)
+    assert [run for job in separate for run in job.runs] == list(plan.runs)
+    assert all(len(job.runs) == 1 for job in separate)

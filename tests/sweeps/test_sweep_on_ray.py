@@ -1,4 +1,4 @@
-"""A sweep with Ray, on this machine: the same files as without, whoever is killed, and nothing is left running."""
+"""Sweeps with Ray on this machine give the same files as without, survive kills and leave no process behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sweeps.small_studies import SMALL, STUDY, results_in
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc"),
 ]
 LONG = (
     *("misleading", *SMALL, "--seeds", "0", "--set", "train.rounds=900"),
@@ -33,7 +33,7 @@ TAG = "SWEEP_TEST"
 
 @dataclass
 class Sweep:
-    """A sweep in the background. All that it starts carries its tag among the variables."""
+    """A sweep in the background. All its processes have a tag in their environment."""
 
     folder: Path
     arguments: tuple[str, ...]
@@ -50,17 +50,17 @@ class Sweep:
             start_new_session=True,
         )
 
-    def left(self):
-        """Whatever of it still runs, as (process, parent, command)."""
+    def processes(self):
+        """The processes that still run, as (pid, parent, command)."""
         return [(pid, *parent_and_command(pid)) for pid in processes_with(f"{TAG}={self.tag}")]
 
     def runs(self):
-        """The commands that are under way, each with the worker that it belongs to."""
-        return [(pid, parent) for pid, parent, command in self.left() if "--resume" in command]
+        """The running jobs as (pid, pid of the worker)."""
+        return [(pid, parent) for pid, parent, command in self.processes() if "--resume" in command]
 
-    def end(self, timeout=120.0):
-        said, told = self.process.communicate(timeout=timeout)
-        return self.process.returncode, said, told
+    def wait(self, timeout=120.0):
+        stdout, stderr = self.process.communicate(timeout=timeout)
+        return self.process.returncode, stdout, stderr
 
 
 def processes_with(variable):
@@ -89,15 +89,15 @@ def started(folder, *arguments):
     try:
         yield sweep
     finally:
-        for pid, _, _ in sweep.left():
+        for pid, _, _ in sweep.processes():
             os.kill(pid, signal.SIGKILL)
         sweep.process.communicate()
 
 
-def wait_for(what, patience=90.0):
-    end = time.monotonic() + patience
-    while not what():
-        assert time.monotonic() < end, "nothing happened"
+def wait_for(condition, timeout_seconds=90.0):
+    end = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.02)
 
 
@@ -105,100 +105,100 @@ def checkpoints(folder):
     return list(folder.glob("runs/*/*/seed-0/checkpoints/round-*"))
 
 
-def leftovers():
+def ray_temp_dirs():
     return set(Path(tempfile.gettempdir()).glob(".fedmosaic-ray.*")) | set(Path("/tmp").glob(".fedmosaic-ray.*"))
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """What studies end in without Ray."""
-    made = {}
+def results_without_ray(tmp_path_factory):
+    """The results of the studies without Ray."""
+    results = {}
     for name, study in (("short", STUDY), ("long", LONG)):
         folder = tmp_path_factory.mktemp(name)
         done = fedmosaic("reproduce", *study, "--jobs", "2", cwd=folder)
         assert done.returncode == 0, done.stderr
-        made[name] = results_in(folder), done.stdout
-    return made
+        results[name] = results_in(folder), done.stdout
+    return results
 
 
-def test_a_sweep_gives_the_same_files_and_the_same_table(plain, tmp_path):
-    before = leftovers()
+def test_a_sweep_on_ray_gives_the_same_files_and_table(results_without_ray, tmp_path):
+    before = ray_temp_dirs()
     done = fedmosaic("reproduce", *STUDY, *RAY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (results_in(tmp_path), done.stdout) == plain["short"]
+    assert (results_in(tmp_path), done.stdout) == results_without_ray["short"]
     finished = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert len(finished) == 6
     assert all(line.endswith(f"  on {socket.gethostname()}") for line in finished)
-    assert leftovers() <= before
+    assert ray_temp_dirs() <= before
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("victim", ["run", "worker"])
-def test_who_is_killed_goes_on_elsewhere_and_nothing_is_lost(victim, plain, tmp_path):
+def test_killed_runs_and_workers_are_retried_without_loss(victim, results_without_ray, tmp_path):
     with started(tmp_path, *LONG, *RAY) as sweep:
         wait_for(lambda: len(checkpoints(tmp_path)) >= 3)
         for run, worker in sweep.runs():
             os.kill(run if victim == "run" else worker, signal.SIGKILL)
-        code, said, told = sweep.end()
-        assert code == 0, told
-        assert told.count("crashed, and dealt again: ") >= 1
-        assert ("ended by signal 9" if victim == "run" else "its worker on ") in told
-        assert "ray" not in told.replace("starting Ray", "").lower().replace("(ray)", ""), "Ray keeps silent"
-        assert (results_in(tmp_path), said) == plain["long"]
-        assert sweep.left() == []
+        code, stdout, stderr = sweep.wait()
+        assert code == 0, stderr
+        assert stderr.count("crashed, will be retried: ") >= 1
+        assert ("signal 9 ended the process" if victim == "run" else "its worker on ") in stderr
+        assert "ray" not in stderr.replace("starting Ray", "").lower().replace("(ray)", ""), "Ray prints nothing"
+        assert (results_in(tmp_path), stdout) == results_without_ray["long"]
+        assert sweep.processes() == []
 
 
-def test_what_is_killed_more_often_than_allowed_fails_alone(tmp_path):
+def test_a_run_fails_when_its_retries_are_used_up(tmp_path):
     with started(tmp_path, *LONG, *RAY, "--retries", "0", "--jobs", "1") as sweep:
         wait_for(lambda: checkpoints(tmp_path))
         ((run, _),) = sweep.runs()
         os.kill(run, signal.SIGKILL)
-        code, _, told = sweep.end()
+        code, _, stderr = sweep.wait()
     assert code == 1
-    assert told.splitlines()[-1].startswith("error: 1 of 2 jobs failed, the first: ")
+    assert stderr.splitlines()[-1].startswith("error: 1 of 2 jobs failed, the first: ")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_it_leaves_no_process_behind_and_goes_on_from_there(number, code, plain, tmp_path):
-    before = leftovers()
+def test_a_stopped_sweep_leaves_no_process_and_can_be_continued(number, code, results_without_ray, tmp_path):
+    before = ray_temp_dirs()
     with started(tmp_path, *LONG, *RAY) as sweep:
         wait_for(lambda: checkpoints(tmp_path))
-        if number == signal.SIGINT:  # as a terminal does it: everybody in the foreground hears
+        if number == signal.SIGINT:  # a terminal signals the whole process group
             os.killpg(sweep.process.pid, number)
         else:
             sweep.process.send_signal(number)
-        ended, said, told = sweep.end(timeout=60)
-        assert ended == code, told
-        assert said == ""
-        assert told.splitlines()[-1] == "stopped: the same command goes on from there"
-        assert sweep.left() == []
-    assert leftovers() <= before
+        exit_code, stdout, stderr = sweep.wait(timeout=60)
+        assert exit_code == code, stderr
+        assert stdout == ""
+        assert stderr.splitlines()[-1] == "stopped: run the same command again to continue"
+        assert sweep.processes() == []
+    assert ray_temp_dirs() <= before
     done = fedmosaic("reproduce", *LONG, cwd=tmp_path)
-    assert (results_in(tmp_path), done.stdout) == plain["long"]
+    assert (results_in(tmp_path), done.stdout) == results_without_ray["long"]
 
 
-def test_stopped_twice_it_leaves_at_once_and_no_process_behind(tmp_path):
+def test_a_second_signal_stops_immediately_and_leaves_no_process(tmp_path):
     with started(tmp_path, *LONG, *RAY) as sweep:
         wait_for(lambda: checkpoints(tmp_path))
         os.killpg(sweep.process.pid, signal.SIGINT)
         time.sleep(0.2)
         os.killpg(sweep.process.pid, signal.SIGINT)
-        code, _, told = sweep.end(timeout=10)
+        code, _, stderr = sweep.wait(timeout=10)
         assert code == 130
-        assert told.splitlines()[-1] == "stopped at once: the same command goes on from there"
-        wait_for(lambda: sweep.left() == [], patience=5.0)
+        assert stderr.splitlines()[-1] == "stopped immediately: run the same command again to continue"
+        wait_for(lambda: sweep.processes() == [], timeout_seconds=5.0)
 
 
-def test_stopped_while_ray_starts_it_leaves_no_process_behind(tmp_path):
+def test_a_signal_during_the_start_of_ray_leaves_no_process(tmp_path):
     with started(tmp_path, *LONG, *RAY) as sweep:
-        wait_for(lambda: any("raylet" in command for _, _, command in sweep.left()))
+        wait_for(lambda: any("raylet" in command for _, _, command in sweep.processes()))
         sweep.process.send_signal(signal.SIGTERM)
-        code, _, _ = sweep.end(timeout=60)
+        code, _, _ = sweep.wait(timeout=60)
         assert code == 143
-        wait_for(lambda: sweep.left() == [], patience=10.0)
+        wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
 
 
-MACHINES = """
+CLUSTER_SCRIPT = """
 import sys
 from ray.cluster_utils import Cluster
 small = {"object_store_memory": 10**8, "include_dashboard": False}
@@ -213,24 +213,24 @@ cluster.shutdown()
 
 
 @dataclass
-class Machines:
-    """A cluster that is there already: two machines with a core each, as far as Ray can tell."""
+class RayCluster:
+    """An existing cluster of two simulated machines with one core each."""
 
     process: subprocess.Popen[str]
     address: str
 
-    def lose_one(self):
-        """One of them is gone, and all that ran there."""
+    def remove_node(self):
+        """Remove one machine and all its processes."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
 
 @pytest.fixture
-def machines():
+def cluster():
     with (
         tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
-            [sys.executable, "-c", MACHINES, folder],
+            [sys.executable, "-c", CLUSTER_SCRIPT, folder],
             env={**os.environ, "FEDMOSAIC_RUNS": "not-here", "RAY_USAGE_STATS_ENABLED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -238,15 +238,15 @@ def machines():
             text=True,
         ) as process,
     ):
-        yield Machines(process, process.stdout.readline().strip())
+        yield RayCluster(process, process.stdout.readline().strip())
         process.stdin.close()
 
 
-def test_a_cluster_that_is_there_is_joined_and_left_as_it_was(machines, plain, tmp_path):
-    arguments = (*STUDY, *RAY, "--ray-address", machines.address)
+def test_an_existing_cluster_is_joined_and_keeps_running(cluster, results_without_ray, tmp_path):
+    arguments = (*STUDY, *RAY, "--ray-address", cluster.address)
     done = fedmosaic("reproduce", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (results_in(tmp_path), done.stdout) == plain["short"]
+    assert (results_in(tmp_path), done.stdout) == results_without_ray["short"]
     assert not (tmp_path / "not-here").exists()
     refused = fedmosaic("reproduce", *arguments, "--job-cpus", "2", "--runs-dir", "others", cwd=tmp_path)
     assert refused.returncode == 2
@@ -255,17 +255,17 @@ def test_a_cluster_that_is_there_is_joined_and_left_as_it_was(machines, plain, t
     )
 
 
-def test_a_machine_that_is_lost_loses_nothing(machines, plain, tmp_path):
-    with started(tmp_path, *LONG, *RAY, "--ray-address", machines.address) as sweep:
+def test_losing_a_machine_loses_no_results(cluster, results_without_ray, tmp_path):
+    with started(tmp_path, *LONG, *RAY, "--ray-address", cluster.address) as sweep:
         wait_for(lambda: len({path.parent for path in checkpoints(tmp_path)}) == 2)
-        machines.lose_one()
-        code, said, told = sweep.end()
-    assert code == 0, told
-    assert "crashed, and dealt again: " in told
-    assert (results_in(tmp_path), said) == plain["long"]
+        cluster.remove_node()
+        code, stdout, stderr = sweep.wait()
+    assert code == 0, stderr
+    assert "crashed, will be retried: " in stderr
+    assert (results_in(tmp_path), stdout) == results_without_ray["long"]
 
 
-def test_a_cluster_that_is_not_there_is_named(tmp_path):
+def test_an_unreachable_cluster_is_refused(tmp_path):
     done = fedmosaic("reproduce", *STUDY, *RAY, "--ray-address", "127.0.0.1:1", cwd=tmp_path)
     assert done.returncode == 4
     assert done.stderr.splitlines()[-1].startswith("error: the Ray cluster at '127.0.0.1:1' cannot be joined, ")

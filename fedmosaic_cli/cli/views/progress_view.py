@@ -1,9 +1,10 @@
-"""Progress of runs: a moving bar on a terminal, a plain line a round in a pipe."""
+"""Progress of runs on stderr: a bar on a terminal, one line per round in a pipe."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -11,10 +12,8 @@ from fedmosaic_cli.cli.console import print_stderr, stderr_console
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import TracebackType
 
     from fedmosaic_cli.runner.run import RoundCompleted, RunStarted
-
 
 MIN_COLUMNS_FOR_BAR = 100
 EXECUTION_DESCRIPTIONS = {
@@ -24,62 +23,37 @@ EXECUTION_DESCRIPTIONS = {
 }
 
 
-class RunProgressView(Protocol):
-    """Shows how far the runs are."""
+class RunProgressView(AbstractContextManager["RunProgressView"]):
+    """Receives the progress of runs. This base class shows nothing."""
 
-    def __enter__(self) -> RunProgressView: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def on_prepare(self, title: str, num_rounds: int) -> None: ...
-
-    def on_start(self, event: RunStarted) -> None: ...
-
-    def on_resume(self, round_number: int) -> None: ...
-
-    def on_waiting(self, clients: Collection[int]) -> None: ...
-
-    def on_round(self, event: RoundCompleted) -> None: ...
-
-
-def make_run_progress_view(quiet: bool, num_runs: int) -> RunProgressView:
-    """The view that suits where stderr goes."""
-    if quiet:
-        return SilentRunProgress()
-    return RunProgressBars(num_runs) if sys.stderr.isatty() else RunProgressLines(num_runs)
-
-
-class SilentRunProgress:
-    """Shows nothing."""
-
-    def __enter__(self) -> RunProgressView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         return None
 
     def on_prepare(self, title: str, num_rounds: int) -> None:
-        return None
+        """Handle the preparation of the next run."""
 
     def on_start(self, event: RunStarted) -> None:
-        return None
+        """Handle the start of a run."""
 
     def on_resume(self, round_number: int) -> None:
-        return None
+        """Handle that a run continues after this round."""
 
     def on_waiting(self, clients: Collection[int]) -> None:
-        return None
+        """Handle that the run waits for these clients."""
 
     def on_round(self, event: RoundCompleted) -> None:
-        return None
+        """Handle a completed round."""
 
 
-class RunProgressLines(SilentRunProgress):
-    """A plain line a round."""
+def make_run_progress_view(quiet: bool, num_runs: int) -> RunProgressView:
+    """Return the view that fits stderr."""
+    if quiet:
+        return RunProgressView()
+    return RunProgressBars(num_runs) if sys.stderr.isatty() else RunProgressLines(num_runs)
+
+
+class RunProgressLines(RunProgressView):
+    """Prints one line per round."""
 
     def __init__(self, num_runs: int) -> None:
         self._num_runs = num_runs
@@ -100,7 +74,7 @@ class RunProgressLines(SilentRunProgress):
         print_stderr(f"{self._title}  resumed after round {round_number}")
 
     def on_waiting(self, clients: Collection[int]) -> None:
-        if set(clients) != self._missing_clients:  # a line a change, not one a look
+        if set(clients) != self._missing_clients:  # one line per change, not per poll
             self._missing_clients = set(clients)
             print_stderr(f"{self._title}  {waiting_text(clients)}")
 
@@ -111,15 +85,14 @@ class RunProgressLines(SilentRunProgress):
         )
 
 
-class RunProgressBars(SilentRunProgress):
-    """One bar for the runs, where there are several, and one for the rounds of the present run, with the time to go."""
+class RunProgressBars(RunProgressView):
+    """Shows one bar for the rounds of the current run, and one for the runs if there are several."""
 
     def __init__(self, num_runs: int) -> None:
         console = stderr_console()
-        bar = [BarColumn(bar_width=16)] if console.width >= MIN_COLUMNS_FOR_BAR else []
         columns = (
             TextColumn("{task.description}", markup=False),
-            *bar,
+            *([BarColumn(bar_width=16)] if console.width >= MIN_COLUMNS_FOR_BAR else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}", markup=False),
             TextColumn("eta"),
@@ -135,9 +108,7 @@ class RunProgressBars(SilentRunProgress):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
     def on_prepare(self, title: str, num_rounds: int) -> None:
@@ -147,7 +118,7 @@ class RunProgressBars(SilentRunProgress):
         self._progress.reset(self._round_task, description=title, total=num_rounds, values="preparing")
 
     def on_start(self, event: RunStarted) -> None:
-        if execution_text(event) != self._shown_execution:  # once, where many runs are made in the same way
+        if execution_text(event) != self._shown_execution:  # once for all runs that execute in the same way
             self._shown_execution = execution_text(event)
             self._progress.console.print(self._shown_execution, markup=False, highlight=False)
 
@@ -163,26 +134,24 @@ class RunProgressBars(SilentRunProgress):
 
 
 def waiting_text(clients: Collection[int]) -> str:
-    """Who is not there yet."""
     return f"waiting for client {', '.join(map(str, sorted(clients)))}"
 
 
 def warn_about_missing_clients(event: RoundCompleted) -> None:
-    """Name the clients that could not take part; their rounds are not like the others'."""
+    """Warn about clients that failed or diverged in a round."""
     for client, reason in event.failed_clients.items():
         print_stderr(f"warning: lost in round {event.round}: client {client}, {reason}")
     if event.skipped_clients:
-        who = ", ".join(map(str, event.skipped_clients))
-        print_stderr(f"warning: left out of round {event.round}, diverged: client {who}")
+        clients = ", ".join(map(str, event.skipped_clients))
+        print_stderr(f"warning: left out of round {event.round}, diverged: client {clients}")
 
 
 def execution_text(event: RunStarted) -> str:
-    """Where and in which way clients are run."""
+    """Describe devices, execution mode and workers of a run."""
     workers = f"{event.num_workers} worker{'' if event.num_workers == 1 else 's'}"
     return f"on {', '.join(map(str, event.devices))}: clients {EXECUTION_DESCRIPTIONS[event.execution]}, {workers}"
 
 
 def round_metrics_text(event: RoundCompleted, accuracy_name: str = "accuracy") -> str:
-    """The numbers of a round."""
     trust = "" if event.mean_trust is None else f"  lambda {event.mean_trust:.3f}"
     return f"{accuracy_name} {100 * event.mean_accuracy:.2f}%{trust}"

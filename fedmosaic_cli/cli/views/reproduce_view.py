@@ -1,12 +1,13 @@
-"""How the work of `fedmosaic reproduce` looks: before it begins, and while it goes on."""
+"""Terminal views of `fedmosaic reproduce`: the schedule of a sweep, and its progress."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
@@ -17,17 +18,14 @@ from rich.text import Text
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stderr_console, stdout_console
 from fedmosaic_cli.cli.views.watch_view import clock_text
 from fedmosaic_cli.report.run_progress import WatchedRun
-from fedmosaic_cli.sweeps.durations import estimate_duration
 from fedmosaic_cli.sweeps.studies import STUDIES
-from fedmosaic_cli.sweeps.sweep_plan import SweepRunState
+from fedmosaic_cli.sweeps.sweep_plan import SweepRunState, estimate_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from fedmosaic_cli.report.run_progress import RunProgress
-    from fedmosaic_cli.sweeps.durations import DurationEstimate
     from fedmosaic_cli.sweeps.jobs import JobRunner
     from fedmosaic_cli.sweeps.processes import JobProcess
     from fedmosaic_cli.sweeps.studies import Scale
@@ -37,15 +35,15 @@ REFRESH_SECONDS = 1.0
 ESTIMATE_REFRESH_SECONDS = 15.0
 STATE_NAMES = {
     SweepRunState.FINISHED: "done",
-    SweepRunState.STARTED: "begun",
-    SweepRunState.LOCKED: "held",
+    SweepRunState.STARTED: "started",
+    SweepRunState.LOCKED: "locked",
     SweepRunState.PENDING: "to do",
 }
 
 
 @dataclass(frozen=True)
 class SweepSchedule:
-    """What is to be done for a study, so many jobs at once, and how far its runs were before."""
+    """The remaining jobs of a study, and the states of its runs before they start."""
 
     study_name: str
     scale: Scale
@@ -53,7 +51,7 @@ class SweepSchedule:
     states: dict[Path, SweepRunState]
     jobs: list[SweepJob]
     max_parallel: int
-    estimate: DurationEstimate
+    estimated_seconds: float | None
 
     @property
     def num_remaining(self) -> int:
@@ -61,7 +59,7 @@ class SweepSchedule:
 
 
 def list_studies(as_json: bool) -> None:
-    """What can be reproduced, a line each."""
+    """Print all studies, one per line."""
     if as_json:
         print_json([{"name": name, "line": study.description} for name, study in STUDIES.items()])
         return
@@ -72,90 +70,65 @@ def list_studies(as_json: bool) -> None:
 
 
 def show_sweep_schedule(schedule: SweepSchedule, is_dry_run: bool) -> None:
-    """What is done, what remains, and how long that takes: a result if nothing else is asked for, else a remark."""
-    (stdout_console() if is_dry_run else stderr_console()).print(schedule_table(schedule))
-    for line in remaining_time_lines(schedule):
-        (print_stdout if is_dry_run else print_stderr)(line)
-
-
-def schedule_table(schedule: SweepSchedule) -> Table:
-    """A line a row of the study, a column a setting, and in each cell how many seeds are done, begun and to do."""
-    cells: dict[tuple[str, str], list[SweepRunState]] = {}
-    for cell in schedule.plan.runs:
-        cells.setdefault((cell.row.title, cell.scenario.name), []).append(schedule.states[cell.files.path])
+    """Print the states of all runs and the remaining time: to stdout in a dry run, else to stderr."""
+    states: defaultdict[tuple[str, str], list[SweepRunState]] = defaultdict(list)
+    for run in schedule.plan.runs:
+        states[run.row.title, run.scenario.name].append(schedule.states[run.files.path])
     table = Table(box=None, pad_edge=False)
-    table.add_column("row", overflow="fold")
-    settings = list(dict.fromkeys(setting for _, setting in cells))
-    for setting in settings:
-        table.add_column(setting, overflow="fold")
-    for row in dict.fromkeys(row for row, _ in cells):
-        table.add_row(row, *(state_counts_text(cells.get((row, setting), [])) for setting in settings))
-    return table
+    scenarios = list(dict.fromkeys(scenario for _, scenario in states))
+    for heading in ("row", *scenarios):
+        table.add_column(heading, overflow="fold")
+    for row in dict.fromkeys(row for row, _ in states):
+        table.add_row(row, *(state_counts_text(states.get((row, scenario), [])) for scenario in scenarios))
+    (stdout_console() if is_dry_run else stderr_console()).print(table)
+    (print_stdout if is_dry_run else print_stderr)(remaining_work_text(schedule))
 
 
 def state_counts_text(states: Sequence[SweepRunState]) -> str:
-    """The states of the seeds in few words."""
     counts = Counter(states)
-    return ", ".join(f"{counts[state]} {word}" for state, word in STATE_NAMES.items() if counts[state]) or "-"
+    return ", ".join(f"{counts[state]} {name}" for state, name in STATE_NAMES.items() if counts[state]) or "-"
 
 
-def remaining_time_lines(schedule: SweepSchedule) -> list[str]:
-    """How much remains, and how long it will take."""
+def remaining_work_text(schedule: SweepSchedule) -> str:
+    """Describe how many runs remain and how long they take."""
     total, left = len(schedule.plan.runs), schedule.num_remaining
     if not left:
-        return [f"all {total} runs are done"]
-    side_by_side = f"{schedule.max_parallel} job{'s' * (schedule.max_parallel > 1)}"
-    begin = f"{total - left} of {total} runs are done, {left} remain: "
-    if schedule.estimate.seconds is None:
-        return [f"{begin}how long they take is unknown, as none was made here yet", *schedule.estimate.preset_notes]
-    guess = " (a guess where no run here tells yet)" if schedule.estimate.is_guess else ""
-    return [f"{begin}about {duration_text(schedule.estimate.seconds)} with {side_by_side}{guess}"]
+        return f"all {total} runs are done"
+    if schedule.estimated_seconds is None:
+        time_text = "their duration is unknown until runs of the same settings have been measured here"
+    else:
+        jobs = f"{schedule.max_parallel} job{'s' * (schedule.max_parallel > 1)}"
+        time_text = f"about {duration_text(schedule.estimated_seconds)} with {jobs}"
+    return f"{total - left} of {total} runs are done, {left} remain: {time_text}"
 
 
 def duration_text(seconds: float) -> str:
-    """A time to one unit or two."""
+    """Format a duration with one or two units."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-class SweepProgressView(Protocol):
-    """Shows how far the work is."""
+class SweepProgressView(AbstractContextManager["SweepProgressView"]):
+    """Receives the progress of a sweep. This base class shows nothing."""
 
-    def __enter__(self) -> SweepProgressView: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def update(self, runner: JobRunner, finished: Sequence[SweepRun]) -> None: ...
-
-
-def make_sweep_progress_view(quiet: bool, schedule: SweepSchedule) -> SweepProgressView:
-    """The view that suits where stderr goes."""
-    if quiet:
-        return SilentSweepProgress()
-    return LiveSweepProgress(schedule) if sys.stderr.isatty() else SweepProgressLines(schedule)
-
-
-class SilentSweepProgress:
-    """Shows nothing."""
-
-    def __enter__(self) -> SweepProgressView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         return None
 
     def update(self, runner: JobRunner, finished: Sequence[SweepRun]) -> None:
-        return None
+        """Handle the current state and the newly finished runs."""
 
 
-class SweepProgressLines(SilentSweepProgress):
-    """A plain line a finished run."""
+def make_sweep_progress_view(quiet: bool, schedule: SweepSchedule) -> SweepProgressView:
+    """Return the view that fits stderr."""
+    if quiet:
+        return SweepProgressView()
+    return LiveSweepProgress(schedule) if sys.stderr.isatty() else SweepProgressLines(schedule)
+
+
+class SweepProgressLines(SweepProgressView):
+    """Prints one line per finished run, crash and failure."""
 
     def __init__(self, schedule: SweepSchedule) -> None:
         self._num_runs = schedule.num_remaining
@@ -164,83 +137,71 @@ class SweepProgressLines(SilentSweepProgress):
         self._num_reported_crashes = 0
 
     def update(self, runner: JobRunner, finished: Sequence[SweepRun]) -> None:
-        for cell in finished:
+        for run in finished:
             self._num_finished += 1
-            progress = WatchedRun(cell.files.path, with_history=False).poll()
-            accuracy = "" if progress.mean_accuracy is None else f"  accuracy {100 * progress.mean_accuracy:.2f}%"
-            host = f"  on {runner.remote_hosts[cell.files.path]}" if cell.files.path in runner.remote_hosts else ""
+            progress = WatchedRun(run.files.path, with_history=False).poll()
+            host = f"  on {runner.remote_hosts[run.files.path]}" if run.files.path in runner.remote_hosts else ""
             print_stderr(
-                f"[{self._num_finished}/{self._num_runs}] {cell.title}{accuracy}  {progress.elapsed_seconds:.1f} s{host}"
+                f"[{self._num_finished}/{self._num_runs}] {run.title}{accuracy_text(progress, 'accuracy')}  "
+                f"{progress.elapsed_seconds:.1f} s{host}"
             )
         for crash in runner.crashes[self._num_reported_crashes :]:
-            print_stderr(f"crashed, and dealt again: {crash.job.title}: {crash.error}")
+            print_stderr(f"crashed, will be retried: {crash.job.title}: {crash.error}")
         self._num_reported_crashes = len(runner.crashes)
         for failure in runner.failures[self._num_reported_failures :]:
             print_stderr(f"failed: {failure.job.title}: {failure.error}")
         self._num_reported_failures = len(runner.failures)
 
 
-class LiveSweepProgress(SilentSweepProgress):
-    """One bar for everything, with the time to go, and a line for each job under way."""
+class LiveSweepProgress(SweepProgressView):
+    """Shows one bar for the sweep with the remaining time, and one line per running job."""
 
     def __init__(self, schedule: SweepSchedule) -> None:
         self._schedule = schedule
-        self._console = stderr_console()
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = Live(console=stderr_console(), auto_refresh=False, transient=True)
         self._watched_runs: dict[Path, WatchedRun] = {}
         self._finished_paths: set[Path] = set()
         self._refreshed_at = 0.0
         self._estimated_at = time.monotonic()
-        self._estimated_seconds = schedule.estimate.seconds
+        self._estimated_seconds = schedule.estimated_seconds
 
     def __enter__(self) -> SweepProgressView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._live.stop()
 
     def update(self, runner: JobRunner, finished: Sequence[SweepRun]) -> None:
-        self._finished_paths |= {cell.files.path for cell in finished}
+        self._finished_paths |= {run.files.path for run in finished}
         now = time.monotonic()
         if now - self._refreshed_at < REFRESH_SECONDS:
             return
         self._refreshed_at = now
         if now - self._estimated_at > ESTIMATE_REFRESH_SECONDS:
             self._estimated_at = now
-            left = [*(running.job for running in runner.running), *runner.queue]
-            self._estimated_seconds = estimate_duration(
-                left, self._schedule.plan.runs, self._schedule.max_parallel
-            ).seconds
+            jobs = [*(running.job for running in runner.running), *runner.queue]
+            self._estimated_seconds = estimate_seconds(jobs, self._schedule.plan.runs, self._schedule.max_parallel)
         self._live.update(self._render(runner, now), refresh=True)
 
     def _render(self, runner: JobRunner, now: float) -> Group:
-        lines, parts = [], 0.0
+        lines, num_done = [], float(len(self._finished_paths))
         for running in runner.running:
-            looks = [(cell, self._poll_run(cell)) for cell in running.job.runs]
-            parts += sum(
-                finished_fraction(progress) for cell, progress in looks if cell.files.path not in self._finished_paths
-            )
-            cell, progress = next(((c, p) for c, p in looks if p.round < (p.num_rounds or 1)), looks[-1])
-            accuracy = "" if progress.mean_accuracy is None else f"  acc {100 * progress.mean_accuracy:.2f}%"
-            lines.append(
-                Text(
-                    f"{cell.title}  round {progress.round}/{cell.config.train.rounds}{accuracy}{process_location(running.process)}"
-                )
-            )
-        done = len(self._finished_paths) + parts
-        left = (
-            None if self._estimated_seconds is None else max(0.0, self._estimated_seconds - (now - self._estimated_at))
-        )
-        head = Table.grid(padding=(0, 1))
+            runs = [(run, self._poll_run(run)) for run in running.job.runs]
+            for run, progress in runs:
+                if progress.num_rounds and run.files.path not in self._finished_paths:
+                    num_done += min(1.0, progress.round / progress.num_rounds)
+            run, progress = next(((r, p) for r, p in runs if p.round < (p.num_rounds or 1)), runs[-1])
+            round_text = f"round {progress.round}/{run.config.train.rounds}{accuracy_text(progress, 'acc')}"
+            lines.append(Text(f"{run.title}  {round_text}{process_location(running.process)}"))
+        left = self._estimated_seconds
         failed = f"  {len(runner.failures)} failed" if runner.failures else ""
-        failed += f"  {len(runner.crashes)} dealt again" if runner.crashes else ""
+        failed += f"  {len(runner.crashes)} retried" if runner.crashes else ""
+        head = Table.grid(padding=(0, 1))
         head.add_row(
-            Text(f"{self._schedule.study_name}: {int(done)} of {self._schedule.num_remaining} runs{failed}"),
-            ProgressBar(total=self._schedule.num_remaining, completed=done, width=24),
-            Text(f"eta {clock_text(left)}"),
+            Text(f"{self._schedule.study_name}: {int(num_done)} of {self._schedule.num_remaining} runs{failed}"),
+            ProgressBar(total=self._schedule.num_remaining, completed=num_done, width=24),
+            Text(f"eta {clock_text(None if left is None else max(0.0, left - (now - self._estimated_at)))}"),
         )
         return Group(head, *lines)
 
@@ -249,12 +210,11 @@ class LiveSweepProgress(SilentSweepProgress):
 
 
 def process_location(process: JobProcess) -> str:
-    """Where a job is under way, if it is not here."""
+    """Describe where a job runs, if not on this machine."""
     if process.host is None:
-        return "  waits for room"
+        return "  waits for resources"
     return f"  on {process.host}, process {process.pid}" if process.host else ""
 
 
-def finished_fraction(progress: RunProgress) -> float:
-    """Which part of a run is done."""
-    return min(1.0, progress.round / progress.num_rounds) if progress.num_rounds else 0.0
+def accuracy_text(progress: RunProgress, name: str) -> str:
+    return "" if progress.mean_accuracy is None else f"  {name} {100 * progress.mean_accuracy:.2f}%"

@@ -188,7 +188,7 @@ def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
     hand.start(2)
     assert command.ended(400) in (0, 1), command.said
     if command.process.returncode:  # too late for the end of the last round: then it goes on
-        assert "go on with --resume" in command.said
+        assert "continue with --resume" in command.said
         wait(lambda: not listening(hand.port), 30)
         again = hand.train("--rounds", "6", "--resume", "--round-timeout", "150")
         assert again.ended(400) == 0, again.said
