@@ -18,7 +18,7 @@ from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
 from fedmosaic_cli.errors import RequestError, unknown_name_error
-from fedmosaic_cli.methods import METHODS
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.prepare import is_run_complete, load_latest_run_config, run_directory
 from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.lock import is_locked
@@ -192,7 +192,8 @@ def plan_sweep_run(
 
 def hyperparameter_tag(method: Method, default: Method) -> str:
     """Return the hyper-parameters that differ from the default and do not show in the method's variant, or ""."""
-    values, defaults = (asdict(each) for each in (method, default))  # type: ignore[call-overload]
+    values, own_defaults, defaults = (asdict(each) for each in (method, type(method)(), default))  # type: ignore[call-overload]
+    defaults = own_defaults | defaults  # a hyper-parameter may select a class with further fields
     parts = []
     for name, value in values.items():
         is_in_variant = replace(method, **{name: defaults[name]}).variant != method.variant  # type: ignore[type-var]
