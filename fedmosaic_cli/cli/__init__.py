@@ -1,4 +1,4 @@
-"""The command line. Commands parse, call one function below, and show what it yields."""
+"""The command line. Commands parse options, call the packages below and print the results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedmosaic_cli.machine import die_with_parent
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     install_signal_handlers()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib takes a while
-        if isinstance(getattr(sys, name), TextIOWrapper):  # a file's name may be no text; it is shown all the same
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib loads slowly
+        if isinstance(getattr(sys, name), TextIOWrapper):  # file names may contain undecodable bytes
             getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         die_with_parent()
         from fedmosaic_cli.cli.app import app
 
         app(prog_name="fedmosaic")
-    except InterruptedBySignal as request:
-        write_stderr_unbuffered("stopped on request (fedmosaic): what was finished is kept")
-        sys.exit(request.exit_code)
+    except InterruptedBySignal as error:
+        write_stderr_unbuffered("stopped on request (fedmosaic): finished work is kept")
+        sys.exit(error.exit_code)

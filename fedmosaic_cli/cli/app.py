@@ -1,4 +1,4 @@
-"""The application: its commands, and how failures end."""
+"""The Typer application: lazy loading of commands, and error messages with their exit codes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedmosaic_cli.errors import FedMosaicError, ResourceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Typer stands on click up to 0.2x and on a copy of its own later; both spell the ancestors of BadParameter the same.
+# Typer uses click up to 0.2x and a vendored copy later; the base classes of BadParameter are the same in both.
 ClickException = typer.BadParameter.__mro__[2]
-# A path that cannot be is a wrong request; a path that may not be is a matter of the machine.
+# An impossible path is a wrong request; a forbidden path is a problem of the machine.
 INVALID_PATH_ERRORS = (NotADirectoryError, FileExistsError, IsADirectoryError, FileNotFoundError)
 BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
 INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -33,14 +33,14 @@ MAX_LINE_CHARS = 2000
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is, and the line that stands for it in the list of all."""
+    """Module and function of a command, and its line in the list of commands."""
 
     module: str
     function: str
     help_line: str
 
 
-# In the order of their use. The line is the first of the command's own help: to read it there would be to load it.
+# In order of use. The lines repeat the first line of each command's help, so that listing them imports no command.
 COMMANDS = {
     "partition": CommandEntry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
     "train": CommandEntry("train", "train", "Train FedMosaic, or another method with --method."),
@@ -48,18 +48,16 @@ COMMANDS = {
         "train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."
     ),
     "reproduce": CommandEntry(
-        "reproduce", "reproduce", "Make the runs of one of the paper's tables or figures, and report them."
+        "reproduce", "reproduce", "Execute the runs of one of the paper's tables or figures, and report them."
     ),
     "watch": CommandEntry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
     "evaluate": CommandEntry(
-        "evaluate", "evaluate", "Examine the saved personal models of finished runs, without training."
+        "evaluate", "evaluate", "Evaluate the saved personal models of finished runs, without training."
     ),
     "report": CommandEntry(
         "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
     ),
-    "presets": CommandEntry(
-        "presets", "app", "Ready-made experiments: list them, read them, copy them to change them."
-    ),
+    "presets": CommandEntry("presets", "app", "List, show and copy presets of experiments."),
     "site": CommandEntry(
         "site", "app", "One client of a federation on its own machine: prepare it, start it, look after it."
     ),
@@ -72,16 +70,13 @@ COMMANDS = {
     "doctor": CommandEntry(
         "doctor",
         "doctor",
-        "Versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
+        "Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
     ),
 }
 
 
 class LazyCommandGroup(TyperGroup):
-    """Loads a command when it is called, and no other: a list of all is there at once.
-
-    Ends every failure in one line on stderr and the exit code that the documentation promises.
-    """
+    """Imports only the command that is called, and turns every failure into one line on stderr and an exit code."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -92,23 +87,23 @@ class LazyCommandGroup(TyperGroup):
         return name, load_command(name) if command is not None and name else command, rest
 
     def main(self, args: Sequence[str] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        given = list(sys.argv[1:] if args is None else args)
+        given_args = list(sys.argv[1:] if args is None else args)
         if not kwargs.pop("standalone_mode", True):
-            return super().main(given, standalone_mode=False, **kwargs)
+            return super().main(given_args, standalone_mode=False, **kwargs)
         try:
-            result = super().main(given, standalone_mode=False, **kwargs)
+            result = super().main(given_args, standalone_mode=False, **kwargs)
         except (Exception, InterruptedBySignal) as error:
-            exit_with_error(error, given)
-        except SystemExit as leaving:
-            # The library takes it for a failure that somebody has read enough (fedmosaic --help | head).
-            if isinstance(leaving.__context__, BrokenPipeError):
+            exit_with_error(error, given_args)
+        except SystemExit as error:
+            # Typer exits with 1 when the reader closes the pipe (fedmosaic --help | head).
+            if isinstance(error.__context__, BrokenPipeError):
                 sys.exit(BROKEN_PIPE_EXIT_CODE)
             raise
         sys.exit(result if isinstance(result, int) else 0)
 
 
 def exit_with_error(error: BaseException, args: list[str]) -> NoReturn:
-    """Say what went wrong with the arguments `given`, in one line, and leave."""
+    """Print an error as one line and exit."""
     if "--debug" in args:
         traceback.print_exception(error)
     line, code = describe_error(error, args)
@@ -117,21 +112,21 @@ def exit_with_error(error: BaseException, args: list[str]) -> NoReturn:
         sys.stderr.flush()
     try:
         sys.stdout.flush()
-    except OSError:  # what is left cannot be written; the interpreter would try once more, and complain
+    except OSError:  # the interpreter would try to flush again at exit, and complain
         os._exit(code)
     sys.exit(code)
 
 
 def printable_line(text: str) -> str:
-    """A message that names what others wrote: that must neither steer the terminal nor flood it."""
+    """Make a message safe for the terminal: it may quote foreign text with control characters."""
     line = " ".join(text.split())
     if len(line) > MAX_LINE_CHARS:
         line = f"{line[: MAX_LINE_CHARS // 2]} ... {line[-MAX_LINE_CHARS // 2 :]}"
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
-def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - a return a kind
-    """The line and the exit code of a failure."""
+def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  # noqa: PLR0911 - one return per kind
+    """Return the message and the exit code of a failure."""
     if isinstance(error, FedMosaicError):
         return str(error), error.exit_code
     if isinstance(error, ClickException):
@@ -139,35 +134,31 @@ def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  #
         command = context.command_path if context else "fedmosaic"
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         value = rejected_value(error, args)
-        remark = f" in '{value}'" if value and value not in message else ""
-        return f"{message}{remark} ({command}): see '{command} --help'", 2
+        value_text = f" in '{value}'" if value and value not in message else ""
+        return f"{message}{value_text} ({command}): see '{command} --help'", 2
     if isinstance(error, BrokenPipeError):
-        return "the reader of the output is gone (stdout): what was written before is complete", BROKEN_PIPE_EXIT_CODE
+        return (
+            "the reader has closed the pipe (stdout): results on disk are complete",
+            BROKEN_PIPE_EXIT_CODE,
+        )
     if isinstance(error, INVALID_PATH_ERRORS) or (isinstance(error, OSError) and error.errno in INVALID_PATH_ERRNOS):
         return f"{error.strerror} ({error.filename}): name another path", 2
     if isinstance(error, OSError):
-        way_out = (
-            "make room" if error.errno in DISK_FULL_ERRNOS else "choose another place, or see what is wrong with it"
-        )
-        return f"{error.strerror or error} ({error.filename or 'output'}): {way_out}", ResourceError.exit_code
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY_PHRASES):
-        return out_of_memory_message(error), ResourceError.exit_code
+        remedy = "free disk space" if error.errno in DISK_FULL_ERRNOS else "choose another path, or check this one"
+        return f"{error.strerror or error} ({error.filename or 'output'}): {remedy}", ResourceError.exit_code
+    if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in OUT_OF_MEMORY_PHRASES):
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; torch is not imported here
+            remedy = "--set train.images=host, --execution threads or a smaller train.batch_size"
+            return f"not enough memory (GPU): see --dry-run, use {remedy}", ResourceError.exit_code
+        return "not enough memory (model and data): see --dry-run, use a smaller model", ResourceError.exit_code
     if isinstance(error, InterruptedBySignal):
-        return "stopped on request (fedmosaic): what was finished is kept", error.exit_code
+        return "stopped on request (fedmosaic): finished work is kept", error.exit_code
     advice = "please report it" if "--debug" in args else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
 
 
-def out_of_memory_message(error: BaseException) -> str:
-    """Whose memory was too small, and what to do. A GPU's is told by the error's name: torch is not loaded here."""
-    if type(error).__name__ == "OutOfMemoryError":
-        ways = "--set train.images=host, --execution threads or a smaller train.batch_size"
-        return f"not enough memory (GPU): see --dry-run, use {ways}"
-    return "not enough memory (model and data): see --dry-run, use a smaller model"
-
-
 def rejected_value(error: BaseException, args: list[str]) -> str:
-    """What stood behind the option that was refused; not every version of typer says it."""
+    """Return the value of the rejected option; not every version of Typer reports it."""
     names = getattr(getattr(error, "param", None), "opts", [])
     for name, value in zip(args, [*args[1:], ""], strict=True):
         option, _, attached = name.partition("=")
@@ -177,13 +168,13 @@ def rejected_value(error: BaseException, args: list[str]) -> str:
 
 
 def load_command(name: str) -> Any:
-    """The command itself."""
+    """Import a command."""
     entry = COMMANDS[name]
     target = getattr(import_module(f"fedmosaic_cli.cli.{entry.module}"), entry.function)
     if not isinstance(target, typer.Typer):
-        alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
-        alone.command(name)(target)
-        target = alone
+        single = typer.Typer(rich_markup_mode="rich", add_completion=False)
+        single.command(name)(target)
+        target = single
     command = typer.main.get_command(target)
     command.name = name
     return command

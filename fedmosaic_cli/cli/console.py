@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, progress and remarks to stderr."""
+"""Output of commands: results to stdout, progress and notes to stderr."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 
 from rich.console import Console
 
-# A pipe has no width: nothing is cut off in it.
+# Lines in a pipe are not wrapped or cut.
 PIPE_WIDTH = 1000
 MAX_NOTES = 10
 
 
 def stdout_console() -> Console:
-    """For results. Made when needed, so that it follows whatever stdout is then."""
+    """Return a console for results. It is created per call because tests and callers replace `sys.stdout`."""
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def stderr_console() -> Console:
-    """For progress and remarks."""
+    """Return a console for progress and notes."""
     return Console(stderr=True, highlight=False, markup=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def print_stdout(text: str) -> None:
-    """A plain line to stdout: no markup is read in it, no line is wrapped."""
+    """Print a line to stdout without markup or wrapping."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def print_stderr(text: str) -> None:
-    """A plain line to stderr. Nobody needs to read it: work does not stop because the reader is gone."""
+    """Print a line to stderr without markup or wrapping; a closed stderr is ignored."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def print_notes(lines: Iterable[str], overflow_hint: str = "see the manifest's remarks") -> None:
-    """What there is to know about the data, a line each to stderr; the first of very many, and where the others are."""
+    """Print different notes to stderr, at most `MAX_NOTES`, and where to find the others."""
     different = list(dict.fromkeys(lines))
     for line in different[:MAX_NOTES]:
         print_stderr(f"note: {line}")

@@ -19,12 +19,12 @@ OPTIONAL_PACKAGES = ("flwr", "ray")
 
 
 def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json"""
-    findings = collect_diagnostics(data_dir or DEFAULT_DATA_DIR)
+    """Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json"""
+    diagnostics = collect_diagnostics(data_dir or DEFAULT_DATA_DIR)
     if as_json:
-        print_json(findings)
+        print_json(diagnostics)
         return
-    for topic, values in findings.items():
+    for topic, values in diagnostics.items():
         view = Table(topic, "", box=None, pad_edge=False, title_justify="left")
         for name, value in values.items():
             view.add_row(f"  {name}", str(value))
@@ -32,19 +32,23 @@ def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: D
 
 
 def collect_diagnostics(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """What there is to know, by topic."""
+    """Return the diagnostics by topic."""
     import torch
 
     from fedmosaic_cli.config.presets import preset_names, presets_directory
     from fedmosaic_cli.machine import num_available_cores
     from fedmosaic_cli.runner.environment import package_versions
 
+    optional_versions = {}
+    for name in OPTIONAL_PACKAGES:
+        with suppress(PackageNotFoundError):
+            optional_versions[name] = version(name)
     disk = shutil.disk_usage(Path.cwd())
     gpus = {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
     if torch.backends.mps.is_available():
         gpus["mps"] = "Apple GPU"
     return {
-        "versions": {**package_versions(), **optional_package_versions()},
+        "versions": {**package_versions(), **optional_versions},
         "devices": {"cpu": f"{num_available_cores()} cores", **(gpus or {"gpu": "none found"})},
         "threads": {"workers by default": num_available_cores(), "threads a worker": 1},
         "data sets": dataset_availability(data_dir),
@@ -54,32 +58,23 @@ def collect_diagnostics(data_dir: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def optional_package_versions() -> dict[str, str]:
-    """The versions of what some need and others do without, where it is installed. No run depends on them."""
-    found = {}
-    for name in OPTIONAL_PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
 def dataset_availability(data_dir: Path) -> dict[str, str]:
-    """Which data sets are there, and where; of the others, what to do."""
+    """Return where each data set is, or how to get it."""
     from fedmosaic_cli.data.datasets import DATASETS
 
-    found = {}
+    status = {}
     for name, source in DATASETS.items():
         try:
             path = source.find(data_dir)
         except RequestError as error:
-            found[name] = f"unclear: {error}"
+            status[name] = f"unclear: {error}"
             continue
         if source.inspect is not None:
-            found[name] = source.description
+            status[name] = source.description
         elif path is not None:
             missing = [domain for domain in source.domains if path.is_dir() and not (path / domain).is_dir()]
-            without = f", without {', '.join(missing)}" if missing else ""
-            found[name] = f"found: {path} ({source.description}{without})"
+            suffix = f", without {', '.join(missing)}" if missing else ""
+            status[name] = f"found: {path} ({source.description}{suffix})"
         else:
-            found[name] = f"missing: {source.setup_hint}"
-    return found
+            status[name] = f"missing: {source.setup_hint}"
+    return status

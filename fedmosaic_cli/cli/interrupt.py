@@ -1,6 +1,6 @@
-"""Stopping on request. A command leaves at once and takes what it had begun with it; a run ends after its round.
+"""Handling of stop signals. A command stops at once and removes its temporary files; a run stops after its round.
 
-Loaded before everything else: whoever presses Ctrl-C while libraries are loading is heard as well.
+This module is imported first, so that signals during the import of other modules are handled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class InterruptedBySignal(BaseException):
-    """Somebody asked to stop; `code` is what the command ends in.
+    """Raised when a stop signal arrives.
 
-    No KeyboardInterrupt: the library below would swallow it, and with it the code and the word that we leave.
+    It is not a KeyboardInterrupt because Typer would catch that and choose its own message and exit code.
     """
 
     def __init__(self, signum: int) -> None:
@@ -35,14 +35,14 @@ class InterruptedBySignal(BaseException):
 
 
 def signal_exit_code(signum: int) -> int:
-    """130 after Ctrl-C, 143 after anything else: a terminal that is closed counts as a request to end."""
+    """Return 130 after SIGINT, and 143 after SIGTERM or the SIGHUP of a closed terminal."""
     return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
 
 def install_signal_handlers() -> None:
-    """From now on signals end the command in order. One that was started to outlive its terminal (nohup) does.
+    """Make stop signals raise `InterruptedBySignal`.
 
-    Whoever starts us may keep signals to himself, as Ray's workers do with Ctrl-C; that is not meant for us.
+    Ignored signals stay ignored (nohup). Signals that the parent has blocked are unblocked: Ray's workers block SIGINT.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
@@ -55,7 +55,7 @@ def raise_interrupted(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 class StopRequest:
-    """Whether somebody asked to stop, and the exit code that this ends in."""
+    """Whether a stop signal has arrived (call it), and the exit code for it."""
 
     def __init__(
         self, stop_timeout_seconds: float, resume_hint: str = RESUME_HINT, current_step: str = "this round"
@@ -69,7 +69,7 @@ class StopRequest:
         return self.exit_code != 0
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """The first signal: a time limit begins. The second: now."""
+        """Start the stop timeout on the first signal; exit immediately on the second."""
         if self.exit_code:
             self._exit_now(f"stopped immediately: {self._resume_hint}")
         self.exit_code = signal_exit_code(signum)
@@ -83,11 +83,11 @@ class StopRequest:
 
     def on_timeout(self, signum: int, frame: FrameType | None) -> None:
         self._exit_now(
-            f"the round did not end within {self._stop_timeout_seconds:g} s and is dropped: {self._resume_hint}"
+            f"the round did not finish within {self._stop_timeout_seconds:g} s and is discarded: {self._resume_hint}"
         )
 
     def _exit_now(self, text: str) -> NoReturn:
-        # Everything on disk is whole at any time, here and in whatever we started: there is nothing to wait for.
+        # Files on disk are consistent at any time, also those of child processes, so no cleanup is needed.
         write_stderr_unbuffered((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
         kill_descendants()
         os._exit(self.exit_code)
@@ -97,23 +97,29 @@ class StopRequest:
 def catch_stop_signals(
     stop_timeout_seconds: float, resume_hint: str = RESUME_HINT, current_step: str = "this round"
 ) -> Iterator[StopRequest]:
-    """Listen for signals while runs are under way."""
+    """Record stop signals instead of raising while runs execute.
+
+    Args:
+        stop_timeout_seconds: Time for the current step to finish before the process exits.
+        resume_hint: How to continue, for the messages.
+        current_step: What finishes before the stop, for the messages.
+    """
     request = StopRequest(stop_timeout_seconds, resume_hint, current_step)
-    listening = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, request.on_signal) for number in listening}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.on_timeout)
+    signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, request.on_signal) for number in signals}
+    handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.on_timeout)
     try:
         yield request
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def write_stderr_unbuffered(text: str) -> None:
-    """A line to whoever listens, past all buffers: a handler may interrupt somebody who is writing to them.
+    """Write a line to stderr from a signal handler.
 
-    Nobody is waited for: a pipe that is full, because its reader sleeps, would keep us from stopping.
+    It bypasses the buffers, as the handler may interrupt a write to them, and never blocks on a full pipe.
     """
     with suppress(OSError, ValueError):
         stderr = sys.stderr.fileno()

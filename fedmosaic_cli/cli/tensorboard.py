@@ -1,4 +1,4 @@
-"""The values of each round for TensorBoard, in event files beside the run."""
+"""Event files for TensorBoard with the metrics of each round, in the run directory."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ TENSORBOARD_INSTALL_HINT = "pip install 'fedmosaic[tensorboard]'"
 EVENT_FILES = "events.out.tfevents.*"
 FIRST_ROUND = 1
 INDEX_KEYS = ("round", "client")
-# What is counted is added up over clients; of everything else there is a mean.
+# Counts are summed over clients; all other metrics are averaged.
 SUMMED_METRICS = ("bits_up", "bits_down", "left_out")
-# Never by itself: we flush after every round.
+# Disables automatic flushing; the logger flushes after every round.
 NO_AUTO_FLUSH_SECONDS = 10**9
 
 
 def require_tensorboard_installed() -> None:
-    """Refuse to begin where the package is missing; nothing is loaded."""
+    """Raise RequestError if tensorboard is not installed, without importing it."""
     if find_spec("tensorboard") is None:
         raise RequestError(f"the package tensorboard is not installed (--tensorboard): {TENSORBOARD_INSTALL_HINT}")
 
 
 def require_tensorboard_importable() -> None:
-    """Refuse to begin where the package is there but cannot be loaded."""
+    """Raise RequestError if tensorboard is installed but cannot be imported."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except Exception as error:
         raise RequestError(
-            f"the package tensorboard cannot be loaded, {type(error).__name__}: {error} (--tensorboard): {TENSORBOARD_INSTALL_HINT}"
+            f"the package tensorboard cannot be imported, {type(error).__name__}: {error} (--tensorboard): "
+            f"{TENSORBOARD_INSTALL_HINT}"
         ) from None
 
 
@@ -51,19 +52,19 @@ def require_tensorboard_importable() -> None:
 def tensorboard_logging(
     events: Iterator[RunEvent], files: RunDirectory, is_enabled: bool
 ) -> Iterator[Iterator[RunEvent]]:
-    """The events of a run as they come, each round written to event files on its way if that is wanted."""
+    """Pass on the events of a run and, if enabled, write each round to event files."""
     if not is_enabled:
         yield events
         return
-    board = TensorBoardLogger(files)
+    logger = TensorBoardLogger(files)
     try:
-        yield log_events(events, board)
+        yield log_events(events, logger)
     finally:
-        board.close()
+        logger.close()
 
 
 def log_events(events: Iterator[RunEvent], logger: TensorBoardLogger) -> Iterator[RunEvent]:
-    """The same events, after the board has heard of them. A run that was finished before gets its files as well."""
+    """Yield the events after logging them. A run that was already finished gets its event files, too."""
     from fedmosaic_cli.runner.run import RoundCompleted, RunFinished, RunStarted
 
     for event in events:
@@ -75,10 +76,9 @@ def log_events(events: Iterator[RunEvent], logger: TensorBoardLogger) -> Iterato
 
 
 class TensorBoardLogger:
-    """The event files of one run. If they cannot be written, that is said once, and the run goes on without them.
+    """Writes the event files of one run. If writing fails, it prints one warning and the run continues without them.
 
-    What the run's log holds when it begins is always written anew: so no round is there twice after --resume, and none
-    is missing, whatever the files of before had.
+    `open` rewrites all logged rounds, so after --resume no round is missing or duplicated.
     """
 
     def __init__(self, files: RunDirectory) -> None:
@@ -88,24 +88,22 @@ class TensorBoardLogger:
         self._original_excepthook = threading.excepthook
 
     def open(self) -> None:
-        """Begin with the rounds that have been played already."""
+        """Start a new event file with the rounds that are already logged."""
         self.has_opened = True
         with self._warn_on_error():
             self._writer = self._new_writer()
             rows = self._files.read_rounds()
-            for _, played in groupby(rows, key=lambda row: row["round"]):
-                write_round_scalars(self._writer, list(played))
+            for _, round_rows in groupby(rows, key=lambda row: row["round"]):
+                write_round_scalars(self._writer, list(round_rows))
             self._writer.flush()
 
     def log_round(self, rows: list[dict[str, Any]]) -> None:
-        """Write one more round, so that whoever looks sees it."""
         with self._warn_on_error():
             if self._writer:
                 write_round_scalars(self._writer, rows)
                 self._writer.flush()
 
     def close(self) -> None:
-        """End the last event file."""
         with self._warn_on_error():
             if self._writer:
                 self._writer.close()
@@ -117,18 +115,18 @@ class TensorBoardLogger:
         folder = self._files.tensorboard_dir
         outdated = sorted(folder.glob(EVENT_FILES))
         threading.excepthook = self._on_thread_exception
-        # Whoever reads the old files is told to forget them. The last one stays: a TensorBoard that is open waits at
-        # its end for the next, and would wait for ever if it were gone.
+        # `purge_step` makes readers discard the old files. The last old file stays: an open TensorBoard waits at its
+        # end for the next file, and would wait forever without it.
         writer = SummaryWriter(
             str(folder), purge_step=FIRST_ROUND if outdated else None, flush_secs=NO_AUTO_FLUSH_SECONDS
         )
-        clock_went_back = max(folder.glob(EVENT_FILES)) in outdated
-        for path in outdated if clock_went_back else outdated[:-1]:
+        is_clock_behind = max(folder.glob(EVENT_FILES)) in outdated
+        for path in outdated if is_clock_behind else outdated[:-1]:
             remove_path(path)
         return writer
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        # What goes wrong in the writer's own thread comes to us with the next request.
+        # The writer raises errors of its thread again on the next call.
         if not type(args.thread).__module__.startswith("tensorboard."):
             self._original_excepthook(args)
 
@@ -140,25 +138,25 @@ class TensorBoardLogger:
             self._writer = None
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             folder = self._files.tensorboard_dir
-            print_stderr(f"warning: cannot write for TensorBoard, {reason} ({folder}): the run goes on without")
+            print_stderr(f"warning: cannot write for TensorBoard, {reason} ({folder}): the run continues without")
 
 
 def write_round_scalars(writer: SummaryWriter, rows: list[dict[str, Any]]) -> None:
-    """Hand the values of one round to the writer, all in one record: a record each would be a write to disk each."""
+    """Write the values of one round as a single record, which is a single write to disk."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in round_scalars(rows)]
-    events: Any = writer.file_writer  # declared as None, until there is one
+    events: Any = writer.file_writer  # its declared type is None
     events.add_summary(Summary(value=values), rows[0]["round"])
 
 
 def round_scalars(rows: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """The values of a round under their tags: those of each client, then means and sums over clients."""
+    """Yield the tag and value of each metric: per client, then the mean or sum over clients."""
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
             if name not in INDEX_KEYS and isinstance(value, int | float):
                 values.setdefault(name, []).append(value)
                 yield f"{name}/client-{row['client']:03d}", value
-    for name, found in values.items():
-        yield (f"sum/{name}", sum(found)) if name in SUMMED_METRICS else (f"mean/{name}", fmean(found))
+    for name, per_client in values.items():
+        yield (f"sum/{name}", sum(per_client)) if name in SUMMED_METRICS else (f"mean/{name}", fmean(per_client))

@@ -147,7 +147,7 @@ def test_a_package_that_cannot_be_loaded_is_found_out_before_anything_is_written
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2
-    assert "cannot be loaded" in done.stderr
+    assert "cannot be imported" in done.stderr
     assert "pip install 'fedmosaic[tensorboard]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -189,7 +189,7 @@ def test_a_reader_who_sleeps_does_not_keep_a_run_from_stopping(undisturbed, tmp_
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--stop-timeout", "0"), "the round did not end within 0 s and is dropped"),
+        (("--stop-timeout", "0"), "the round did not finish within 0 s and is discarded"),
         ((), "stopped after round"),
     ],
 )
