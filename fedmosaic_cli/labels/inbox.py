@@ -1,4 +1,4 @@
-"""Where clients' opinions arrive: each is checked before a byte of it is used, and what fails is as if never sent."""
+"""Validation of uploads: every message is checked before its content is used. Invalid messages are ignored."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ACCEPTED, ABSTAINED, MISSING = "accepted", "abstained", "missing"
 
 @dataclass
 class LabelInbox:
-    """The opinions of one round. Nothing that is received can raise anything, whatever it holds."""
+    """The uploads of one round. Receiving a message never raises, whatever it contains."""
 
     expected: ExpectedMessage
     num_received: int = 0
     rejection_counts: Counter[str] = field(default_factory=Counter)
-    """How often each reason was found."""
+    """Number of rejected messages by reason."""
     _uploads: dict[int, bytes] = field(default_factory=dict)
-    """The first opinion of each client that was meant for this round."""
+    """The first upload of each client for this round."""
     _statuses: dict[int, str] = field(default_factory=dict)
 
     def receive(self, sender_id: int, data: bytes) -> None:
-        """Take what came from `sender`, as the transport knows it."""
+        """Validate and store a message from `sender_id`, as the transport identifies the sender."""
         self.num_received += 1
-        settled = sender_id in self._uploads
+        has_upload = sender_id in self._uploads
         try:
             client = wire.validate_header(data, self.expected, sender_id).client_id
             if client in self._uploads:
@@ -42,27 +42,28 @@ class LabelInbox:
             abstains = wire.validate_payload(data, self.expected.spec)
         except wire.InvalidMessageError as refused:
             self.rejection_counts[refused.reason.value] += 1
-            # What was not meant for this round, or came damaged, may follow what was, or come before it.
+            # A damaged message or one for another round may arrive before or after the valid one.
             if sender_id in self.expected.client_ids and (
-                not settled or refused.reason is wire.RejectionReason.DUPLICATE
+                not has_upload or refused.reason is wire.RejectionReason.DUPLICATE
             ):
                 self._statuses[sender_id] = refused.reason.value
             return
         self._statuses[client] = ABSTAINED if abstains else ACCEPTED
 
     def status(self, client_id: int) -> str:
-        """What became of a client's opinion: it was accepted, abstained, is missing, or the reason it is not used."""
+        """Return the status of a client's upload: accepted, abstained, missing, or the reason of its rejection."""
         return self._statuses.get(client_id, MISSING)
 
     def count_status(self, status: str) -> int:
+        """Return the number of clients with this status."""
         return sum(each == status for each in self._statuses.values())
 
     @property
     def num_valid(self) -> int:
-        """How many clients sent something that can be used; to abstain is to say something."""
+        """The number of clients with a valid upload, including abstentions."""
         return self.count_status(ACCEPTED) + self.count_status(ABSTAINED)
 
     def accepted_ballots(self) -> list[Ballot]:
-        """The opinions that count, in the order of the clients' numbers."""
-        counted = sorted(client for client, fate in self._statuses.items() if fate == ACCEPTED)
+        """Return the accepted uploads as ballots, sorted by client id."""
+        counted = sorted(client for client, status in self._statuses.items() if status == ACCEPTED)
         return [Ballot(client, self._uploads[client], self.expected.spec) for client in counted]

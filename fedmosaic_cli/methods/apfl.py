@@ -1,13 +1,13 @@
-"""APFL: a personal model that is a mixture of a private and the shared one, in proportions that each client learns.
+"""APFL: the personal model is a mixture of a private and the global model, with a learned mixing weight per client.
 
 Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020. On each batch the client's copy of the global
-model takes a step; then the private model takes one with the gradient at the mixture alpha v + (1 - alpha) w_i, times
-alpha. Once a round, at its first step, alpha descends along <v - w_i, gradient at the mixture>. Evaluated is the
-mixture with the client's copy as it stands after its last local pass. Differs from the paper: models step with the
-run's optimizer, each with its own memory, alpha with `alpha_lr`, and the mean is weighted as in all other methods.
-Differs from PFLlib, where the private model is trained by itself and then overwritten by the mixture, and from
-FL-bench, where the shared copy takes every step twice. What is mixed are parameters; the authors' later code mixes
-outputs, which takes two models to predict.
+model takes a step; then the private model takes one with alpha times the gradient at the mixture alpha v +
+(1 - alpha) w_i. Once per round, at the first step, alpha takes a gradient step along <v - w_i, gradient at the
+mixture>. The mixture with the client's copy of after its last local round is evaluated. Differs from the paper: models
+use the run's optimizer with separate states, alpha uses `alpha_lr`, and the mean is weighted as in all other methods.
+Differs from PFLlib, which trains the private model alone and overwrites it with the mixture, and from FL-bench, where
+the global copy takes every step twice. Parameters are mixed; the authors' later code mixes outputs, which needs two
+models for a prediction.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class APFL(FedAvg):
-    """`alpha` is the private model's share at the start; unless `adaptive`, for ever.
+    """APFL. The global model equals FedAvg's for any alpha.
 
-    Fixed at 1 the personal model is Local's (from a common start), bit for bit; the global one is FedAvg's for any
-    alpha.
+    Attributes:
+        alpha: Initial weight of the private model. Fixed at 1, the personal model equals Local's from a common start.
+        adaptive: Whether alpha is learned.
+        alpha_lr: Learning rate of alpha.
     """
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -53,16 +55,18 @@ class APFL(FedAvg):
         for step in client.steps():
             gradient = step.gradient(model)
             client.optimizer_step("model", gradient)
-            # The mixture runs on the private model's statistics, which thereby become its own.
+            # The mixture uses and updates the running statistics of the private model.
             gradient = step.gradient(params.interpolate(private, model, alpha, gradient))
-            slope = self.alpha_gradient(private, model, gradient) if self.adaptive and step.number == 1 else 0.0
+            alpha_gradient = (
+                self.alpha_gradient(private, model, gradient) if self.adaptive and step.number == 1 else 0.0
+            )
             client.optimizer_step("private", {name: alpha * tensor for name, tensor in gradient.items()})
-            alpha = min(max(alpha - self.alpha_lr * slope, 0.0), 1.0)
+            alpha = min(max(alpha - self.alpha_lr * alpha_gradient, 0.0), 1.0)
         client.state["alpha"] = alpha
         client.log(alpha=alpha)
 
     def alpha_gradient(self, private: Parameters, model: Parameters, gradient: Parameters) -> float:
-        """The derivative of the loss at the mixture by alpha."""
+        """Return the derivative of the loss at the mixture with respect to alpha."""
         return params.dot(private, gradient) - params.dot(model, gradient)
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:

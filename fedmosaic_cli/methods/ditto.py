@@ -1,9 +1,9 @@
-"""Ditto: FedAvg, and beside it a personal model for each client, on a leash to the global one.
+"""Ditto: FedAvg, plus a personal model per client with a proximal term towards the global model.
 
 Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021. The personal model minimises
-F_i(v) + mu/2 ||v - w||^2 (the paper's lambda is `mu`), where w is the model received this round, not the copy that the
-client is training. Both passes see the same batches, each with an optimizer of its own. Differs from the paper: the
-personal pass is as long as the other, mu is one for all clients, and the mean is weighted as in all other methods.
+F_i(v) + mu/2 ||v - w||^2 (`mu` is the paper's lambda), where w is the model received this round, not the copy that the
+client trains. Both models see the same batches and have separate optimizer states. Differs from the paper: both are
+trained for the same number of steps, mu is the same for all clients, and the mean is weighted as in all other methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class Ditto(FedAvg):
-    """With `mu` 0 the personal model is Local's from a common start, bit for bit; the global one is FedAvg's always."""
+    """Ditto. The global model equals FedAvg's.
+
+    Attributes:
+        mu: Strength of the proximal term. With 0 the personal model equals Local's from a common start, bit for bit.
+    """
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 1.0
 
@@ -34,6 +38,6 @@ class Ditto(FedAvg):
     num_models, num_trained_models = 2, 2
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        # First, while what was received is as it came.
+        # First: training the copy changes the received model in place.
         client.train("personal", proximal=ProximalTerm(received, self.mu) if self.mu else None)
         super().train_local_model(client, received)

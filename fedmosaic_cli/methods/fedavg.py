@@ -1,10 +1,9 @@
 """FedAvg: clients train copies of one global model, the server averages them.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017. Evaluated is
-the global model after aggregation, on every client; numbers taken after local training would be FedAvg with
-fine-tuning. Differs from PFLlib: running statistics are averaged like the rest unless `train.bn_buffers` says
-otherwise (there they stay with the clients, and the server's are those of the first one), and no short batch is
-dropped.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017. The global
+model is evaluated after aggregation, on every client; evaluation after local training would be FedAvg with fine-tuning.
+Differs from PFLlib: running statistics are averaged like weights unless `train.bn_buffers` says otherwise (in PFLlib
+they stay with the clients, and the server uses those of the first client), and short batches are not dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class FedAvg(Method):
-    """All methods that average models are made from this one: it says what is shared and how that is merged."""
+    """The base class of all methods that average models. Subclasses change what is shared and how it is trained."""
 
     name = "fedavg"
     title = "FedAvg"
@@ -35,10 +34,10 @@ class FedAvg(Method):
     uploads: ClassVar[Mapping[str, str]] = {"model": "weights"}
     evaluation_needs_server = True
     personal_state_key: ClassVar[str | None] = None
-    """Where a client remembers a personal model of its own; it starts as the global one does."""
+    """The key of a personal model in the client's state, if there is one. It starts as the initial global model."""
 
     def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
-        """The entries of the model that stay with each client."""
+        """Return the entries of the model that stay with each client."""
         return frozenset() if ctx.bn_buffers == "average" else ctx.buffer_names
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
@@ -59,16 +58,16 @@ class FedAvg(Method):
         return {"model": Weights(self.make_upload(client, client.state.pop("model"), ctx))}
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        """Train the client's copy, `client.state["model"]`. It shares its tensors with what was received."""
+        """Train the client's copy, `client.state["model"]`, which shares its tensors with `received`."""
         client.train("model")
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
-        """What of a trained copy is sent. The rest stays with the client, unless it is to be forgotten."""
-        kept = self.local_parameter_names(ctx)
-        if ctx.bn_buffers != "drop" or not kept <= ctx.buffer_names:
-            client.state["kept"] = params.select(model, kept)
+        """Return the part of a trained copy that is sent, and keep the local part unless it is dropped."""
+        names = self.local_parameter_names(ctx)
+        if ctx.bn_buffers != "drop" or not names <= ctx.buffer_names:
+            client.state["kept"] = params.select(model, names)
             client.state["has_statistics"] = True
-        return params.exclude(model, kept)
+        return params.exclude(model, names)
 
     def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
         models = [upload["model"] for upload in uploads.values()]
@@ -76,23 +75,22 @@ class FedAvg(Method):
 
     def personal_model(self, server: State, client: Client) -> Parameters:
         if self.personal_state_key:
-            own: Parameters = client.state[self.personal_state_key]
-            return own
+            personal: Parameters = client.state[self.personal_state_key]
+            return personal
         return self.with_local_parameters(server["model"], client)
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
         return self.with_local_parameters(server["model"], client)
 
     def with_local_parameters(self, model: Parameters, client: Client) -> Parameters:
-        """The server's model as this client would use it."""
-        kept = client.state["kept"]
-        if not kept:
+        """Return the server's model with the client's local parameters."""
+        local = client.state["kept"]
+        if not local:
             return model
-        whole = {**model, **kept}
-        # Initial statistics would make nonsense of any model: who has no others takes them from its own data.
-        return whole if client.state["has_statistics"] else {**whole, **client.running_statistics(whole)}
+        merged = {**model, **local}
+        # Initial running statistics are useless: a client that has not trained yet computes them from its data.
+        return merged if client.state["has_statistics"] else {**merged, **client.running_statistics(merged)}
 
     def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        shared = params.exclude(ctx.initial_model, self.local_parameter_names(ctx))
-        bits = sum(8 * tensor.numel() * tensor.element_size() for tensor in shared.values())
+        bits = Weights(params.exclude(ctx.initial_model, self.local_parameter_names(ctx))).bits
         return Traffic(uplink_bits=bits, downlink_bits=bits)

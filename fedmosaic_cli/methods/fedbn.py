@@ -1,10 +1,9 @@
-"""FedBN: FedAvg on everything but batch normalisation, which stays with the client.
+"""FedBN: FedAvg in which batch normalisation stays with the client.
 
-Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021. Local are weight,
-bias and running statistics of every batch-normalisation layer, found by the layer's type; the name `bn`, by which
-FedBN's repository, PFLlib and FL-bench look for them, is not what such layers are called everywhere. Differs from the
-repository: the mean is weighted as in all other methods (`train.aggregation`). What stays at home is not sent and not
-counted.
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021. Weight, bias and
+running statistics of every batch-normalisation layer are local. Layers are found by type; FedBN's repository, PFLlib
+and FL-bench look for the name `bn`, which not every network uses. Differs from the repository: the mean is weighted as
+in all other methods (`train.aggregation`). Local parameters are not sent and not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class FedBN(FedAvg):
-    """On a network without batch normalisation this is FedAvg, bit for bit."""
+    """FedBN. Equals FedAvg, bit for bit, if the network has no batch normalisation."""
 
     name = "fedbn"
     title = "FedBN"
@@ -36,4 +35,4 @@ class FedBN(FedAvg):
         return None
 
     def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
-        return "" if has_batch_norm else "FedBN is FedAvg here, the network has no batch normalisation (model.name)"
+        return "" if has_batch_norm else "FedBN equals FedAvg here: the network has no batch normalisation (model.name)"

@@ -1,11 +1,11 @@
-"""FedPHP: each client keeps a moving average of its own models, which teaches every global model it receives.
+"""FedPHP: each client keeps a moving average of its models, which teaches every global model it receives.
 
 Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021. The local loss is (1 -
-strength) CE + strength KT, where KT is either distillation from the history model or the maximum mean discrepancy
-between its features and the model's. After the pass, history <- mu history + (1 - mu) model, where mu grows with the
-number of times the client has taken part, up to `momentum`. Evaluated is the history model. Differs from the paper:
-there is no teacher before there is a history. Differs from PFLlib, which evaluates the model just trained and whose
-defaults leave the cross-entropy out.
+strength) CE + strength KT, where KT is distillation from the history model or the maximum mean discrepancy between the
+features of both models. After the local round, history <- mu history + (1 - mu) model, where mu grows with the number
+of rounds the client took part in, up to `momentum`. The history model is evaluated. Differs from the paper: there is no
+teacher in a client's first round. Differs from PFLlib, which evaluates the model just trained and whose defaults leave
+out the cross-entropy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class FedPHP(FedAvg):
-    """With `strength` 0 the global model is FedAvg's, bit for bit."""
+    """FedPHP.
+
+    Attributes:
+        strength: Weight of the transfer loss. With 0 the global model equals FedAvg's, bit for bit.
+        transfer: Distillation, or maximum mean discrepancy of features.
+        temperature: Temperature of the distillation.
+        momentum: Maximum weight of the history in the moving average.
+    """
 
     strength: Annotated[float, Field(ge=0, le=1)] = 0.05
     transfer: Literal["distillation", "mmd"] = "distillation"
@@ -52,18 +59,18 @@ class FedPHP(FedAvg):
         client.train("model", [self.transfer_term(client)], private_weight=1 - self.strength)
 
     def transfer_term(self, client: Client) -> LossTerm:
-        """What the history model teaches in this round: asked once, as it does not change during the pass."""
+        """Return the transfer loss. The history model is fixed during the round, so its outputs are computed once."""
         history = client.state["history"]
         if self.transfer == "mmd":
             return FeatureMatchingLoss(client.private_features(history), self.strength)
         return DistillationLoss(client.predict_private(history), self.strength, self.temperature)
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
-        inherited = self.history_weight(client.state["times"], ctx)
-        client.state["history"] = params.interpolate(model, client.state["history"], 1 - inherited)
+        weight = self.history_weight(client.state["times"], ctx)
+        client.state["history"] = params.interpolate(model, client.state["history"], 1 - weight)
         client.state["times"] += 1
         return super().make_upload(client, model, ctx)
 
     def history_weight(self, num_participations: int, ctx: FederationInfo) -> float:
-        """The share of the history that survives, for a client that has taken part so many times before."""
+        """Return the weight of the history in the moving average after this many participations."""
         return min(self.momentum * num_participations / (ctx.participation_rate * ctx.num_rounds), self.momentum)

@@ -1,9 +1,9 @@
-"""FedProx: FedAvg with a leash on how far a client may drift.
+"""FedProx: FedAvg with a proximal term towards the received model.
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. Every step minimises F_i(w) + mu/2 ||w -
-w_received||^2. Differs from the paper: every client takes all its local steps, participants are drawn uniformly, and
-the mean is weighted as in all other methods (`train.aggregation`). Differs from FedBN's repository, where the norm is
-not squared. There is no universal mu; the authors tune it between 0.001 and 1.
+w_received||^2. Differs from the paper: every client computes all its local steps, clients are sampled uniformly, and
+the mean is weighted as in all other methods (`train.aggregation`). Differs from FedBN's repository, which does not
+square the norm. No value of mu fits all problems; the authors tune it between 0.001 and 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class FedProx(FedAvg):
-    """`mu` is the strength of the leash; with 0 this is FedAvg, bit for bit."""
+    """FedProx.
+
+    Attributes:
+        mu: Strength of the proximal term. 0 equals FedAvg, bit for bit.
+    """
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 0.01
 
@@ -31,5 +35,5 @@ class FedProx(FedAvg):
     citation = "Li et al., MLSys 2020"
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        # What was received is trained in place: the anchor has to be a copy.
+        # The received model is trained in place, so the anchor must be a copy.
         client.train("model", proximal=ProximalTerm(params.clone(received), self.mu) if self.mu else None)

@@ -153,7 +153,7 @@ class GatedCoTraining(FedMosaic):
         last = min(self.gate_decision_round(num_rounds), num_rounds)
         return (
             f"{self.title}: clients first test whether collaboration helps them; this takes up to "
-            f"{self.local_passes(num_rounds) / num_rounds:.1f} times the steps of Local, most of them until round {last}"
+            f"{self.local_passes(num_rounds) / num_rounds:.1f} times the steps of Local, mostly until round {last}"
         )
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:

@@ -1,8 +1,7 @@
-"""The two baselines every personalized method has to beat.
+"""The two baselines: Local trains every client alone, Centralized trains one model on the pooled data.
 
-Local: each client trains alone. Centralized: the same training on everybody's data in one place, with as many steps as
-all clients take together, or, where a round is measured in epochs, with as many of those; its one model is examined on
-every client's own test part.
+Centralized takes as many steps as all clients together or, if a round is measured in epochs, as many epochs. Its model
+is evaluated on every client's test data.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class Local(Method):
-    """No collaboration: nothing is sent, nothing received."""
+    """Local training without any communication."""
 
     name = "local"
     title = "Local training"
@@ -34,7 +33,7 @@ class Local(Method):
 
 @hyperparameters
 class Centralized(Local):
-    """Local training of one client that holds all training data. Raw data travels, which no federation allows."""
+    """Local training of one client that holds all training data. A federation would not allow this."""
 
     name = "centralized"
     title = "Centralized"

@@ -1,10 +1,10 @@
-"""Per-FedAvg: the global model is a start from which one step on a client's data goes far.
+"""Per-FedAvg: the global model is an initialisation that adapts to a client with one gradient step.
 
 Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020. Minimises sum_i
-F_i(w - alpha grad F_i(w)); a step uses independent batches for the inner gradient, the outer one and the curvature.
-Evaluated is the global model after one plain step of size alpha on a batch of the client's training data; the step is
-taken on a copy, with running statistics left alone. Differs from the paper: the outer step is the run's optimizer's
-with learning rate beta (the paper's plain step with `train.optimizer=sgd`), and the mean is weighted as in all other
+F_i(w - alpha grad F_i(w)). A step uses independent batches for the inner gradient, the outer gradient and the Hessian.
+The global model after one plain step of size alpha on a batch of the client's training data is evaluated; the step
+works on a copy and keeps running statistics. Differs from the paper: the outer step uses the run's optimizer with
+learning rate beta (the paper's plain step with `train.optimizer=sgd`), and the mean is weighted as in all other
 methods. Differs from PFLlib, whose beta is the learning rate and whose evaluation changes running statistics.
 """
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class PerFedAvg(FedAvg):
-    """With `alpha` 0 this is FedAvg with learning rate `beta`, bit for bit.
+    """Per-FedAvg.
 
-    `version` is `first-order`, which leaves the curvature out, or `hessian-free`, which takes it from a difference of
-    gradients at w +- `delta` times the outer gradient.
+    Attributes:
+        alpha: Step size of the adaptation. 0 equals FedAvg with learning rate `beta`, bit for bit.
+        beta: Learning rate of the outer step.
+        version: `first-order` ignores the Hessian; `hessian-free` approximates it by a difference of gradients.
+        delta: Step size of that difference.
     """
 
     alpha: Annotated[float, Field(ge=0, le=1e30)] = 0.01
@@ -45,14 +48,14 @@ class PerFedAvg(FedAvg):
         model, second_order = client.state["model"], self.version == "hessian-free"
         for step in client.steps("inner", *(["curvature"] if second_order else [])):
             inner = step.gradient(model, "inner", update_running_stats=False)
-            # The outer batch is FedAvg's, and its statistics are the ones that count.
+            # The outer batch is that of FedAvg, and only it updates running statistics.
             outer = step.gradient(params.add_scaled(model, inner, -self.alpha))
             if second_order:
                 outer = params.add_scaled(outer, self.hessian_vector_product(step, model, outer), -self.alpha)
             client.optimizer_step("model", outer, lr=self.beta)
 
     def hessian_vector_product(self, step: Step, model: Parameters, direction: Parameters) -> Parameters:
-        """The Hessian at `model` times `direction`, from two gradients on one batch."""
+        """Return the Hessian at `model` times `direction`, from two gradients on one batch."""
         ahead, behind = (
             step.gradient(params.add_scaled(model, direction, distance), "curvature", update_running_stats=False)
             for distance in (self.delta, -self.delta)

@@ -1,11 +1,10 @@
-"""PerFed-CKT: clients share logits on a public set and learn from those who answer alike.
+"""PerFed-CKT: clients share logits on a public set and learn from clients with similar logits.
 
 Cho et al., Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge Transfer, 2021. The
 server clusters the clients by their logits and sends each the mean of its cluster; the loss is CE plus `mu` times the
-mean squared distance to it. We know the method from its description alone, so these are our choices: the distance is
-averaged over classes, so that `mu` does not depend on their number; every round is clustered afresh, by k-means with
-ten restarts on that round's logits alone; before the first exchange there is nothing to learn from others. Logits tell
-more about a client's data than labels do.
+mean squared distance to it. No reference code is public, so these are our choices: the distance is averaged over
+classes, so `mu` does not depend on their number; every round is clustered by k-means with ten restarts on that round's
+logits; there is no target before the first exchange. Logits reveal more about a client's data than labels.
 """
 
 from __future__ import annotations
@@ -28,7 +27,12 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class PerFedCKT(Method):
-    """With `mu` 0 this is Local, bit for bit. With one cluster everybody learns from the mean of all."""
+    """PerFed-CKT.
+
+    Attributes:
+        mu: Weight of the transfer loss. 0 equals Local, bit for bit.
+        clusters: Number of clusters. With 1, all clients learn from the mean of all.
+    """
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 0.1
     clusters: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -43,7 +47,7 @@ class PerFedCKT(Method):
     citation = "Cho et al., 2021"
 
     def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
-        # Who was not heard in the last round gets what it was given when it was.
+        # A client that did not take part in the last round gets its last target.
         target = server.get(str(client_id))
         return {} if target is None else {"target": Logits(target)}
 
@@ -68,4 +72,4 @@ class PerFedCKT(Method):
         if self.clusters < num_participants:
             return ""
         hint = f"{self.clusters} clusters for {num_participants} clients in a round (methods.perfedckt.clusters)"
-        return f"PerFed-CKT hardly collaborates here, with {hint}"
+        return f"PerFed-CKT hardly collaborates here: {hint}"

@@ -1,11 +1,11 @@
-"""pFedMe: personal models inside a Moreau envelope around the global one.
+"""pFedMe: personal models from the Moreau envelope around the global model.
 
 Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. On each batch the personal
-model takes `inner_steps` plain steps down F_i(theta) + mu/2 ||theta - w_i||^2 (the paper's lambda is `mu`); then the
-client's copy moves towards it, w_i <- w_i - lr mu (w_i - theta). The run's optimizer has no part in this. Evaluated is
-theta, kept as a copy: in the authors' code and in PFLlib the list of personal parameters is an alias, and what is
-evaluated is w_i or the global model. Differs from the authors' code, which adds 0.001 theta to the inner gradient
-(`weight_decay`). Running statistics are theta's, the only model that is run.
+model takes `inner_steps` plain gradient steps on F_i(theta) + mu/2 ||theta - w_i||^2 (`mu` is the paper's lambda); then
+the client's copy moves towards it, w_i <- w_i - lr mu (w_i - theta). The run's optimizer is not used. theta is
+evaluated, stored as a copy: in the authors' code and in PFLlib the list of personal parameters is an alias, so w_i or
+the global model is evaluated. Differs from the authors' code, which adds 0.001 theta to the inner gradient
+(`weight_decay`). Running statistics are those of theta, the only model that is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 @hyperparameters
 class PFedMe(FedAvg):
-    """`beta` mixes the mean into the server's model: 1 replaces it, 0 keeps it for ever."""
+    """pFedMe.
+
+    Attributes:
+        mu: Strength of the proximal term.
+        inner_steps, inner_lr: Number and learning rate of the inner gradient steps.
+        lr: Learning rate of the client's copy.
+        beta: Weight of the mean in the server's update: 1 replaces the server's model, 0 keeps it.
+        weight_decay: Weight decay of the inner steps.
+    """
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 15.0
     inner_steps: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -46,7 +54,7 @@ class PFedMe(FedAvg):
     @model_validator(mode="after")
     def require_stable_step(self) -> PFedMe:
         if self.lr * self.mu > 1:
-            raise ValueError(f"lr {self.lr} times mu {self.mu} is above 1, which overshoots theta: lower one of them")
+            raise ValueError(f"lr {self.lr} times mu {self.mu} is above 1 and overshoots theta: lower one of them")
         return self
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
@@ -61,7 +69,7 @@ class PFedMe(FedAvg):
         client.state["model"] = params.clone(model)
 
     def inner_gradient(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
-        """The gradient of F_i(theta) + mu/2 ||theta - model||^2 (+ weight_decay/2 ||theta||^2), given that of F_i."""
+        """Return the gradient of F_i(theta) + mu/2 ||theta - model||^2 (+ weight_decay/2 ||theta||^2), given that of F_i."""
         return {
             name: theta[name].sub(model[name]).mul_(self.mu).add_(slope).add_(theta[name], alpha=self.weight_decay)
             for name, slope in gradient.items()
@@ -69,5 +77,5 @@ class PFedMe(FedAvg):
 
     def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
         mean = super().aggregate(server, uploads, ctx)["model"]
-        # A variance must not be extrapolated: statistics are the mean's.
+        # Running statistics are not extrapolated: a variance could become negative.
         return {"model": params.interpolate(mean, server["model"], self.beta, mean.keys() - ctx.buffer_names)}

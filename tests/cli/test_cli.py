@@ -472,7 +472,7 @@ def test_names_are_shown_as_they_are(invoke, tmp_path):
 
 def test_a_method_that_would_be_another_one_is_called_out(invoke):
     result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run")
-    assert "warning: FedBN is FedAvg here" in result.stderr
+    assert "warning: FedBN equals FedAvg here" in result.stderr
     for key in ("model.name", "clients.0-9.model"):
         result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run", "--set", f"{key}=cnn-bn")
         assert "warning" not in result.stderr
@@ -538,7 +538,7 @@ def test_all_methods_are_listed_with_what_travels(invoke):
 
 def test_a_method_that_never_collaborates_is_called_out(invoke):
     result = invoke("train", "--preset", "quickstart", "--rounds", "2", "--dry-run")
-    assert "FedMosaic is Local here" in result.stderr
+    assert "FedMosaic equals Local here" in result.stderr
 
 
 def test_several_can_partition_at_once(tmp_path):
