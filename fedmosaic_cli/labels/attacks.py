@@ -166,9 +166,7 @@ class LabelAttack:
             spec = replace(self.spec, label_encoding=LabelEncoding.INDEX, expertise_encoding=ExpertiseEncoding.FLOATS)
             labels = self.honest_labels(client_id, context)
             return wire.encode_label_upload(header, spec, labels, np.full(spec.public_size, variant))
-        has_unused_codes = self.spec.label_encoding is LabelEncoding.INDEX and num_classes < 1 << label_bits(
-            num_classes
-        )
+        is_index = self.spec.label_encoding is LabelEncoding.INDEX
         if variant == "label" and is_index and num_classes < 1 << label_bits(num_classes):
             return wire.encode_message(header, self.spec, b"\xff" * self.spec.payload_bytes)
         if variant == "longer":

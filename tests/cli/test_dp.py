@@ -30,7 +30,7 @@ def invoke(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--dp", "krr"), "neither epsilon nor label_epsilon says how much noise (privacy): set epsilon"),
+        (("--dp", "krr"), "neither epsilon nor label_epsilon is given (privacy): set epsilon"),
         (("--dp", "foo", "--dp-epsilon", "3"), "cannot read 'foo' (--dp): write krr or xor"),
         (("--dp", "krr,foo", "--dp-epsilon", "3"), "cannot read 'krr,foo' (--dp): write krr or xor"),
         (("--dp", "off,none"), "cannot read 'off,none' (--dp): write krr or xor"),

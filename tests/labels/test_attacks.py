@@ -49,7 +49,7 @@ def attack(kind, form=SHARES, clients=(0, 1), unlike=None, **settings):
 def sent(attacks, scene):
     """What the attackers send, as labels and expertise."""
     found = {d.sender_id: d.data for d in attacks.delivered_uploads(scene) if d.sender_id in attacks.settings.clients}
-    form = attacks.form
+    form = attacks.spec
     return {c: (wire.decode_labels(data, form), wire.decode_expertise(data, form)) for c, data in found.items()}
 
 

@@ -15,6 +15,7 @@ from fedmosaic_cli.labels.attacks import AttackContext, LabelAttack, UploadDeliv
 from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, LabelInbox
 from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings
 from fedmosaic_cli.labels.label_uploads import CollectedUploads, receive_uploads
+from fedmosaic_cli.labels.sharing import with_label_sharing
 from fedmosaic_cli.labels.voting import Ballot, aggregate_votes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, LabelEncoding, LabelMessageKind, MessageSpec
 from tests.labels.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
@@ -81,7 +82,7 @@ ARRIVALS = [
 @settings(max_examples=1000)
 @given(st.lists(st.sampled_from(ARRIVALS), max_size=12), st.randoms(use_true_random=False))
 def test_whatever_arrives_its_order_does_not_matter(came, random):
-    shuffled = random.subsample(came, len(came))
+    shuffled = random.sample(came, len(came))
     one, other = inbox_with(*came), inbox_with(*shuffled)
     assert one.accepted_ballots() == other.accepted_ballots()
     assert consensus_bytes(one.accepted_ballots()) == consensus_bytes(other.accepted_ballots())
@@ -172,10 +173,9 @@ def test_nothing_that_arrives_can_stop_the_server():
 
 
 def gathered(*deliveries: UploadDelivery, form: MessageSpec = FORM, **defence: int) -> CollectedUploads:
-    world = FederationInfo(
-        CLASSES, {}, {}, 9, run_id=RUN, public_set_id=PUBLIC, public_size=SIZE, defence=DefenceSettings(**defence)
-    )
-    return receive_uploads(deliveries, form, world, ROUND, list(range(CLIENTS)))
+    ctx = FederationInfo(CLASSES, {}, {}, 9, run_id=RUN, public_set_id=PUBLIC, public_size=SIZE)
+    ctx = with_label_sharing(ctx, defence=DefenceSettings(**defence))
+    return receive_uploads(deliveries, form, ctx, ROUND, list(range(CLIENTS)))
 
 
 def delivered(*clients: int, late: bool = False) -> list[UploadDelivery]:

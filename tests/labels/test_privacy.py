@@ -159,8 +159,8 @@ def test_the_histogram_is_told_once():
     [
         ({"labels": "off", "epsilon": 1.0}, "epsilon has no effect while labels are off: "),
         ({"labels": "off", "max_epsilon": 1.0}, "max_epsilon has no effect while labels are off: "),
-        ({}, "neither epsilon nor label_epsilon says how much noise: "),
-        ({"noise_multiplier": 1.0}, "neither epsilon nor label_epsilon says how much noise: "),
+        ({}, "neither epsilon nor label_epsilon is given: "),
+        ({"noise_multiplier": 1.0}, "neither epsilon nor label_epsilon is given: "),
         ({"epsilon": 1.0, "label_epsilon": 1.0}, "epsilon and label_epsilon are both given: "),
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, "epsilon and noise_multiplier are both given: "),
         ({"label_epsilon": 1.0, "label_share": 0.4}, "label_share has no effect while there is no epsilon to share: "),

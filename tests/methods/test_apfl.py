@@ -74,7 +74,7 @@ def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
     positions = client._private_batches("private")[0]
 
     def loss(alpha):
-        module = client.learner.module(params.interpolate(private, copy, alpha))
+        module = client.learner.bound_module(params.interpolate(private, copy, alpha))
         inputs, labels = client.private.inputs(positions), client.private.labels[positions]
         return torch.nn.functional.cross_entropy(module(inputs), labels).item()
 

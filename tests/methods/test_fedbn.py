@@ -89,7 +89,7 @@ class TestWithBatchNorm:
         idle = [client for client in federation.state.clients if not client.state["has_statistics"]]
         assert len(idle) == 2
         model = method.personal_model(federation.state.server, idle[0])
-        module = idle[0].learner.module(model).eval()
+        module = idle[0].learner.bound_module(model).eval()
         seen = module.body[1](module.body[0](idle[0].private.inputs(slice(None))))
         assert torch.allclose(model["body.2.running_mean"], seen.mean(dim=0))
         assert torch.allclose(model["body.2.running_var"], seen.var(dim=0))

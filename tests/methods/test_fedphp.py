@@ -128,9 +128,9 @@ def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     client.begin_round(2)
     positions = client._private_batches("private")[0]
     inputs, labels = client.private.inputs(positions), client.private.labels[positions]
-    module = client.learner.module(history)
+    module = client.learner.bound_module(history)
     teacher = [tensor.detach() for tensor in (module.features(inputs), (module(inputs) / 4).softmax(dim=1))]
-    module = client.learner.module(start)
+    module = client.learner.bound_module(start)
     features = module.features(inputs)
     logits = module.head(features)
     ce = torch.nn.functional.cross_entropy(logits, labels)
@@ -189,7 +189,7 @@ def test_the_student_is_not_softened():
     teacher = torch.tensor([[4.0, 0.0]], dtype=torch.float64)
 
     class Outputs:
-        private_index = torch.tensor([0])
+        private_indices = torch.tensor([0])
         private_logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
 
     p = torch.tensor([1.0, 0.0], dtype=torch.float64).softmax(dim=0)

@@ -11,7 +11,7 @@ import torch
 from fedmosaic_cli.engine.execution.modes import ExecutionMode
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.gated import GatedCoTraining
+from fedmosaic_cli.methods.gated import ExtendedFedMosaic, GatedCoTraining
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
@@ -131,10 +131,10 @@ def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
     seen: list[tuple[int, str, frozenset[int]]] = []
     original = SimulatedClient.train
 
-    def watched(self, model, terms=(), leash=None, private_weight=1.0, only=None):
-        if only is not None:
-            seen.append((self.id, model, frozenset(only.tolist())))
-        original(self, model, terms, leash, private_weight, only)
+    def watched(self, model, terms=(), proximal=None, private_weight=1.0, examples=None):
+        if examples is not None:
+            seen.append((self.id, model, frozenset(examples.tolist())))
+        original(self, model, terms, proximal, private_weight, examples)
 
     monkeypatch.setattr(SimulatedClient, "train", watched)
     played(THREE, BIG.changed(rounds=8), rounds=4)
@@ -150,21 +150,21 @@ def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
 
 def test_prior_adjustment_of_no_strength_is_the_plain_loss():
     toy = BIG.changed(rounds=5)
-    plain = FedMosaic(trust=0.5)
+    plain = ExtendedFedMosaic(trust=0.5)
     assert same(models(replace(plain, public_loss="prior-adjusted", prior_strength=0.0), toy), models(plain, toy))
     assert not same(models(replace(plain, public_loss="prior-adjusted"), toy), models(plain, toy))
 
 
 def test_a_shadow_votes_as_if_there_were_no_consensus():
     toy = BIG.changed(rounds=5)
-    method = FedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
+    method = ExtendedFedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
     shadows = [client.state["voter"] for client in played(method, toy, rounds=5).state.clients]
     assert same(shadows, models(Local(), toy, rounds=5))
     assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
 
 
 def test_trust_by_agreement_is_found_once_and_kept():
-    rounds = rows_of(FedMosaic(trust="agreement"), BIG, 6)
+    rounds = rows_of(ExtendedFedMosaic(trust="agreement"), BIG, 6)
     trusts = [[row["lambda"] for row in rows] for rows in rounds]
     assert trusts[0] == [0.0] * 3
     assert all(later == trusts[1] for later in trusts[2:])
@@ -178,17 +178,17 @@ def test_the_warmup_is_a_share_of_all_rounds_or_a_number_of_them():
 
 def test_what_a_gate_needs_is_a_network():
     assert GatedCoTraining().supported_learners == "any network"
-    assert FedMosaic(trust="gated").supported_learners == "any network"
-    assert FedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
-    assert FedMosaic(votes_from="doubting").supported_learners == "any network"
-    assert FedMosaic().supported_learners == FedMosaic(votes_from="shadow").supported_learners == "anything"
+    assert ExtendedFedMosaic(trust="gated").supported_learners == "any network"
+    assert ExtendedFedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
+    assert ExtendedFedMosaic(votes_from="doubting").supported_learners == "any network"
+    assert ExtendedFedMosaic().supported_learners == ExtendedFedMosaic(votes_from="shadow").supported_learners == "anything"
 
 
 def test_what_happens_when_depends_on_how_many_rounds_there_will_be():
     assert GatedCoTraining().depends_on_total_rounds
-    assert FedMosaic(trust="gated").depends_on_total_rounds
-    assert FedMosaic(warmup_share=0.2).depends_on_total_rounds
-    assert not FedMosaic().depends_on_total_rounds
+    assert ExtendedFedMosaic(trust="gated").depends_on_total_rounds
+    assert ExtendedFedMosaic(warmup_share=0.2).depends_on_total_rounds
+    assert not ExtendedFedMosaic().depends_on_total_rounds
 
 
 def test_a_voter_without_doubt_is_a_shadow():
@@ -202,7 +202,7 @@ def test_a_voter_without_doubt_is_a_shadow():
 def test_a_doubting_voter_never_hears_of_the_consensus():
     """Its training depends on its own data and on the public set, not on what anybody says of it."""
     toy = BIG.changed(rounds=6)
-    trusting = FedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
+    trusting = ExtendedFedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
     votes = [
         [client.state["voter"] for client in played(method, toy, rounds=6).state.clients]
         for method in (trusting, replace(trusting, trust=0.0))
@@ -216,7 +216,7 @@ def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
     toy = BIG.changed(local_steps=60)
     unsure = {}
     for doubt in (0.0, 1.0):
-        method = FedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
+        method = ExtendedFedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
         client = played(method, toy, rounds=3).state.clients[0]
         unsure[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
     assert unsure[1.0] < unsure[0.0] - 0.1
@@ -224,10 +224,10 @@ def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
 
 def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
     toy = BIG.changed(rounds=4)
-    rows = rows_of(FedMosaic(trust="paper", votes_from="doubting"), toy, 4)
-    plain = rows_of(FedMosaic(trust="paper"), toy, 4)
+    rows = rows_of(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, 4)
+    plain = rows_of(ExtendedFedMosaic(trust="paper"), toy, 4)
     assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
-    federation = played(FedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
+    federation = played(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
     client, labels = federation.state.clients[0], federation.state.server["labels"]
     own = torch.nn.functional.cross_entropy(client.predict_public(client.state["model"]), labels).item()
     assert rows[1][0]["loss_public"] == pytest.approx(own)
@@ -236,9 +236,9 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
 @pytest.mark.parametrize(
     ("method", "rounds", "expected"),
     [
-        (FedMosaic(), 30, 30),
-        (FedMosaic(votes_from="shadow", warmup_rounds=5), 30, 55),
-        (FedMosaic(votes_from="doubting", warmup_rounds=5), 30, 60),
+        (ExtendedFedMosaic(), 30, 30),
+        (ExtendedFedMosaic(votes_from="shadow", warmup_rounds=5), 30, 55),
+        (ExtendedFedMosaic(votes_from="doubting", warmup_rounds=5), 30, 60),
         (THREE, 30, 30 + 3 * 6 + 7 * 9),
         (replace(THREE, votes_from="shadow"), 30, 30 + 3 * 6 + 7 * 9 + 15),
         (replace(THREE, warmup_rounds=40), 30, 30 + 3 * 30),

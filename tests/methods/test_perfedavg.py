@@ -22,7 +22,7 @@ class AdaptsOnTestData(PerFedAvg):
     def personal_model(self, server, client):
         test = client.tests
         loss = torch.nn.functional.cross_entropy
-        module = client.learner.module(server["model"])
+        module = client.learner.bound_module(server["model"])
         gradients = torch.autograd.grad(loss(module(test.inputs(slice(None))), test.labels), list(module.parameters()))
         names = [name for name, _ in module.named_parameters()]
         return params.add_scaled(server["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
@@ -34,7 +34,7 @@ class AdaptsForAnEpoch(PerFedAvg):
     def personal_model(self, server, client):
         model = server["model"]
         for step in client.steps():
-            model = params.add_scaled(model, step.gradient(model, keep_statistics=False), -self.alpha)
+            model = params.add_scaled(model, step.gradient(model, update_running_stats=False), -self.alpha)
         return model
 
 
@@ -83,7 +83,7 @@ def test_the_curvature_is_the_derivative_of_the_gradient():
     direction = step.gradient(model)
     ours = method.hessian_vector_product(step, model, direction)
     positions = client._private_batches("curvature")[0]
-    module = client.learner.module(model)
+    module = client.learner.bound_module(model)
     loss = torch.nn.functional.cross_entropy(module(client.private.inputs(positions)), client.private.labels[positions])
     parameters = list(module.parameters())
     slope = torch.autograd.grad(loss, parameters, create_graph=True)

@@ -60,7 +60,7 @@ def test_with_a_cluster_for_everybody_the_target_is_one_s_own_and_the_next_step_
 
 def test_distances_are_averaged_over_classes():
     class Outputs:
-        public_index = torch.tensor([1, 0])
+        public_indices = torch.tensor([1, 0])
         public_logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
     targets = torch.tensor([[3.0, 2.0], [1.0, 0.0]])
