@@ -1,1 +1,4 @@
-"""The paper's formulas as pure functions: when to trust, whom to trust, what the crowd says, what it costs to say."""
+"""The formulas of co-training as pure functions: trust, expertise, logit adjustment, cross-fitting and clustering."""
+
+NO_LABEL = -1
+"""Marks a public example without a consensus label."""

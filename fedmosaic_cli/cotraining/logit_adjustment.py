@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.labels.voting import NO_LABEL
+from fedmosaic_cli.cotraining import NO_LABEL
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.losses import PseudoLabelLoss, mean_cross_entropy, select_labelled
 from fedmosaic_cli.errors import FedMosaicError
-from fedmosaic_cli.labels.voting import NO_LABEL
 from fedmosaic_cli.models.sklearn_estimators import build_estimator, limit_sklearn_threads
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from fedmosaic_cli.labels.voting import NO_LABEL
+from fedmosaic_cli.cotraining import NO_LABEL
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.defences import (
     PAPER_VOTING_RULES,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 TIE_TOLERANCE = 1e-9
 # Keeps every vote alive: where no client claims any expertise, the plain majority decides.
 MIN_VOTE_WEIGHT = 1e-6
-NO_LABEL = -1
 
 
 @dataclass(frozen=True)

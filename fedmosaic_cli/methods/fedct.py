@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
+from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.trust import MIN_TRUST
 from fedmosaic_cli.engine.losses import PseudoLabelLoss
 from fedmosaic_cli.engine.method import LearnerSupport, MethodFamily, Traffic, hyperparameters
@@ -21,7 +22,7 @@ from fedmosaic_cli.labels.defences import client_reputations, update_agreement_e
 from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
 from fedmosaic_cli.labels.privacy.privatize import label_encoding, privatize, reporting_rates, voting_rules
 from fedmosaic_cli.labels.sharing import VOTE_LOG_KEY, SharesLabels, VoteLog, label_sharing
-from fedmosaic_cli.labels.voting import NO_LABEL, aggregate_votes
+from fedmosaic_cli.labels.voting import aggregate_votes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

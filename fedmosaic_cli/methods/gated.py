@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 from fedmosaic_cli.cotraining.expertise import entropy_expertise, frequency_expertise
 from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
@@ -22,7 +23,7 @@ from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLo
 from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
 from fedmosaic_cli.labels.privacy.privatize import reporting_rates, voting_rules
-from fedmosaic_cli.labels.voting import NO_LABEL, leave_one_out_votes
+from fedmosaic_cli.labels.voting import leave_one_out_votes
 from fedmosaic_cli.methods.fedct import labels_to_tensor
 from fedmosaic_cli.methods.fedmosaic import ConstantTrust, ExpertiseName, FedMosaic
 

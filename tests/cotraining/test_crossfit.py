@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 from fedmosaic_cli.cotraining.expertise import (
     count_confidence_expertise,
@@ -21,7 +22,6 @@ from fedmosaic_cli.cotraining.expertise import (
 from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
 from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, PseudoLabelLoss
-from fedmosaic_cli.labels.voting import NO_LABEL
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 

@@ -181,7 +181,11 @@ def test_what_a_gate_needs_is_a_network():
     assert ExtendedFedMosaic(trust="gated").supported_learners == "any network"
     assert ExtendedFedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
     assert ExtendedFedMosaic(votes_from="doubting").supported_learners == "any network"
-    assert ExtendedFedMosaic().supported_learners == ExtendedFedMosaic(votes_from="shadow").supported_learners == "anything"
+    assert (
+        ExtendedFedMosaic().supported_learners
+        == ExtendedFedMosaic(votes_from="shadow").supported_learners
+        == "anything"
+    )
 
 
 def test_what_happens_when_depends_on_how_many_rounds_there_will_be():
