@@ -1,4 +1,4 @@
-"""Which clients answer alike."""
+"""Clusters of clients with similar predictions."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ KMEANS_RESTARTS = 10
 
 
 def cluster_clients(predictions: Sequence[Tensor], num_clusters: int) -> list[int]:
-    """The number of each one's cluster: k-means on flattened answers, at most `count` clusters.
+    """Cluster clients by k-means on their flattened predictions.
 
-    A function of the answers as a set: the order of clients changes nothing but the order of the result, and neither
-    does the order of the questions. Equal answers share a cluster.
+    The clusters depend neither on the order of the clients nor on the order of the examples. Clients with equal
+    predictions share a cluster.
+
+    Args:
+        predictions: Predictions [examples, classes] per client, on the same examples.
+        num_clusters: Maximum number of clusters.
+
+    Returns:
+        The cluster number of each client, in the order of `predictions`.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    points = np.stack([answer.double().cpu().numpy().ravel() for answer in predictions])
-    # Starting points are drawn by position: an order by length belongs to no client and to no question.
-    lengths = np.square(points).sum(axis=1)
-    order = sorted(range(len(points)), key=lambda client: (lengths[client], points[client].tobytes()))
+    points = np.stack([prediction.double().cpu().numpy().ravel() for prediction in predictions])
+    # k-means draws its starting points by position. Sorting by norm makes positions independent of the client order.
+    norms = np.square(points).sum(axis=1)
+    order = sorted(range(len(points)), key=lambda client: (norms[client], points[client].tobytes()))
+    kmeans = KMeans(min(num_clusters, len(points)), n_init=KMEANS_RESTARTS, random_state=0)
+    clusters = np.empty(len(points), dtype=np.int64)
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        # Fewer different answers than clusters are no failure.
+        # Fewer distinct predictions than clusters are allowed.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(min(num_clusters, len(points)), n_init=KMEANS_RESTARTS, random_state=0).fit_predict(
-            points[order]
-        )
-    numbers = np.empty(len(points), dtype=np.int64)
-    numbers[order] = found
-    return [int(number) for number in numbers]
+        clusters[order] = kmeans.fit_predict(points[order])
+    return [int(cluster) for cluster in clusters]

@@ -1,4 +1,4 @@
-"""Whether collaboration helps a client, found out on examples that the models in question have not seen."""
+"""Statistics of the cross-fitted test that decides whether collaboration helps a client."""
 
 from __future__ import annotations
 
@@ -12,19 +12,33 @@ if TYPE_CHECKING:
 
 
 def stratified_folds(labels: Tensor, num_folds: int, rng: np.random.Generator) -> Tensor:
-    """A fold for each example [examples], at random: of each class every fold has as many, give or take one."""
+    """Assign each example to a random fold. Fold sizes differ by at most one, also within every class.
+
+    Args:
+        labels: Class of each example [examples].
+        num_folds: Number of folds.
+        rng: Source of randomness.
+
+    Returns:
+        Fold number of each example [examples].
+    """
     import numpy as np
     import torch
 
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels.numpy()[shuffled], kind="stable")]
-    dealt = np.empty(len(labels), dtype=np.int64)
-    dealt[by_class] = np.arange(len(labels)) % num_folds
-    return torch.as_tensor(dealt)
+    folds = np.empty(len(labels), dtype=np.int64)
+    folds[by_class] = np.arange(len(labels)) % num_folds
+    return torch.as_tensor(folds)
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """sum_c (p_c - [y = c])^2 for each example: 0 for a sure and right prediction, 2 for a sure and wrong one."""
+    """sum_c (p_c - [y = c])^2 per example: 0 for a certain correct prediction, 2 for a certain wrong one.
+
+    Args:
+        logits: Predictions [examples, classes].
+        labels: True classes [examples].
+    """
     from torch.nn.functional import one_hot
 
     probabilities = logits.double().softmax(dim=1)
@@ -33,7 +47,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GateDecision:
-    """What collaboration gains on an example on average, the standard error of that, and whether it is kept."""
+    """Mean gain of collaboration per example, its standard error, and whether collaboration is accepted."""
 
     gain: float
     standard_error: float
@@ -41,9 +55,12 @@ class GateDecision:
 
 
 def gate_decision(gains: Tensor, z_threshold: float, prior_variance: float) -> GateDecision:
-    """Keep what gains more than `strictness` standard errors.
+    """Accept collaboration if mean(g) > z s, with s^2 = (sum_j (g_j - mean(g))^2 + v) / (n (n - 1)).
 
-    `prior_variance` joins the sum of squares, so that a few examples that happen to agree are no evidence.
+    Args:
+        gains: Gain of collaboration on each held-out example [examples].
+        z_threshold: z, the number of standard errors that the mean gain must exceed.
+        prior_variance: v. It keeps a few examples with equal gains from counting as strong evidence.
     """
     count = len(gains)
     if count < 2:

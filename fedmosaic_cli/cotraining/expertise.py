@@ -1,8 +1,13 @@
-"""Whom to trust: how much a client's vote on each public example weighs."""
+"""Expertise: the weight E[j] of a client's vote on public example j.
+
+C is the number of classes, n(c) the client's number of training examples of class c, n their sum, y_j the class that
+the client predicts for example j, p_j its predicted distribution and H its entropy.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,65 +17,72 @@ if TYPE_CHECKING:
 
 
 def frequency_expertise(labels: Tensor, class_counts: Tensor) -> Tensor:
-    """E[j] = n(y_j) / n: the share of the client's own data in the class it predicts for example j.
+    """E[j] = n(y_j) / n: the fraction of the client's data in the class it predicts.
 
-    `labels` [examples] are the client's predictions, `class_counts` [classes] its training histogram.
+    Args:
+        labels: Predicted classes [examples].
+        class_counts: The client's number of training examples per class [classes].
     """
-    share = class_counts.double() / class_counts.sum()
-    return share[labels]
+    return (class_counts.double() / class_counts.sum())[labels]
 
 
 def entropy_expertise(log_probs: Tensor) -> Tensor:
-    """E[j] = log C - H(p_j): how far the prediction for example j is from a guess.
+    """E[j] = log C - H(p_j), in [0, log C]: 0 for a uniform prediction, log C for a certain one.
 
-    `log_probs` is [examples, classes]. The range is [0, log C]; the surer, the larger.
+    Args:
+        log_probs: Predicted log-probabilities [examples, classes].
     """
     log_probs = log_probs.double()
-    # 0 * log 0 is 0: a class ruled out entirely adds no entropy.
+    # The clamp makes 0 * log 0 equal to 0.
     entropy = -(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(dim=1)
     return (math.log(log_probs.shape[1]) - entropy).clamp(min=0.0)
 
 
-def count_expertise(labels: Tensor, class_counts: Tensor) -> Tensor:
-    """E[j] = n(y_j): how many examples the client has of the class it predicts for example j.
+@dataclass(frozen=True)
+class ExpertiseRule:
+    """An expertise formula and its range.
 
-    Unlike a frequency it tells a client that has seen much of a class from one that has seen nothing else.
+    Attributes:
+        score: E [examples] from log-probabilities [examples, classes], predicted classes [examples] and the client's
+            class counts [classes].
+        max_value: Upper bound of E, given the number of classes and the size of the largest client. The lower bound
+            is 0. Client and server both know it, so that scores can be quantised.
     """
-    return class_counts.double()[labels]
+
+    score: Callable[[Tensor, Tensor, Tensor], Tensor]
+    max_value: Callable[[int, int], float]
 
 
-def count_confidence_expertise(log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
-    """E[j] = n(y_j) (log C - H(p_j)): much experience with the class, and sure of the example."""
-    return count_expertise(labels, class_counts) * entropy_expertise(log_probs)
-
-
-def uniform_expertise(labels: Tensor) -> Tensor:
-    """E[j] = 1: every vote counts the same, as in FedCT."""
-    return labels.double().fill_(1.0)
+EXPERTISE_RULES: dict[str, ExpertiseRule] = {
+    "frequency": ExpertiseRule(
+        score=lambda log_probs, labels, class_counts: frequency_expertise(labels, class_counts),
+        max_value=lambda num_classes, largest_client: 1.0,
+    ),
+    "entropy": ExpertiseRule(
+        score=lambda log_probs, labels, class_counts: entropy_expertise(log_probs),
+        max_value=lambda num_classes, largest_client: math.log(num_classes),
+    ),
+    # E[j] = n(y_j): distinguishes many examples of a class from a client that has only this class.
+    "count": ExpertiseRule(
+        score=lambda log_probs, labels, class_counts: class_counts.double()[labels],
+        max_value=lambda num_classes, largest_client: largest_client,
+    ),
+    # E[j] = n(y_j) (log C - H(p_j)).
+    "count-confidence": ExpertiseRule(
+        score=lambda log_probs, labels, class_counts: class_counts.double()[labels] * entropy_expertise(log_probs),
+        max_value=lambda num_classes, largest_client: largest_client * math.log(num_classes),
+    ),
+    # E[j] = 1: a majority vote, as in FedCT.
+    "uniform": ExpertiseRule(
+        score=lambda log_probs, labels, class_counts: labels.double().fill_(1.0),
+        max_value=lambda num_classes, largest_client: 1.0,
+    ),
+}
 
 
 def expertise_scores(rule: str, log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
-    """Expertise of a kind, by name."""
-    rules: dict[str, Callable[[], Tensor]] = {
-        "frequency": lambda: frequency_expertise(labels, class_counts),
-        "entropy": lambda: entropy_expertise(log_probs),
-        "count": lambda: count_expertise(labels, class_counts),
-        "count-confidence": lambda: count_confidence_expertise(log_probs, labels, class_counts),
-        "uniform": lambda: uniform_expertise(labels),
-    }
-    return rules[rule]()
+    return EXPERTISE_RULES[rule].score(log_probs, labels, class_counts)
 
 
-def expertise_upper_bound(rule: str, num_classes: int, max_client_size: int = 1) -> float:
-    """The upper end of what expertise of this kind can be, known to both ends of the wire; the lower one is 0.
-
-    `largest` is the size that the largest client declared.
-    """
-    surest = math.log(num_classes)
-    return {
-        "uniform": 1.0,
-        "frequency": 1.0,
-        "entropy": surest,
-        "count": max_client_size,
-        "count-confidence": max_client_size * surest,
-    }[rule]
+def expertise_upper_bound(rule: str, num_classes: int, largest_client: int = 1) -> float:
+    return EXPERTISE_RULES[rule].max_value(num_classes, largest_client)

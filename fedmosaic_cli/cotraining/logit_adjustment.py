@@ -1,4 +1,4 @@
-"""What a consensus label means to a client whose classes are not those of the public set."""
+"""Logit adjustment for a client whose class distribution differs from that of the pseudo-labels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ if TYPE_CHECKING:
 
 
 def prior_logit_shift(class_counts: Tensor, consensus: Tensor, strength: float, smoothing: float) -> Tensor:
-    """strength (log r - log q) [classes]: what to add to a client's logits on the public set.
+    """strength (log r - log q): the shift to add to a client's logits on the public set.
 
-    q is the client's own mix of classes, r that of the consensus, both smoothed. With the shift, public examples teach
-    the network p(x | y), while it goes on to model p(y | x) under the client's own mix. For equal mixes it is 0.
+    q is the class distribution of the client, r that of the pseudo-labels, both with additive smoothing. With the
+    shift, public examples teach p(x | y) while the network keeps modelling p(y | x) under q. The shift is 0 if q = r.
+
+    Args:
+        class_counts: The client's number of training examples per class [classes].
+        consensus: Pseudo-labels [examples]; NO_LABEL where there is none.
+        strength: Factor of the shift.
+        smoothing: Number of examples added to every class.
+
+    Returns:
+        The shift [classes].
     """
     import torch
 
-    classes = len(class_counts)
-    said = torch.bincount(consensus[consensus != NO_LABEL], minlength=classes)
-    own, common = (smoothed_frequencies(counts, smoothing) for counts in (class_counts, said))
+    consensus_counts = torch.bincount(consensus[consensus != NO_LABEL], minlength=len(class_counts))
+    own, common = (
+        (counts.double() + smoothing) / (counts.sum() + smoothing * len(counts))
+        for counts in (class_counts, consensus_counts)
+    )
     return strength * (common.log() - own.log())
-
-
-def smoothed_frequencies(counts: Tensor, smoothing: float) -> Tensor:
-    """Shares [classes], none of which is 0."""
-    return (counts.double() + smoothing) / (counts.sum() + smoothing * len(counts))

@@ -1,25 +1,33 @@
-"""When to trust the consensus: the paper's lambda, and one from how far a client agrees with the crowd."""
+"""Trust: the weight lambda of the pseudo-labels in a client's loss."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 MIN_LOG_TRUST = -50.0
 MIN_TRUST = math.exp(MIN_LOG_TRUST)
-"""So little that single precision hardly notices."""
+"""Smallest lambda of the loss-ratio rules; without effect in single precision."""
 
 
 def loss_ratio_trust(private_loss: float, public_loss: float, epsilon: float, cap: float | None = None) -> float:
     """lambda = exp(-(l_public - l_private) / (l_private + epsilon)), at most `cap`.
 
-    Both losses are mean cross-entropies of one model, on its own data and on the pseudo-labelled public set.
-    For losses of at least 0 the value lies in [LEAST_TRUST, e]: 1 where both are equal, LEAST_TRUST where the private
-    loss is 0 and the public one is not. A loss that is no number deserves no trust at all.
+    Args:
+        private_loss: Mean cross-entropy of the model on the client's training data.
+        public_loss: Mean cross-entropy of the same model on the pseudo-labelled public set.
+        epsilon: Added to the denominator.
+        cap: Upper bound of lambda, if any.
+
+    Returns:
+        A value in [MIN_TRUST, e] for losses of at least 0: 1 for equal losses, MIN_TRUST if only the private loss is
+        0. It is 0 if a loss is not finite.
     """
     if not (math.isfinite(private_loss) and math.isfinite(public_loss)):
         return 0.0
@@ -29,40 +37,39 @@ def loss_ratio_trust(private_loss: float, public_loss: float, epsilon: float, ca
     return trust if cap is None else min(trust, cap)
 
 
-@dataclass(frozen=True)
-class LossRatioTrustRule:
-    """The two numbers that the paper's formula leaves open."""
-
-    epsilon: float
-    cap: float | None
-
-    def __call__(self, private_loss: float, public_loss: float) -> float:
-        return loss_ratio_trust(private_loss, public_loss, self.epsilon, self.cap)
-
-
-TRUST_RULES = {
-    # The formula as written; the epsilon only guards the division.
-    "paper": LossRatioTrustRule(epsilon=1e-8, cap=None),
-    # A large epsilon keeps lambda alive once the private training loss goes to 0; the cap forbids following the crowd
-    # harder than the client's own labels.
-    "stabilised": LossRatioTrustRule(epsilon=0.3, cap=1.0),
+TRUST_RULES: dict[str, Callable[[float, float], float]] = {
+    # The paper's formula; epsilon only prevents a division by 0.
+    "paper": partial(loss_ratio_trust, epsilon=1e-8, cap=None),
+    # The large epsilon keeps lambda above 0 when the private training loss vanishes; the cap keeps the weight of the
+    # pseudo-labels at or below that of the client's own labels.
+    "stabilised": partial(loss_ratio_trust, epsilon=0.3, cap=1.0),
 }
+"""Rules that compute lambda from the private and the public loss, by name."""
 
 
 def weighted_agreement(labels: Tensor, consensus: Tensor, weights: Tensor) -> float:
-    """a = sum_j v_j [y_j = L_j] / sum_j v_j: how far a client says what the crowd says, where it knows best.
+    """a = sum_j v_j [y_j = L_j] / sum_j v_j, or 0 if all weights are 0.
 
-    All are [examples]. 0 where the client claims to know nothing.
+    Args:
+        labels: The client's predictions y [examples].
+        consensus: Pseudo-labels L [examples].
+        weights: The client's weights v [examples].
     """
     total = weights.sum().item()
     return (weights * (labels == consensus)).sum().item() / total if total > 0 else 0.0
 
 
 def agreement_trust(agreement: float, num_classes: int, power: float, min_trust: float) -> float:
-    """lambda = max(0, (a - 1/C) / (1 - 1/C))^power: 0 for a client that agrees no more than by chance, 1 for one that
-    agrees in everything. What is below `least` is 0.
+    """lambda = max(0, (a - 1/C) / (1 - 1/C))^power: 0 for agreement by chance, 1 for full agreement.
 
-    It looks at no training loss, so it neither dies with one nor grows where a model has memorised the public set.
+    It depends on no training loss. So it neither vanishes with the private loss nor grows when a model memorises the
+    pseudo-labels.
+
+    Args:
+        agreement: a, from `weighted_agreement`.
+        num_classes: C. With a single class lambda is 0.
+        power: Exponent.
+        min_trust: Values below this bound are set to 0.
     """
     chance = 1 / num_classes
     trust = max(0.0, (agreement - chance) / (1 - chance)) ** power if num_classes > 1 else 0.0

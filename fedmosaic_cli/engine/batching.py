@@ -1,4 +1,4 @@
-"""Which examples make up each step of a round: drawn all at once from a named stream, so no step waits for it."""
+"""The batches of a round, drawn at once from a named random stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step looks at: `positions` among a set's examples, and their `places` in everybody's array of images."""
+    """Indices of a batch in its example set and in the shared array of images."""
 
     local_indices: Tensor
     image_indices: Tensor
@@ -29,7 +29,7 @@ class Batch:
 
 
 def epoch_batches(num_examples: int, batch_size: int, num_epochs: int, generator: Generator) -> list[Tensor]:
-    """`passes` times through `count` examples in new orders. The last batch of a pass may be short; none is dropped."""
+    """The batches of some epochs, each in a new order. The last batch of an epoch may be smaller."""
     return [
         batch
         for _ in range(num_epochs)
@@ -38,24 +38,24 @@ def epoch_batches(num_examples: int, batch_size: int, num_epochs: int, generator
 
 
 def step_batches(num_examples: int, batch_size: int, num_steps: int, generator: Generator) -> list[Tensor]:
-    """`number` full batches, cycling through `count` examples in new orders."""
+    """A fixed number of full batches that cycle through all examples in new orders."""
     batch_size = min(batch_size, num_examples)
-    passes = -(-num_steps * batch_size // num_examples)
-    order = torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(passes)])
+    num_epochs = -(-num_steps * batch_size // num_examples)
+    order = torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(num_epochs)])
     return list(order[: num_steps * batch_size].split(batch_size))
 
 
 def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Batch]:
-    """A round's batches, each part moved in one piece to where it is needed."""
+    """Add image indices to the batches of a round and copy them to the devices in one piece."""
     if not local_batches:
         return []
-    sizes = [len(positions) for positions in local_batches]
+    sizes = [len(batch) for batch in local_batches]
     joined = torch.cat(local_batches)
-    places = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
-    positions = copy_to_device(joined, examples.device).split(sizes)
-    return [Batch(*parts) for parts in zip(positions, places, strict=True)]
+    image_indices = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
+    local_indices = copy_to_device(joined, examples.device).split(sizes)
+    return [Batch(*pair) for pair in zip(local_indices, image_indices, strict=True)]
 
 
 def has_singleton_batch(private: Sized, public: Sized | None) -> bool:
-    """Whether a step has a batch of one example, for which there are no batch statistics."""
+    """True if a batch of the step has one example, for which batch statistics are undefined."""
     return len(private) == 1 or (public is not None and len(public) == 1)

@@ -1,4 +1,4 @@
-"""A simulated client: its data, its memory, and the services a method may ask of it."""
+"""A client that computes in this process."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Learner, TrainingLosses
+    from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, ReceivedMessage, State, Step
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.seeds import RandomSource
 
-# What is remembered for a model stands beside it, under its name with this behind it.
 OPTIMIZER_SUFFIX = ".optimizer"
+"""`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
 
 
 class SimulatedClient:
     """Implements `engine.method.Client`.
 
-    Where all data is pooled, it stands for those who would take part in a round, so many `of_clients`: it takes their
-    steps or, where a round is measured in epochs, their share of its own. One that `hides` something from others who
-    know the seed draws its noise from the system.
+    Args:
+        client_id: Number of the client.
+        seed: Seed of the run.
+        private: Training examples.
+        public: Public examples.
+        learner: Trains and evaluates the client's models.
+        train_settings: Configuration of the training.
+        num_classes: Number of classes.
+        num_round_clients: Number of clients per round that a client with pooled data stands for. It takes their number
+            of steps or, with `local_epochs`, the fraction `num_round_clients / num_total_clients` of its epochs.
+        num_total_clients: Number of clients whose data is pooled.
+        use_system_rng: Draw privacy noise from the operating system instead of the seed.
     """
 
     def __init__(
@@ -69,17 +78,16 @@ class SimulatedClient:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.private.device
 
     def begin_round(self, round_number: int) -> None:
-        """Turn to a new page of the log."""
+        """Start a round with empty metrics."""
         self.round = round_number
         self.metrics = {}
         self.is_skipped = False
 
     def require_finite(self, models: State | ReceivedMessage) -> None:
-        """Refuse to go on with a model, or from a loss, that is none any more."""
+        """Raise DivergenceError if a logged value or a model is NaN or infinite."""
         for name, value in self.metrics.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise DivergenceError(self.id, self.round, name)
@@ -88,13 +96,13 @@ class SimulatedClient:
                 raise DivergenceError(self.id, self.round, "its model")
 
     def rollback(self, state_before: State) -> None:
-        """Be as `before` the round, as if there had been none."""
+        """Restore the state from before the round and mark the client as skipped."""
         self.state = state_before
         self.metrics = {}
         self.is_skipped = True
 
     def finish_round(self) -> None:
-        """Forget what was only for this round."""
+        """Discard optimizer state that is not kept between rounds."""
         self._round_state.clear()
 
     @property
@@ -119,21 +127,25 @@ class SimulatedClient:
         examples: Tensor | None = None,
     ) -> None:
         private = self.private if examples is None else self.private.subset(examples)
-        draw = self._batch_schedule(any(term.uses_public for term in terms), private)
-        lesson = TrainingTask(private, self.public, draw, terms, proximal, private_weight)
-        losses = self.learner.fit(self.state[model], self._optimizer_state(model), lesson)
-        known = [loss for loss in (losses.private, *losses.terms) if loss is not None]
-        if not all(map(math.isfinite, known)):
+        schedule = self._batch_schedule(any(term.uses_public for term in terms), private)
+        task = TrainingTask(private, self.public, schedule, terms, proximal, private_weight)
+        losses = self.learner.fit(self.state[model], self._optimizer_state(model), task)
+        if not all(math.isfinite(loss) for loss in (losses.private, *losses.terms) if loss is not None):
             raise DivergenceError(self.id, self.round, "its training loss")
-        # A loss that the method measured itself is the one to log.
+        # Losses that the method has logged itself take precedence.
         self.metrics.setdefault("loss_private", losses.private)
         for term, loss in zip(terms, losses.terms, strict=True):
             self.metrics.setdefault(term.log_key, loss)
-        self._log_public_share(losses, terms, private_weight)
+        # The fraction of the training loss that comes from the public set.
+        values = [0.0 if loss is None else term.weight * loss for term, loss in zip(terms, losses.terms, strict=True)]
+        public = [value for term, value in zip(terms, values, strict=True) if term.uses_public]
+        total = private_weight * (losses.private or 0.0) + sum(values)
+        if public:
+            self.metrics.setdefault("public_share", sum(public) / total if total else 0.0)
 
     def steps(self, *streams: str) -> Iterator[Step]:
-        draws = {stream: self._private_batches(stream) for stream in ("private", *streams)}
-        steps = training.ManualSteps(self._network, self.private, draws)
+        batches = {stream: self._private_batches(stream) for stream in ("private", *streams)}
+        steps = training.ManualSteps(self._network, self.private, batches)
         yield from steps
         loss = steps.mean_loss()
         if loss is not None and not math.isfinite(loss):
@@ -148,7 +160,7 @@ class SimulatedClient:
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
         batch = batching.resolve_indices(self.private, self._private_batches(stream)[:1])[0]
         if self._network.batch_norm_names and len(batch) == 1:
-            # Batch statistics of a single example do not exist, so neither does a gradient.
+            # Batch statistics of a single example are undefined, so there is no gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffer_names}
         inputs, labels = self.private.normalised_images(batch.image_indices), self.private.targets[batch.local_indices]
         return self._network.gradient(parameters, inputs, labels, update_running_stats=False)[1]
@@ -166,7 +178,7 @@ class SimulatedClient:
         return self._network.features(parameters, self.private)
 
     def predict_public(self, parameters: Parameters) -> Tensor:
-        # What a client says of the public set leaves the device anyway, and needs float64, which not every GPU has.
+        # These predictions are processed in float64 and sent, neither of which needs the GPU.
         return self.learner.predict(parameters, self.public).cpu()
 
     def rng(self, purpose: str) -> np.random.Generator:
@@ -184,23 +196,15 @@ class SimulatedClient:
             raise FedMosaicError(f"client {self.id} has no network (model.name): this method needs one")
         return self.learner
 
-    def _log_public_share(self, losses: TrainingLosses, terms: Sequence[LossTerm], private_weight: float) -> None:
-        """What of the loss that was descended on came from the public set, over the round; both as trained on."""
-        values = [0.0 if loss is None else term.weight * loss for term, loss in zip(terms, losses.terms, strict=True)]
-        public = [value for term, value in zip(terms, values, strict=True) if term.uses_public]
-        whole = private_weight * (losses.private or 0.0) + sum(values)
-        if public:
-            self.metrics.setdefault("public_share", sum(public) / whole if whole else 0.0)
-
     def _optimizer_state(self, model: str) -> State:
-        """What the optimizer of a model remembers. What is forgotten after the round is not kept longer than a turn:
-        it is twice the model, for every client."""
-        home = self._round_state if self._train_settings.optimizer_state == "reset" else self.state
-        memory: State = home.setdefault(f"{model}{OPTIMIZER_SUFFIX}", {})
-        return memory
+        """The optimizer state of a model. With `reset` it is discarded after the round, because it is twice as large as
+        the model."""
+        owner = self._round_state if self._train_settings.optimizer_state == "reset" else self.state
+        optimizer_state: State = owner.setdefault(f"{model}{OPTIMIZER_SUFFIX}", {})
+        return optimizer_state
 
     def _batch_schedule(self, with_public: bool, examples: Examples | None = None) -> BatchSchedule:
-        """This round's batches. The private ones are the same whether or not public ones are drawn."""
+        """The batches of this round. Private batches do not depend on whether public ones are drawn."""
         private, public = self._private_batches("private", examples), []
         if with_public:
             public = batching.step_batches(
@@ -211,8 +215,8 @@ class SimulatedClient:
     def _private_batches(self, stream: str, examples: Examples | None = None) -> list[Tensor]:
         train, generator, count = self._train_settings, self._torch_generator(stream), len(examples or self.private)
         if train.local_steps is None:
-            drawn = batching.epoch_batches(count, train.batch_size, train.local_epochs, generator)
-            return drawn[: -(-self._num_round_clients * len(drawn) // self._num_total_clients)]
+            batches = batching.epoch_batches(count, train.batch_size, train.local_epochs, generator)
+            return batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
         return batching.step_batches(count, train.batch_size, train.local_steps * self._num_round_clients, generator)
 
     def _torch_generator(self, purpose: str) -> Generator:

@@ -1,7 +1,7 @@
-"""Clients that are no networks: a classifier of scikit-learn, fitted anew on private and pseudo-labelled examples.
+"""Clients with a scikit-learn classifier, refitted every round on private and pseudo-labelled examples.
 
-What a client owns, stores and resumes from is not the fitted classifier, whose only file format runs code when it is
-read, but its recipe: the pseudo-labels, their weight and a seed. Fitting is a function of these and the client's data.
+The parameters of such a client are the inputs of the fit (pseudo-labels, their weight and a seed), not the fitted
+classifier: the file format of scikit-learn executes code when it is read. The fit is deterministic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_PROBABILITY = 1e-7
 
 
 class EstimatorLearner:
-    """Implements `engine.learner.Learner` for one client, whose examples it is fitted on."""
+    """Implements `engine.learner.Learner` for one client."""
 
     def __init__(self, model_settings: ModelSettings, private: Examples, public: Examples, num_classes: int) -> None:
         self.model_settings = model_settings
@@ -65,48 +65,44 @@ class EstimatorLearner:
         public = [self.predict(parameters, self._public).cpu() for _ in task.terms]
         return TrainingLosses(
             mean_cross_entropy(log_probs, self._private.targets),
-            [mean_cross_entropy(*select_labelled(each, parameters["labels"])) for each in public],
+            [mean_cross_entropy(*select_labelled(predicted, parameters["labels"])) for predicted in public],
         )
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         if not parameters["fitted"]:
             return torch.zeros(len(examples), self._num_classes, dtype=examples.dtype, device=examples.device)
         limit_sklearn_threads()
-        fitted = self._fitted_estimator(parameters)
+        cache_key = tuple(tensor.cpu().numpy().tobytes() for _, tensor in sorted(parameters.items()))
+        if cache_key != self._cache_key:
+            self._cached_estimator, self._cache_key = self._fit_estimator(parameters), cache_key
+        estimator = self._cached_estimator
         probabilities = np.full((len(examples), self._num_classes), MIN_PROBABILITY)
         if len(examples):
-            seen = fitted.predict_proba(flat_pixels(examples))
-            probabilities[:, fitted.classes_] = np.maximum(seen, MIN_PROBABILITY)
+            predicted = estimator.predict_proba(flat_pixels(examples))
+            probabilities[:, estimator.classes_] = np.maximum(predicted, MIN_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.device)
-
-    def _fitted_estimator(self, parameters: Parameters) -> Any:
-        """The classifier that the recipe stands for; fitted only if the last one was another."""
-        recipe = tuple(tensor.cpu().numpy().tobytes() for _, tensor in sorted(parameters.items()))
-        if recipe != self._cache_key:
-            self._cached_estimator, self._cache_key = self._fit_estimator(parameters), recipe
-        return self._cached_estimator
 
     def _fit_estimator(self, parameters: Parameters) -> Any:
         from sklearn.dummy import DummyClassifier
 
         inputs, labels = flat_pixels(self._private), self._private.targets.cpu().numpy()
         weights = np.ones(len(labels))
-        others, weight = parameters["labels"].cpu().numpy(), parameters["weight"].item()
+        public_labels, weight = parameters["labels"].cpu().numpy(), parameters["weight"].item()
         if weight:
             # Mean private loss plus weight times mean public loss, up to a common factor.
-            there = others != NO_LABEL
-            share = weight * len(labels) / len(others)
-            inputs = np.concatenate([inputs, flat_pixels(self._public)[there]])
-            labels = np.concatenate([labels, others[there]])
-            weights = np.concatenate([weights, np.full(there.sum(), share)])
+            has_label = public_labels != NO_LABEL
+            public_weight = weight * len(labels) / len(public_labels)
+            inputs = np.concatenate([inputs, flat_pixels(self._public)[has_label]])
+            labels = np.concatenate([labels, public_labels[has_label]])
+            weights = np.concatenate([weights, np.full(has_label.sum(), public_weight)])
         estimator = build_estimator(self.model_settings, int(parameters["seed"]), len(labels))
         if len(np.unique(labels)) == 1:
-            estimator = DummyClassifier(strategy="prior")  # several classifiers refuse a single class
+            estimator = DummyClassifier(strategy="prior")  # several classifiers reject a single class
         return estimator.fit(inputs, labels, sample_weight=weights)
 
 
 def flat_pixels(examples: Examples) -> NDArray[np.floating[Any]]:
-    """[examples, pixels], scaled as networks see them."""
+    """Pixels [examples, pixels] in [-1, 1]."""
     flat: NDArray[np.floating[Any]] = examples.inputs(slice(None)).flatten(start_dim=1).cpu().numpy()
     return flat

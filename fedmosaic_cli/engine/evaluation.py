@@ -1,4 +1,4 @@
-"""The one evaluator: scores of any model on any examples, leaving no trace in either."""
+"""Metrics of models on example sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.method import Parameters
 
-# What a client is examined in, and whether the larger number is the worse one.
 EVAL_METRICS = {
     "accuracy": False,
     "loss": True,
@@ -23,12 +22,13 @@ EVAL_METRICS = {
     "balanced_accuracy": False,
     "calibration_error": True,
 }
+"""Metrics of an evaluated client, and whether a larger value is worse."""
 CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
 class Score:
-    """A model on a set of examples."""
+    """Accuracy and mean cross-entropy on a set of examples."""
 
     accuracy: float
     loss: float
@@ -37,7 +37,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ClassificationMetrics:
-    """The same in full. A row of `confusion`, where it was asked for, is a class, a column what it was taken for."""
+    """All metrics. `confusion` has a row per true class and a column per predicted class; None if not requested."""
 
     accuracy: float
     loss: float
@@ -55,60 +55,61 @@ def evaluate_model(learner: Learner, parameters: Parameters, examples: Examples)
 
 
 def classification_metrics(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> ClassificationMetrics:
-    """What logits [examples, classes] for these labels are worth. Both lie with the host: a GPU is not asked again."""
-    classes, predicted = logits.shape[1], logits.argmax(dim=1)
-    told = labels[predicted == labels]
-    right, there, guessed = (each.bincount(minlength=classes).double() for each in (told, labels, predicted))
+    """All metrics of predictions.
+
+    macro_f1 is the mean of 2 TP / (2 TP + FP + FN) over the classes that occur among labels or predictions.
+    balanced_accuracy is the mean recall over the classes that occur among labels.
+
+    Args:
+        logits: Predictions [examples, classes], on the CPU.
+        labels: True classes [examples], on the CPU.
+        with_confusion: Compute the confusion matrix.
+    """
+    num_classes, predicted = logits.shape[1], logits.argmax(dim=1)
+    correct = labels[predicted == labels]
+    correct_counts, label_counts, predicted_counts = (
+        values.bincount(minlength=num_classes).double() for values in (correct, labels, predicted)
+    )
+    occurring, present = label_counts + predicted_counts > 0, label_counts > 0
+    confusion = None
+    if with_confusion:
+        pairs = (labels * num_classes + predicted).bincount(minlength=num_classes**2)
+        confusion = pairs.reshape(num_classes, num_classes).tolist()
     return ClassificationMetrics(
-        len(told) / len(labels),
-        mean_cross_entropy(logits.log_softmax(dim=1), labels),
-        macro_f1(right, there, guessed),
-        balanced_accuracy(right, there),
-        calibration_error(logits, labels),
-        confusion_matrix(labels, predicted, classes) if with_confusion else None,
+        accuracy=len(correct) / len(labels),
+        loss=mean_cross_entropy(logits.log_softmax(dim=1), labels),
+        macro_f1=(2 * correct_counts[occurring] / (label_counts + predicted_counts)[occurring]).mean().item(),
+        balanced_accuracy=(correct_counts[present] / label_counts[present]).mean().item(),
+        calibration_error=calibration_error(logits, labels),
+        confusion=confusion,
     )
 
 
-def macro_f1(correct_counts: Tensor, class_counts: Tensor, predicted_counts: Tensor) -> float:
-    """The mean over classes of 2 TP / (2 TP + FP + FN), from what was told right, is there, and was guessed of each.
-
-    Classes of which nothing is there and nothing was guessed are left out.
-    """
-    known = class_counts + predicted_counts > 0
-    return (2 * correct_counts[known] / (class_counts + predicted_counts)[known]).mean().item()
-
-
-def balanced_accuracy(correct_counts: Tensor, class_counts: Tensor) -> float:
-    """The mean over the classes that are there of the share of their examples that were told right."""
-    return (correct_counts[class_counts > 0] / class_counts[class_counts > 0]).mean().item()
-
-
-def confusion_matrix(labels: Tensor, predicted: Tensor, num_classes: int) -> list[list[int]]:
-    """How many examples of each class were taken for each."""
-    counts = (labels * num_classes + predicted).bincount(minlength=num_classes**2)
-    matrix: list[list[int]] = counts.reshape(num_classes, num_classes).tolist()
-    return matrix
-
-
 def calibration_error(logits: Tensor, labels: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
-    """The expected calibration error: how far the probability of the answers is from the share of right ones.
+    """The expected calibration error: sum_b n_b / n |mean confidence - accuracy| over bins of equal width.
 
-    Answers are sorted by their probability into `bins` of equal width, each with its upper edge; the distance between
-    mean probability and accuracy is averaged over bins, each weighted by its answers.
+    A bin contains its upper edge and not its lower one.
     """
     import torch
 
     confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
-    places = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    bins = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
     excess = confidence - (predicted == labels).double()
-    by_bin = torch.zeros(num_bins, dtype=excess.dtype).index_add(0, places, excess)
-    return by_bin.abs().sum().item() / len(labels)
+    excess_by_bin = torch.zeros(num_bins, dtype=excess.dtype).index_add(0, bins, excess)
+    return excess_by_bin.abs().sum().item() / len(labels)
 
 
 def client_averages(values: list[float], num_examples: list[int], larger_is_worse: bool = False) -> dict[str, float]:
-    """The values of all clients, who have so many examples each, in a few numbers.
+    """Summarise one metric over clients.
 
-    The worst decile is the mean over the worst tenth of the clients, rounded up: of one where there are up to ten.
+    Args:
+        values: The metric per client.
+        num_examples: Number of examples per client, for the weighted mean.
+        larger_is_worse: Whether the worst clients have the largest values.
+
+    Returns:
+        Mean, weighted mean, standard deviation, worst value, and the mean of the worst tenth of the clients, rounded
+        up.
     """
     worst_first = sorted(values, reverse=larger_is_worse)
     return {

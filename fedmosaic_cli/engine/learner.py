@@ -1,4 +1,4 @@
-"""What learns behind a client: a network, or anything else that can be fitted and asked."""
+"""The interface of a client's learner: a network, or another model with `fit` and `predict`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batches of a round: positions in the private and in the public set, step by step."""
+    """The batches of a round: indices in the private and in the public set per step."""
 
     private_batches: list[Tensor]
     public_batches: list[Tensor]
@@ -24,7 +24,7 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What there is to learn in a round: the data, the order to take it in, and what the method adds to the loss."""
+    """One round of local training: the data, the batches and the loss."""
 
     private: Examples
     public: Examples
@@ -36,24 +36,24 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class TrainingLosses:
-    """The mean private loss over a round and that of each term; None where there was no batch to take a step on."""
+    """The mean private loss over a round and the mean loss of each term; None without a step."""
 
     private: float | None
     terms: list[float | None]
 
 
 class Learner(Protocol):
-    """Clients own parameters; a learner knows what to do with them."""
+    """Trains and evaluates parameters, which belong to clients."""
 
     @property
     def stack_key(self) -> Hashable:
-        """Clients of one team can be trained together; None stands for nobody but oneself."""
+        """Clients with equal keys can be trained together; None if the client is trained alone."""
 
     def initial_parameters(self, seed: int) -> Parameters:
-        """The starting point that `seed` names."""
+        """Initial parameters, determined by `seed`."""
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        """Train `parameters` in place, carrying the optimizer's `memory` on."""
+        """Train `parameters` for one round. Parameters and optimizer state are updated in place."""
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
-        """Logits [examples, classes], in evaluation mode. Nothing is changed."""
+        """Logits [examples, classes] in evaluation mode, without side effects."""

@@ -1,4 +1,4 @@
-"""Cross-entropy, and the terms that methods add to it."""
+"""Loss terms that methods add to a client's private cross-entropy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class ToDeviceMixin:
-    """A dataclass whose tensors can follow the model."""
+    """A dataclass whose tensors can be moved to a device."""
 
     def to_device(self, device: torch.device) -> Self:
-        """The same with its tensors on `device`."""
+        """A copy with all tensors on `device`."""
         from torch import Tensor
 
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -28,7 +28,14 @@ class ToDeviceMixin:
 
 @dataclass(frozen=True)
 class TargetLoss(ToDeviceMixin, ABC):
-    """`weight` times the mean over a batch of how far logits are from what each example should have."""
+    """A loss between logits and per-example targets, averaged over a batch.
+
+    Attributes:
+        targets: Targets of all private or all public examples [examples, ...].
+        weight: Factor in the client's loss; a number, so that no gradient flows into it.
+        log_key: Name of the mean loss in the log.
+        uses_public: True if the targets belong to public examples.
+    """
 
     targets: Tensor
     weight: float
@@ -47,10 +54,7 @@ class TargetLoss(ToDeviceMixin, ABC):
 
 @dataclass(frozen=True)
 class PseudoLabelLoss(TargetLoss):
-    """The cross-entropy on a public batch, under the labels of the consensus.
-
-    The weight is a number, so no gradient flows into it. Where the consensus has no label, an example adds nothing.
-    """
+    """Cross-entropy on pseudo-labels. Examples without a label contribute 0."""
 
     log_key = "loss_public"
     uses_public = True
@@ -63,10 +67,10 @@ class PseudoLabelLoss(TargetLoss):
 
 @dataclass(frozen=True)
 class AdjustedPseudoLabelLoss(TargetLoss):
-    """The same for a client whose mix of classes is another: its logits are shifted before they are compared.
+    """Cross-entropy on pseudo-labels after a shift of the logits (see `cotraining.logit_adjustment`).
 
-    `targets` are [examples, 2, classes]: which class the consensus has, all zeros where it has none, and the shift,
-    which is the same for every example, but another for every client.
+    `targets` are [examples, 2, classes]: the one-hot label, all zeros without a label, and the shift. The shift is the
+    same for all examples of a client; as part of the targets it can differ between stacked clients.
     """
 
     log_key = "loss_public"
@@ -74,15 +78,13 @@ class AdjustedPseudoLabelLoss(TargetLoss):
 
     @staticmethod
     def from_labels(consensus: Tensor, logit_shift: Tensor, weight: float) -> AdjustedPseudoLabelLoss:
-        """From labels [examples] and a shift [classes]."""
+        """The loss for labels [examples] and a shift [classes]."""
         import torch
         from torch.nn.functional import one_hot
 
-        there = (consensus != NO_LABEL)[:, None]
-        labels = one_hot(consensus.clamp(min=0), len(logit_shift)) * there
-        return AdjustedPseudoLabelLoss(
-            torch.stack([labels.to(torch.float32), logit_shift.float().expand(len(labels), -1)], 1), weight
-        )
+        one_hot_labels = one_hot(consensus.clamp(min=0), len(logit_shift)) * (consensus != NO_LABEL)[:, None]
+        shift = logit_shift.float().expand(len(consensus), -1)
+        return AdjustedPseudoLabelLoss(torch.stack([one_hot_labels.to(torch.float32), shift], 1), weight)
 
     def example_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         labels, shift = targets.unbind(dim=1)
@@ -91,9 +93,9 @@ class AdjustedPseudoLabelLoss(TargetLoss):
 
 @dataclass(frozen=True)
 class UniformTargetLoss(TargetLoss):
-    """The cross-entropy between a guess, every class as likely as the others, and the model's view of a public batch.
+    """Cross-entropy between the uniform distribution and the predictions on a public batch (outlier exposure).
 
-    Who learns this beside its own data is sure only of what its own data is like. `targets` [examples] say nothing.
+    It lowers the confidence on examples that differ from the client's data. The values of `targets` are not used.
     """
 
     log_key = "loss_doubt"
@@ -105,7 +107,7 @@ class UniformTargetLoss(TargetLoss):
 
 @dataclass(frozen=True)
 class LogitMatchingLoss(TargetLoss):
-    """The squared distance between a model's logits on a public batch and given ones, averaged over classes."""
+    """Mean squared error between the logits on a public batch and target logits."""
 
     log_key = "loss_public"
     uses_public = True
@@ -116,9 +118,9 @@ class LogitMatchingLoss(TargetLoss):
 
 @dataclass(frozen=True)
 class DistillationLoss(TargetLoss):
-    """The cross-entropy between a teacher's softened predictions on a private batch and the model's own.
+    """Cross-entropy between a teacher's softened predictions on a private batch and the model's predictions.
 
-    Only the teacher is softened, and no factor T^2 makes up for it.
+    The temperature applies to the teacher only, without a factor T^2.
     """
 
     temperature: float
@@ -134,7 +136,7 @@ class DistillationLoss(TargetLoss):
 
 @dataclass(frozen=True)
 class FeatureMatchingLoss(ToDeviceMixin):
-    """`weight` times the maximum mean discrepancy between a teacher's features on a private batch and the model's."""
+    """Squared maximum mean discrepancy between a teacher's features and the model's on a private batch."""
 
     teacher_features: Tensor
     weight: float
@@ -146,18 +148,23 @@ class FeatureMatchingLoss(ToDeviceMixin):
 
 
 def mmd2(first: Tensor, second: Tensor, num_kernels: int = 5, bandwidth_factor: float = 2.0) -> Tensor:
-    """The squared maximum mean discrepancy between two sets of points [points, features].
+    """The squared maximum mean discrepancy between two sets of points; 0 for equal sets.
 
-    The kernel is a sum of Gaussians whose widths lie a `factor` apart around the mean squared distance of all points;
-    the width carries no gradient. At least 0, and 0 for equal sets.
+    The kernel is a sum of Gaussians. Their bandwidths are the mean squared distance of all points times powers of
+    `bandwidth_factor`; no gradient flows through them.
+
+    Args:
+        first: Points [points, features].
+        second: Points [points, features].
+        num_kernels: Number of Gaussians.
+        bandwidth_factor: Ratio of neighbouring bandwidths.
     """
     import torch
 
     points = torch.cat([first, second])
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
-    count = len(points)
-    width = squares.detach().sum() / max(count * (count - 1), 1)
-    scales = [width * bandwidth_factor ** (number - num_kernels // 2) for number in range(num_kernels)]
+    bandwidth = squares.detach().sum() / max(len(points) * (len(points) - 1), 1)
+    scales = [bandwidth * bandwidth_factor ** (number - num_kernels // 2) for number in range(num_kernels)]
     tiny = torch.finfo(points.dtype).tiny
     similarity = torch.stack([(-squares / scale.clamp_min(tiny)).exp() for scale in scales]).sum(dim=0)
     split = len(first)
@@ -166,11 +173,11 @@ def mmd2(first: Tensor, second: Tensor, num_kernels: int = 5, bandwidth_factor: 
 
 
 def select_labelled(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictions and labels of those examples for which the consensus has a label."""
-    there = labels != NO_LABEL
-    return (log_probs, labels) if there.all() else (log_probs[there], labels[there])
+    """The predictions and labels of the examples that have a pseudo-label."""
+    has_label = labels != NO_LABEL
+    return (log_probs, labels) if has_label.all() else (log_probs[has_label], labels[has_label])
 
 
 def mean_cross_entropy(log_probs: Tensor, labels: Tensor) -> float:
-    """The mean cross-entropy of predictions that are at hand already, as [examples, classes] and [examples]."""
+    """The mean cross-entropy of log-probabilities [examples, classes] for labels [examples]."""
     return -log_probs.gather(1, labels[:, None]).mean().item()

@@ -1,7 +1,7 @@
-"""Where networks come alive: one module a worker, through which any client's parameters are run.
+"""Execution of networks: one module per worker, which runs on the parameters of any client.
 
-Clients own tensors, not modules. Binding points the module at a client's tensors, so nothing is copied, and training
-through the module changes the client's tensors in place.
+Clients own tensors, not modules. Binding makes the module use a client's tensors without copying, so that training the
+module updates the client's tensors in place.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,20 +32,12 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 GLOBAL_RNG_LOCK = threading.Lock()
-# The fastest on CPUs, by a little, and far from the largest: more activations at a time leave the caches.
+# The fastest size on CPUs: activations of larger batches do not fit into the caches.
 EVAL_BATCH_SIZE = 128
 
 
-@dataclass(frozen=True)
-class WorkerModule:
-    """A worker's own module, and the tensors that it runs on."""
-
-    module: Classifier
-    tensors: dict[str, Tensor]
-
-
 class NetworkRunner:
-    """A module for each worker. Implements `engine.learner.Learner` for networks."""
+    """Implements `engine.learner.Learner` for networks."""
 
     def __init__(
         self,
@@ -64,18 +55,17 @@ class NetworkRunner:
         self.device = device
         self.dtype = dtype
         self.template = self._new_module(seed=0)
-        self._worker_modules: dict[int, WorkerModule] = {}
+        self._worker_modules: dict[int, tuple[Classifier, dict[str, Tensor]]] = {}
         self.buffer_names = buffer_names(self.template)
         self.batch_norm_names = batch_norm_names(self.template)
         self.trainable_names = [name for name, _ in self.template.named_parameters()]
 
     @property
     def stack_key(self) -> Hashable:
-        """Who can be trained together; None where everybody is alone."""
         return None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """In which numbers passes through the network are computed; weights are kept in full."""
+        """The context of forward passes: bfloat16 if configured. Weights stay in full precision."""
         if self.train_settings.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -90,7 +80,7 @@ class NetworkRunner:
         return self._run_in_batches(self.bound_module(parameters).eval(), examples)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
-        """What the head sees [examples, width], in evaluation mode. Nothing is changed."""
+        """Inputs of the head [examples, width] in evaluation mode, without side effects."""
         return self._run_in_batches(self.bound_module(parameters).eval().features, examples)
 
     def _run_in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples) -> Tensor:
@@ -108,14 +98,14 @@ class NetworkRunner:
         return training.batch_gradient(self, parameters, inputs, labels, update_running_stats)
 
     def running_statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
-        """Running statistics for `parameters`: the mean over the batches of one pass in training mode."""
+        """Batch-norm statistics for `parameters`: the mean over the batches of one pass in training mode."""
         fresh = {name: torch.zeros_like(parameters[name]) for name in self.buffer_names}
         module = self.bound_module({**parameters, **fresh}).train()
         norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
         momentum = [layer.momentum for layer in norms]
         try:
             for layer in norms:
-                layer.momentum = None  # torch's word for a plain mean
+                layer.momentum = None  # None selects the plain mean
             with torch.no_grad():
                 for start in range(0, max(len(examples) - 1, 0), EVAL_BATCH_SIZE):
                     module(examples.inputs(slice(start, start + EVAL_BATCH_SIZE)))
@@ -125,21 +115,18 @@ class NetworkRunner:
         return fresh if len(examples) > 1 else params.select(parameters, self.buffer_names)
 
     def bound_module(self, parameters: Parameters) -> Classifier:
-        """This worker's module, running on `parameters` until the next call."""
-        desk = self._worker_module()
-        for name, tensor in desk.tensors.items():
-            tensor.data = parameters[name]
-        return desk.module
-
-    def _worker_module(self) -> WorkerModule:
+        """This worker's module, bound to `parameters` until the next call."""
         worker = current_worker_id()
         if worker not in self._worker_modules:
             module = copy.deepcopy(self.template)
-            self._worker_modules[worker] = WorkerModule(module, module.state_dict(keep_vars=True))
-        return self._worker_modules[worker]
+            self._worker_modules[worker] = module, module.state_dict(keep_vars=True)
+        module, tensors = self._worker_modules[worker]
+        for name, tensor in tensors.items():
+            tensor.data = parameters[name]
+        return module
 
     def _new_module(self, seed: int) -> Classifier:
-        # Layers initialise themselves from torch's global stream: lend them a seeded one and put the old one back.
+        # Layers draw their weights from torch's global generator: seed it, and restore it afterwards.
         with GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = build_network(self.model_settings, self.input_shape, self.num_classes)
@@ -147,12 +134,12 @@ class NetworkRunner:
 
 
 def buffer_names(module: nn.Module) -> frozenset[str]:
-    """The entries of a network that are no parameters."""
+    """State entries that are not parameters."""
     return frozenset(name for name, _ in module.named_buffers())
 
 
 def batch_norm_names(module: nn.Module) -> frozenset[str]:
-    """All entries of a network's batch normalisation: known by their layer's type, whatever it is called."""
+    """State entries of batch-norm layers: parameters and statistics."""
     return frozenset(
         f"{path}.{entry}"
         for path, layer in module.named_modules()

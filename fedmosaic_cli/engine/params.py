@@ -1,4 +1,4 @@
-"""Arithmetic on models: copies and weighted means, in the one place that does it."""
+"""Arithmetic on model parameters."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     import torch
-    from torch import Tensor
 
     from fedmosaic_cli.engine.method import Parameters, State
 
+# The product of a few layers with larger weights exceeds single precision.
+MAX_ABS_WEIGHT = 1e8
+
 
 def clone(parameters: Parameters) -> Parameters:
-    """The same values in tensors of their own."""
     return {name: tensor.detach().clone() for name, tensor in parameters.items()}
 
 
 def to_device(state: State, device: torch.device) -> State:
-    """The same with all tensors on `device`; those that are there already are shared."""
-    return {
-        name: to_device(value, device)
-        if isinstance(value, dict)
-        else value.to(device)
-        if hasattr(value, "to")
-        else value
-        for name, value in state.items()
-    }
+    """The state with all tensors on `device`. Tensors that are already there are shared."""
+    moved: State = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            moved[name] = to_device(value, device)
+        else:
+            moved[name] = value.to(device) if hasattr(value, "to") else value
+    return moved
 
 
 def models_to_device(state: State, device: torch.device) -> State:
-    """The same with all models, and what optimizers remember of them, on `device`.
+    """The state with all models and optimizer states on `device`.
 
-    A tensor that stands alone was said about the public set, which is done on the CPU (see `Client.predict_public`).
+    Bare tensors hold predictions on the public set. They stay on the CPU (see `Client.predict_public`).
     """
     return {name: to_device(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
-# A few layers of such weights multiply to more than single precision holds.
-MAX_ABS_WEIGHT = 1e8
-
-
 def is_finite(parameters: Parameters) -> bool:
-    """Whether every number of the model is one, and none so large that no loss could be."""
+    """True if all values are finite and below MAX_ABS_WEIGHT."""
     import torch
 
-    # One answer for the whole model: each would be a wait for the device.
-    numbers = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
-    return not numbers or bool((torch.stack(torch._foreach_norm(numbers, torch.inf)) < MAX_ABS_WEIGHT).all())
+    # One reduction for the whole model, so that the host waits for the device once.
+    tensors = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
+    return not tensors or bool((torch.stack(torch._foreach_norm(tensors, torch.inf)) < MAX_ABS_WEIGHT).all())
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
-    """sum_i w_i theta_i / sum_i w_i, tensor by tensor, in the order given. Of integer buffers the largest counts.
+    """sum_i w_i theta_i / sum_i w_i, summed in the given order; the maximum for integer buffers.
 
-    One model alone comes back bit for bit.
+    A single model is copied bit for bit.
     """
     if len(models) == 1:
         return clone(models[0])
@@ -74,25 +70,23 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
 def interpolate(
     first: Parameters, second: Parameters, first_weight: float, names: Collection[str] | None = None
 ) -> Parameters:
-    """share * first + (1 - share) * second in the entries `names`, or in all.
+    """first_weight * first + (1 - first_weight) * second for the entries `names`, or for all.
 
-    The others are the first model's own, and so, copied, are integer buffers.
+    Other entries are shared with `first`. Integer buffers are copied from `first`.
     """
-
-    def blend(name: str, tensor: Tensor) -> Tensor:
+    mixed: Parameters = {}
+    for name, tensor in first.items():
         if names is not None and name not in names:
-            return tensor
-        return (
-            (tensor * first_weight).add_(second[name], alpha=1 - first_weight)
-            if tensor.is_floating_point()
-            else tensor.clone()
-        )
-
-    return {name: blend(name, tensor) for name, tensor in first.items()}
+            mixed[name] = tensor
+        elif tensor.is_floating_point():
+            mixed[name] = (tensor * first_weight).add_(second[name], alpha=1 - first_weight)
+        else:
+            mixed[name] = tensor.clone()
+    return mixed
 
 
 def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> Parameters:
-    """A model that lies `distance` times `direction` away. What has no direction is shared, not copied."""
+    """parameters + scale * direction. Entries without a direction are shared, not copied."""
     return {
         name: tensor.add(direction[name], alpha=scale) if name in direction else tensor
         for name, tensor in parameters.items()
@@ -100,12 +94,10 @@ def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> P
 
 
 def select(parameters: Parameters, names: Collection[str]) -> Parameters:
-    """These entries of a model."""
     return {name: tensor for name, tensor in parameters.items() if name in names}
 
 
 def exclude(parameters: Parameters, names: Collection[str]) -> Parameters:
-    """A model but for these entries."""
     return {name: tensor for name, tensor in parameters.items() if name not in names}
 
 

@@ -1,4 +1,4 @@
-"""The one trainer: a round of local steps on one client's data."""
+"""Local training of a network on one client's data."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.optim import optimizer_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from fedmosaic_cli.engine.batching import Batch
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import TrainingTask
-    from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, State
+    from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.engine.network_runner import NetworkRunner
     from fedmosaic_cli.models.classifier import Classifier
 
 
 @dataclass
 class BatchOutputs:
-    """What terms may look at; see `engine.method.Outputs`."""
+    """Implements `engine.method.StepOutputs`."""
 
     private_indices: Tensor
     private_features: Tensor
@@ -39,84 +39,69 @@ class BatchOutputs:
 def fit_network(
     runner: NetworkRunner, parameters: Parameters, optimizer_state: State, task: TrainingTask
 ) -> TrainingLosses:
-    """Train `parameters` in place, carrying the optimizer's `memory` on."""
+    """Train a network for one round.
+
+    Args:
+        runner: Provides the module that runs on `parameters`.
+        parameters: Model; updated in place.
+        optimizer_state: Optimizer state per parameter; updated in place.
+        task: Data, batches and loss.
+
+    Returns:
+        The mean losses over the round, weighted by batch size.
+    """
     module = runner.bound_module(parameters).train()
     trained = dict(module.named_parameters())
     terms = [term.to_device(runner.device) for term in task.terms]
-    with_public = any(term.uses_public for term in terms)
-    private = batching.resolve_indices(task.private, task.schedule.private_batches)
-    public = (
-        batching.resolve_indices(task.public, task.schedule.public_batches) if with_public else [None] * len(private)
-    )
+    private_batches = batching.resolve_indices(task.private, task.schedule.private_batches)
+    public_batches: list[Batch] | list[None] = [None] * len(private_batches)
+    if any(term.uses_public for term in terms):
+        public_batches = batching.resolve_indices(task.public, task.schedule.public_batches)
     totals = [torch.zeros((), dtype=runner.dtype, device=runner.device) for _ in (None, *terms)]
-    seen = 0
-    for batch, others in zip(private, public, strict=True):
-        if runner.batch_norm_names and batching.has_singleton_batch(batch, others):
+    num_seen = 0
+    for private_batch, public_batch in zip(private_batches, public_batches, strict=True):
+        if runner.batch_norm_names and batching.has_singleton_batch(private_batch, public_batch):
             continue
-        loss, parts = step_losses(runner, module, task, terms, batch, others)
+        with runner.autocast():
+            outputs = forward(runner, module, task, private_batch, public_batch)
+            private_loss = cross_entropy(outputs.private_logits, task.private.targets[private_batch.local_indices])
+            term_losses = [term.loss(outputs) for term in terms]
+            loss = task.private_weight * private_loss
+            for term, term_loss in zip(terms, term_losses, strict=True):
+                loss = loss + term.weight * term_loss
         module.zero_grad(set_to_none=True)
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
         if task.proximal:
-            add_proximal_gradient(gradients, trained, task.proximal)
+            with torch.no_grad():
+                anchor = [task.proximal.anchor[name] for name in gradients]
+                drift = torch._foreach_sub([trained[name] for name in gradients], anchor)
+                torch._foreach_add_(list(gradients.values()), drift, alpha=task.proximal.strength)
         optimizer_step(runner.train_settings, trained, gradients, optimizer_state)
-        for total, part in zip(totals, parts, strict=True):
-            total.add_(part.detach() * len(batch))
-        seen += len(batch)
+        for total, part in zip(totals, (private_loss, *term_losses), strict=True):
+            total.add_(part.detach() * len(private_batch))
+        num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
-    means = [(total / seen).item() if seen else None for total in totals]
+    means = [(total / num_seen).item() if num_seen else None for total in totals]
     return TrainingLosses(means[0], means[1:])
-
-
-def step_losses(
-    runner: NetworkRunner,
-    module: Classifier,
-    task: TrainingTask,
-    terms: Sequence[LossTerm],
-    private_batch: Batch,
-    public_batch: Batch | None,
-) -> tuple[Tensor, list[Tensor]]:
-    """What a step descends on, and what that is made of: the private loss, and that of each term."""
-    with runner.autocast():
-        outputs = forward(runner, module, task, private_batch, public_batch)
-        private = cross_entropy(outputs.private_logits, task.private.targets[private_batch.local_indices])
-        values = [term.loss(outputs) for term in terms]
-        loss = task.private_weight * private
-        for term, value in zip(terms, values, strict=True):
-            loss = loss + term.weight * value
-    return loss, [private, *values]
-
-
-def add_proximal_gradient(
-    gradients: dict[str, Tensor], parameters: dict[str, nn.Parameter], proximal: ProximalTerm
-) -> None:
-    """Add the leash's gradient to the loss's."""
-    with torch.no_grad():
-        drift = torch._foreach_sub(
-            [parameters[name] for name in gradients], [proximal.anchor[name] for name in gradients]
-        )
-        torch._foreach_add_(list(gradients.values()), drift, alpha=proximal.strength)
 
 
 def forward(
     runner: NetworkRunner, module: Classifier, task: TrainingTask, private_batch: Batch, public_batch: Batch | None
 ) -> BatchOutputs:
-    """The outputs on a private and on a public batch: in one pass, unless batch statistics would mix the two."""
+    """Outputs on a private and a public batch: in one pass, or in two if the network has batch normalisation."""
     if public_batch is None:
         features = module.features(task.private.normalised_images(private_batch.image_indices))
         logits = module.head(features)
         return BatchOutputs(private_batch.local_indices, features, logits, private_batch.local_indices[:0], logits[:0])
     if runner.batch_norm_names:
         features = module.features(task.private.normalised_images(private_batch.image_indices))
-        private_logits, public_logits = (
-            module.head(features),
-            module(task.public.normalised_images(public_batch.image_indices)),
-        )
+        private_logits = module.head(features)
+        public_logits = module(task.public.normalised_images(public_batch.image_indices))
     else:
-        # Both sets lie in the one array of images.
-        features = module.features(
-            task.private.normalised_images(torch.cat([private_batch.image_indices, public_batch.image_indices]))
-        )
+        # Private and public examples share one array of images.
+        image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
+        features = module.features(task.private.normalised_images(image_indices))
         private_logits, public_logits = module.head(features).split([len(private_batch), len(public_batch)])
         features = features[: len(private_batch)]
     return BatchOutputs(
@@ -125,7 +110,7 @@ def forward(
 
 
 class ManualStep:
-    """A step that a method takes by itself; see `engine.method.Step`."""
+    """Implements `engine.method.Step`."""
 
     def __init__(self, steps: ManualSteps, number: int) -> None:
         self.number = number
@@ -136,7 +121,7 @@ class ManualStep:
         self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
     ) -> Parameters:
         if stream not in self._batches:
-            self._batches[stream] = self._steps.batch(stream, self.number - 1)
+            self._batches[stream] = self._steps.load_batch(stream, self.number - 1)
         inputs, labels = self._batches[stream]
         loss, gradient = self._steps.runner.gradient(parameters, inputs, labels, update_running_stats)
         self._steps.record_loss(loss, len(labels))
@@ -144,23 +129,23 @@ class ManualStep:
 
 
 class ManualSteps:
-    """The steps of a round as a method with its own step rule walks them."""
+    """The steps of a round for a method with its own step rule."""
 
     def __init__(self, runner: NetworkRunner, private: Examples, batches_by_stream: dict[str, list[Tensor]]) -> None:
         self.runner = runner
         self._private = private
         self._batches_by_stream = {
-            stream: batching.resolve_indices(private, drawn) for stream, drawn in batches_by_stream.items()
+            stream: batching.resolve_indices(private, batches) for stream, batches in batches_by_stream.items()
         }
         self._loss_total = torch.zeros((), dtype=runner.dtype, device=runner.device)
         self._num_seen = 0
 
     def __iter__(self) -> Iterator[ManualStep]:
-        for number, drawn in enumerate(zip(*self._batches_by_stream.values(), strict=True), start=1):
-            if not (self.runner.batch_norm_names and any(len(batch) == 1 for batch in drawn)):
+        for number, batches in enumerate(zip(*self._batches_by_stream.values(), strict=True), start=1):
+            if not (self.runner.batch_norm_names and any(len(batch) == 1 for batch in batches)):
                 yield ManualStep(self, number)
 
-    def batch(self, stream: str, step_index: int) -> tuple[Tensor, Tensor]:
+    def load_batch(self, stream: str, step_index: int) -> tuple[Tensor, Tensor]:
         batch = self._batches_by_stream[stream][step_index]
         return self._private.normalised_images(batch.image_indices), self._private.targets[batch.local_indices]
 
@@ -169,7 +154,7 @@ class ManualSteps:
         self._num_seen += num_examples
 
     def mean_loss(self) -> float | None:
-        """Over all batches that a gradient was taken on, if there were any."""
+        """The mean over all batches on which a gradient was computed; None without any."""
         return (self._loss_total / self._num_seen).item() if self._num_seen else None
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
-from fedmosaic_cli.cotraining.trust import TRUST_RULES, LossRatioTrustRule
+from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.evaluation import client_averages
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
@@ -84,8 +84,7 @@ def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str
     """What the summary says of co-training; nothing of methods whose clients share no labels."""
     if not config.method.shares_labels:
         return {}
-    rule = TRUST_RULES.get(getattr(config.method, "trust", ""))
-    found = diagnose_trust(rows, is_loss_based=isinstance(rule, LossRatioTrustRule))
+    found = diagnose_trust(rows, is_loss_based=getattr(config.method, "trust", "") in TRUST_RULES)
     return {"diagnosis": found and found.to_dict()}
 
 

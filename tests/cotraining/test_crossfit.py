@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
-from fedmosaic_cli.cotraining.expertise import (
-    count_confidence_expertise,
-    count_expertise,
-    entropy_expertise,
-    expertise_scores,
-    expertise_upper_bound,
-)
+from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES, entropy_expertise
 from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
 from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, PseudoLabelLoss
@@ -95,27 +89,27 @@ def test_counts_tell_experience_from_exclusiveness():
     """The frequency of a class is 1 for a client that has seen nothing else, were it three examples."""
     labels = torch.tensor([0, 1, 1])
     few, many = torch.tensor([0, 3]), torch.tensor([50, 40])
-    assert count_expertise(labels, few).tolist() == [0.0, 3.0, 3.0]
-    assert count_expertise(labels, many).tolist() == [50.0, 40.0, 40.0]
-    assert (expertise_scores("frequency", torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
+    assert EXPERTISE_RULES["count"].score(torch.zeros(3, 2), labels, few).tolist() == [0.0, 3.0, 3.0]
+    assert EXPERTISE_RULES["count"].score(torch.zeros(3, 2), labels, many).tolist() == [50.0, 40.0, 40.0]
+    assert (EXPERTISE_RULES["frequency"].score(torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
 
 
 def test_count_and_confidence_are_multiplied():
     log_probs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
     labels, counts = torch.tensor([0, 0]), torch.tensor([20, 5])
     expected = 20 * entropy_expertise(log_probs)
-    assert torch.equal(count_confidence_expertise(log_probs, labels, counts), expected)
+    assert torch.equal(EXPERTISE_RULES["count-confidence"].score(log_probs, labels, counts), expected)
     assert expected[1].item() == pytest.approx(0.0, abs=1e-6)
 
 
 @given(st.lists(st.integers(0, 500), min_size=2, max_size=6).filter(any), st.data())
-@pytest.mark.parametrize("kind", ["frequency", "entropy", "count", "count-confidence", "uniform"])
+@pytest.mark.parametrize("kind", EXPERTISE_RULES)
 def test_no_expertise_exceeds_what_both_ends_know_as_its_highest(kind, counts, data):
     classes = len(counts)
     logits = data.draw(st.lists(st.floats(-50, 50), min_size=classes, max_size=classes))
     log_probs = torch.tensor([logits], dtype=torch.float64).log_softmax(dim=1)
-    found = expertise_scores(kind, log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
-    assert 0 <= found.item() <= expertise_upper_bound(kind, classes, sum(counts)) + 1e-9
+    found = EXPERTISE_RULES[kind].score(log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
+    assert 0 <= found.item() <= EXPERTISE_RULES[kind].max_value(classes, sum(counts)) + 1e-9
 
 
 def test_a_shift_by_hand():

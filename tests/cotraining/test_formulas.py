@@ -10,12 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.expertise import (
-    entropy_expertise,
-    expertise_upper_bound,
-    frequency_expertise,
-    uniform_expertise,
-)
+from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES, entropy_expertise, frequency_expertise
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, TRUST_RULES, loss_ratio_trust
 from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, VoteResult, VoteTally, aggregate_votes
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
@@ -80,7 +75,7 @@ def test_frequency_expertise_over_all_classes_sums_to_one():
 def test_entropy_expertise_spans_its_range_and_rewards_certainty():
     uniform, certain = torch.full((1, 4), 0.25).log(), torch.tensor([[0.0, -math.inf, -math.inf, -math.inf]])
     assert entropy_expertise(uniform).item() == pytest.approx(0.0, abs=1e-7)
-    assert entropy_expertise(certain).item() == pytest.approx(expertise_upper_bound("entropy", 4))
+    assert entropy_expertise(certain).item() == pytest.approx(EXPERTISE_RULES["entropy"].max_value(4, 1))
     surer = torch.tensor([[0.4, 0.3, 0.3], [0.6, 0.2, 0.2], [0.9, 0.05, 0.05]]).log()
     weights = entropy_expertise(surer).tolist()
     # The wrong sign, E = H, would reward doubt.
@@ -119,7 +114,7 @@ def test_where_nobody_is_an_expert_the_majority_decides():
 
 def test_a_tie_is_a_tie_however_its_sums_are_rounded():
     """Levels 245 and 254 for class 0, 249 and 250 for class 1: the same sum on paper, not in float64."""
-    high = expertise_upper_bound("entropy", 10)
+    high = EXPERTISE_RULES["entropy"].max_value(10, 1)
     labels, weights = np.array([[0], [0], [1], [1]]), levels([245, 254, 249, 250], high)
     kept_alive = weights + MIN_VOTE_WEIGHT
     assert kept_alive[0] + kept_alive[1] < kept_alive[2] + kept_alive[3]
@@ -141,7 +136,9 @@ def test_rounding_expertise_changes_a_label_only_where_the_vote_was_close(seed, 
 
 def test_equal_expertise_is_a_majority_vote():
     labels = np.random.default_rng(0).integers(0, 4, (7, 500))
-    weights = np.stack([uniform_expertise(torch.as_tensor(row)) for row in labels])
+    weights = np.stack(
+        [EXPERTISE_RULES["uniform"].score(torch.empty(0), torch.as_tensor(row), torch.empty(0)) for row in labels]
+    )
     counted = [np.bincount(column, minlength=4).argmax() for column in labels.T]
     assert vote(labels, weights, 4).labels.tolist() == counted
     assert vote(labels, None, 4).labels.tolist() == counted

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining.expertise import expertise_upper_bound
+from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.engine.messages import Route, Weights, send_message
 from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.labels import codecs, wire
@@ -64,7 +64,7 @@ def arrived(values: list[float], high: float, bits: int) -> np.ndarray:
 
 @given(st.lists(st.floats(0, 1), min_size=1), st.integers(1, 32), st.sampled_from(["frequency", "entropy"]))
 def test_expertise_arrives_within_half_a_level(shares, bits, kind):
-    high = expertise_upper_bound(kind, 10)
+    high = EXPERTISE_RULES[kind].max_value(10, 1)
     values = [share * high for share in shares]
     half = high / (2**bits - 1) / 2
     assert np.abs(arrived(values, high, bits) - values).max() <= half * (1 + 1e-6)
@@ -76,12 +76,12 @@ def test_the_receiver_sees_levels_not_what_was_meant():
 
 def test_no_expertise_arrives_as_none_at_all_and_all_as_all():
     """The server adds what keeps a vote alive: on the wire 0 is 0."""
-    high = expertise_upper_bound("entropy", 10)
+    high = EXPERTISE_RULES["entropy"].max_value(10, 1)
     assert arrived([0.0, high], high, bits=8).tolist() == [0.0, pytest.approx(high)]
 
 
 def test_with_a_single_class_nobody_is_an_expert():
-    high = expertise_upper_bound("entropy", 1)
+    high = EXPERTISE_RULES["entropy"].max_value(1, 1)
     assert high == 0.0
     assert arrived([0.0, 0.0], high, bits=8).tolist() == [0.0, 0.0]
 

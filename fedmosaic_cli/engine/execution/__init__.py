@@ -1,1 +1,1 @@
-"""How clients are executed: one by one in worker threads, in lockstep, or stacked."""
+"""Execution of clients: in worker threads, in lockstep groups, or stacked into one batched model."""

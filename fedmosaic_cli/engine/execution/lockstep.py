@@ -1,7 +1,7 @@
-"""Clients that work in step: what several of them ask for at once is done for all of them at once.
+"""Clients in lockstep: requests that several clients make at the same time are computed together.
 
-Each member plays its part of a round as if it were alone, in a thread of its own. One of them runs at a time, until it
-asks for something; when all have asked, or are done, the worker that the gang belongs to answers all requests.
+Each client runs its part of a round in a separate thread. One client runs at a time, until it submits a request. When
+all clients wait or are done, the worker that created the group handles all requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass
 class LockstepRequest:
-    """What a member waits for. Requests of one `kind` are handed to `answer` in one list, in the members' order."""
+    """A request of one client. Requests with equal `group_key` go to `handler` in one list, ordered by client."""
 
     client_index: int
     group_key: Hashable
@@ -30,23 +30,23 @@ class LockstepRequest:
 
 
 class LockstepGroup:
-    """So many members that wait for each other, and the worker (the thread that makes the gang) who serves them.
+    """Clients that wait for each other, served by the thread that created the group.
 
-    All answers are given by that one thread: what a thread once needed of memory, its allocator keeps for it.
+    A single thread handles all requests because the memory allocator keeps the peak memory of every thread.
     """
 
     def __init__(self, num_clients: int) -> None:
         self.worker_id = threading.get_ident()
-        one_at_a_time = threading.Lock()
-        self._response_ready = threading.Condition(one_at_a_time)
-        self._requests_ready = threading.Condition(one_at_a_time)
+        lock = threading.Lock()
+        self._response_ready = threading.Condition(lock)
+        self._requests_ready = threading.Condition(lock)
         self._num_running = num_clients
         self._num_unfinished = num_clients
         self._requests: list[LockstepRequest] = []
         self._abort_error: BaseException | None = None
 
     def run_client(self, client_index: int, function: Callable[[], T]) -> T:
-        """Do a member's whole work; the others move on only while it waits."""
+        """Run `function` for one client. Other clients run only while it waits."""
         with self._response_ready:
             self._raise_if_aborted()
             LOCKSTEP_CONTEXT.group, LOCKSTEP_CONTEXT.client_index = self, client_index
@@ -58,7 +58,7 @@ class LockstepGroup:
                 self._pause()
 
     def submit(self, group_key: Hashable, handler: Callable[[list[Any]], list[Any]], payload: Any) -> Any:
-        """The answer to `content`, given together with those to all other requests of its kind."""
+        """Wait for the result of `payload`, computed together with all requests that have the same `group_key`."""
         request = LockstepRequest(LOCKSTEP_CONTEXT.client_index, group_key, handler, payload)
         self._requests.append(request)
         self._pause()
@@ -69,7 +69,7 @@ class LockstepGroup:
         return request.result
 
     def run(self) -> None:
-        """Answer whenever everybody waits, until everybody is done."""
+        """Handle requests whenever all clients wait, until all are done."""
         with self._requests_ready:
             while self._num_unfinished:
                 self._requests_ready.wait_for(lambda: not self._num_running)
@@ -79,7 +79,7 @@ class LockstepGroup:
                 self._response_ready.notify_all()
 
     def abort(self, error: BaseException) -> None:
-        """Let everybody fail, now and later: somebody that they would wait for will never come."""
+        """Raise an error in all clients, because one of them could not be started."""
         with self._response_ready:
             self._abort_error = error
             self._response_ready.notify_all()
@@ -91,28 +91,28 @@ class LockstepGroup:
 
     def _raise_if_aborted(self) -> None:
         if self._abort_error is not None:
-            raise RuntimeError("not all members of a stack could be started") from self._abort_error
+            raise RuntimeError("not all clients of a stack could be started") from self._abort_error
 
 
 def dispatch(requests: list[LockstepRequest]) -> None:
-    """Answer requests kind by kind. A failure is everybody's who asked."""
-    kinds: dict[Hashable, list[LockstepRequest]] = {}
+    """Handle requests group by group. An error is raised in all clients of the group."""
+    groups: dict[Hashable, list[LockstepRequest]] = {}
     for request in requests:
-        kinds.setdefault(request.group_key, []).append(request)
-    for alike in kinds.values():
+        groups.setdefault(request.group_key, []).append(request)
+    for group in groups.values():
         try:
-            results = alike[0].handler([request.payload for request in alike])
-            for request, result in zip(alike, results, strict=True):
+            results = group[0].handler([request.payload for request in group])
+            for request, result in zip(group, results, strict=True):
                 request.result = result
         except BaseException as error:
-            for request in alike:
+            for request in group:
                 request.error = error
     for request in requests:
         request.is_done = True
 
 
 class LockstepContext(threading.local):
-    """What this thread is in the gang that it works for."""
+    """The group that this thread belongs to, and the index of its client."""
 
     group: LockstepGroup | None = None
     client_index: int = 0
@@ -122,10 +122,9 @@ LOCKSTEP_CONTEXT = LockstepContext()
 
 
 def current_group() -> LockstepGroup | None:
-    """The gang that this thread takes part in, if any."""
     return LOCKSTEP_CONTEXT.group
 
 
 def current_worker_id() -> int:
-    """At whose place this thread computes: its own or, as one member of a gang runs at a time, its worker's."""
+    """The thread that owns this thread's resources: the group's worker, or the thread itself outside a group."""
     return LOCKSTEP_CONTEXT.group.worker_id if LOCKSTEP_CONTEXT.group else threading.get_ident()

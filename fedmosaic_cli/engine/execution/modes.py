@@ -1,4 +1,4 @@
-"""How clients are run: one by one in threads, or stacked. The one place that chooses."""
+"""Choice of the execution mode and of the number of workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ExecutionMode = Literal["threads", "stacked"]
 
 NETWORK_RUNNERS: dict[ExecutionMode, type[NetworkRunner]] = {"threads": NetworkRunner, "stacked": StackedNetworkRunner}
 
-# Below so many multiplications in a step's forward pass, on a CPU, stacking gains: calling kernels takes longer than
-# running them. `benchmarks/speed.py --only tiny` has networks on both sides.
+# On a CPU, stacking is faster below this number of multiplications in the forward pass of a step: calling kernels takes
+# longer than running them. `benchmarks/speed.py --only tiny` measures networks on both sides.
 MAX_STACKED_MULTIPLICATIONS = 4_000_000
 
 
@@ -33,11 +33,19 @@ def choose_execution(
     num_clients: int,
     device: torch.device,
 ) -> ExecutionMode:
-    """What was asked for; or, for `auto`, what should be fastest for so many clients with one network.
+    """The configured execution mode or, for `auto`, the one that should be fastest.
 
-    A network that does not fit the images, or the execution asked for, is refused.
+    Args:
+        train_settings: Execution and batch size.
+        model_settings: Network of the clients.
+        input_shape: [channels, height, width].
+        num_clients: Number of clients with this network.
+        device: Device of the clients.
+
+    Raises:
+        RequestError: The network does not fit the images, or it cannot be stacked and `stacked` is configured.
     """
-    with torch.device("meta"):  # nothing is allocated
+    with torch.device("meta"):  # allocates no memory
         template = build_network(model_settings, input_shape, 1)
     if train_settings.execution == "stacked" and not is_stackable(template):
         raise RequestError(
@@ -47,14 +55,12 @@ def choose_execution(
         return train_settings.execution
     if num_clients == 1 or not is_stackable(template):
         return "threads"
-    small = (
-        train_settings.batch_size * num_multiplications(template, max(input_shape[1:])) < MAX_STACKED_MULTIPLICATIONS
-    )
-    return "stacked" if small or device.type != "cpu" else "threads"
+    multiplications = train_settings.batch_size * num_multiplications(template, max(input_shape[1:]))
+    return "stacked" if multiplications < MAX_STACKED_MULTIPLICATIONS or device.type != "cpu" else "threads"
 
 
 def num_workers(requested: int, num_clients: int, device: torch.device) -> int:
-    """As many as asked for, or one a core; a GPU is kept busy by one."""
+    """The requested number or, for 0, one per core and at most one per client; one on a GPU."""
     if requested:
         return requested
     return 1 if device.type != "cpu" else min(num_available_cores(), num_clients)

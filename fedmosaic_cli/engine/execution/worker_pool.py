@@ -1,4 +1,4 @@
-"""Running clients side by side: threads with one core each, so that results do not depend on how many there are."""
+"""Parallel execution of clients in single-threaded workers, so that results do not depend on their number."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Clients in a stack. A fixed number: which clients compute together decides about the last bits of their results.
+# Clients per stack. The number is fixed: which clients compute together affects the last bits of their results.
 MAX_STACK_SIZE = 32
 
 
 @dataclass(frozen=True)
 class ClientJob(Generic[T]):
-    """Something to be done for one client.
+    """Work for one client.
 
-    The longer, the earlier it is begun. Jobs of one `team` can be done together; whose team is None is done alone.
-    Jobs on one `device` never wait for another's.
+    Attributes:
+        item: Argument of the mapped function.
+        cost: Jobs with a larger cost start earlier.
+        stack_key: Jobs with equal keys run together; None runs the job alone.
+        device: Jobs on different devices do not wait for each other.
     """
 
     item: T
@@ -38,7 +41,7 @@ class ClientJob(Generic[T]):
 
 
 class WorkerPool:
-    """A pool of `count` threads for each device. Even a single one runs apart from the main thread, as others do."""
+    """A thread pool per device. Even a single worker runs outside the main thread."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -46,42 +49,46 @@ class WorkerPool:
         self._executors: dict[tuple[str, torch.device], ThreadPoolExecutor] = {}
 
     def map(self, function: Callable[[T], R], jobs: Sequence[ClientJob[T]]) -> list[R]:
-        """`function` of every job's item, in the order of the jobs. The first failure is raised."""
+        """Apply `function` to the item of every job. Results are in the order of the jobs.
+
+        Raises:
+            BaseException: The error of the first failed job, after all jobs have ended.
+        """
         results: dict[int, R] = {}
         failures: dict[int, BaseException] = {}
 
-        def done(place: int) -> None:
+        def run_job(index: int) -> None:
             try:
-                results[place] = function(jobs[place].item)
+                results[index] = function(jobs[index].item)
             except BaseException as error:
-                failures[place] = error
+                failures[index] = error
 
-        longest_first = sorted(group_jobs(jobs), key=lambda team: -sum(jobs[place].cost for place in team))
-        begun = []
-        for team in longest_first:
-            device = jobs[team[0]].device
-            begun.append(self._executor("worker", device, self.num_workers).submit(self._run_group, done, team, device))
-        for work in begun:
-            work.result()
+        futures = []
+        for group in sorted(group_jobs(jobs), key=lambda group: -sum(jobs[index].cost for index in group)):
+            device = jobs[group[0]].device
+            executor = self._executor("worker", device, self.num_workers)
+            futures.append(executor.submit(self._run_group, run_job, group, device))
+        for future in futures:
+            future.result()
         if failures:
             raise failures[min(failures)]
-        return [results[place] for place in range(len(jobs))]
+        return [results[index] for index in range(len(jobs))]
 
     def _run_group(self, run_job: Callable[[int], None], job_indices: list[int], device: torch.device) -> None:
         if len(job_indices) == 1:
             run_job(job_indices[0])
             return
-        gang = LockstepGroup(len(job_indices))
-        # A member that found no thread would be waited for until the end of time: there is one for each.
-        members = self._executor("member", device, self.num_workers * MAX_STACK_SIZE)
+        group = LockstepGroup(len(job_indices))
+        # One thread per client of every worker: a client without a thread would block its group forever.
+        executor = self._executor("member", device, self.num_workers * MAX_STACK_SIZE)
         try:
-            turns = [members.submit(gang.run_client, place, partial(run_job, place)) for place in job_indices]
+            futures = [executor.submit(group.run_client, index, partial(run_job, index)) for index in job_indices]
         except RuntimeError as error:
-            gang.abort(error)
+            group.abort(error)
             raise
-        gang.run()
-        for turn in turns:
-            turn.result()
+        group.run()
+        for future in futures:
+            future.result()
 
     def _executor(self, role: str, device: torch.device, size: int) -> ThreadPoolExecutor:
         with self._lock:
@@ -98,38 +105,37 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            pools = dict(self._executors)
-        workers = [pool for (role, _), pool in pools.items() if role == "worker"]
-        for pool in workers:  # nobody is waited for while others could still begin
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in workers:
-            pool.shutdown(wait=True)
-        for pool in self._executors.values():  # members last: a worker that is not done yet may still call for some
-            pool.shutdown(wait=True)
+            executors = dict(self._executors)
+        workers = [executor for (role, _), executor in executors.items() if role == "worker"]
+        for executor in workers:  # cancel all pending jobs before waiting for any
+            executor.shutdown(wait=False, cancel_futures=True)
+        for executor in workers:
+            executor.shutdown(wait=True)
+        for executor in self._executors.values():  # members last: a running worker may still need them
+            executor.shutdown(wait=True)
 
 
 def group_jobs(jobs: Sequence[ClientJob[T]]) -> list[list[int]]:
-    """The places of jobs that are done together, in their order; no team is larger than a stack."""
-    alone: list[list[int]] = []
-    together: dict[Hashable, list[int]] = {}
-    for place, job in enumerate(jobs):
+    """Indices of the jobs that run together, in groups of at most MAX_STACK_SIZE."""
+    single: list[list[int]] = []
+    by_key: dict[Hashable, list[int]] = {}
+    for index, job in enumerate(jobs):
         if job.stack_key is None:
-            alone.append([place])
+            single.append([index])
         else:
-            together.setdefault(job.stack_key, []).append(place)
-    stacks = [
-        places[start : start + MAX_STACK_SIZE]
-        for places in together.values()
-        for start in range(0, len(places), MAX_STACK_SIZE)
+            by_key.setdefault(job.stack_key, []).append(index)
+    return single + [
+        indices[start : start + MAX_STACK_SIZE]
+        for indices in by_key.values()
+        for start in range(0, len(indices), MAX_STACK_SIZE)
     ]
-    return alone + stacks
 
 
 def use_single_thread() -> None:
-    """Sums in another number of threads round differently: every thread computes alone.
+    """Configure torch in a new thread.
 
-    And numbers too small to be written in full count as 0: a client that has learnt its examples by heart has nothing
-    but such gradients, and a CPU takes several times as long for them.
+    One thread, because sums over another number of threads round differently. Denormal numbers are flushed to 0,
+    because CPUs are several times slower on them and a model that fits its data perfectly has such gradients.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

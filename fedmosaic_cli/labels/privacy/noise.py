@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from fedmosaic_cli.cotraining.expertise import expertise_upper_bound
+from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.privacy.accounting import Release, pure_dp_rho, total_epsilon, zcdp_epsilon
 from fedmosaic_cli.labels.privacy.mechanisms import (
@@ -113,7 +113,7 @@ class PrivacyNoise:
 
 def expertise_noise_bound(expertise_rule: str | None, num_classes: int) -> float:
     """The upper end of what a client may claim: 1 for shares, log C for entropies."""
-    return expertise_upper_bound(expertise_rule or "uniform", num_classes)
+    return EXPERTISE_RULES[expertise_rule or "uniform"].max_value(num_classes, 1)
 
 
 def num_exchange_rounds(num_rounds: int, warmup_rounds: int) -> int:

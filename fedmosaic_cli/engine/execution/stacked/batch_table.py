@@ -1,4 +1,4 @@
-"""The batches of several clients side by side, padded to one length."""
+"""Padded batches of several clients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step's batches [clients, batch].
+    """The batches of one step.
 
-    `positions` are those in each client's set, `joined` those in all sets laid end to end; `places` [batch, clients]
-    are those in the array of images. `present` says which examples are no padding, where there is any.
+    Attributes:
+        batch_sizes: Number of examples per client.
+        local_indices: Positions in each client's set [clients, batch].
+        concat_indices: Positions in the concatenation of all sets [clients, batch].
+        image_indices: Positions in the array of images [batch, clients].
+        counts: `batch_sizes` as a tensor [clients].
+        mask: True for examples, False for padding [clients, batch]; None without padding.
     """
 
     batch_sizes: list[int]
@@ -32,46 +37,48 @@ class StepBatch:
     mask: Tensor | None
 
     def client_means(self, values: Tensor) -> Tensor:
-        """Each client's mean of [clients, batch]."""
+        """The mean per client of values [clients, batch]."""
         return masked_means(values, self.mask, self.counts)
 
 
 def masked_means(values: Tensor, mask: Tensor | None, counts: Tensor) -> Tensor:
-    """The mean of every row [rows, values]: over what is present, of which there is so much."""
+    """The mean of every row without padding."""
     return values.mean(dim=1) if mask is None else (values * mask).sum(dim=1) / counts
 
 
 def padding_mask(batch_sizes: list[int], counts: Tensor) -> Tensor | None:
-    """Which places of padded rows are taken [rows, longest]; None where all are. `counts` are the lengths again."""
+    """The mask of padded rows [rows, longest]; None without padding. `counts` are the sizes as a tensor."""
     if min(batch_sizes) == max(batch_sizes):
         return None
     return torch.arange(max(batch_sizes), device=counts.device) < counts[:, None]
 
 
 class BatchTable:
-    """The batches of all pupils in a set of examples each, padded to one length: [steps, pupils, batch]."""
+    """The batches of a round of several clients, padded to one size: [steps, clients, batch]."""
 
     def __init__(self, example_sets: Sequence[Examples], local_batches: Sequence[list[Tensor]]) -> None:
         device = example_sets[0].device
-        longest = max(len(positions) for batches in local_batches for positions in batches)
-        padded = [
-            pad_sequence([*batches, torch.zeros(longest, dtype=torch.int64)])[:, :-1].T for batches in local_batches
-        ]
-        positions = pad_sequence(padded)
-        offsets = torch.tensor([0, *(len(each) for each in example_sets[:-1])]).cumsum(0)
-        self._concat_indices = positions + offsets[None, :, None]
-        self.batch_sizes = [[len(positions) for positions in batches] for batches in local_batches]
-        held = torch.cat([each.indices for each in example_sets])
-        self._image_indices = held[self._concat_indices.to(held.device)]
-        self._concat_indices = self._concat_indices.to(device)
-        self._local_indices = positions.to(device)
-        self._counts = pad_sequence([torch.tensor(lengths, dtype=torch.int64) for lengths in self.batch_sizes]).to(
-            device
-        )
+        self.batch_sizes = [[len(batch) for batch in batches] for batches in local_batches]
+        longest = torch.zeros(max(size for sizes in self.batch_sizes for size in sizes), dtype=torch.int64)
+        local_indices = pad_sequence([pad_sequence([*batches, longest])[:, :-1].T for batches in local_batches])
+        offsets = torch.tensor([0, *(len(examples) for examples in example_sets[:-1])]).cumsum(0)
+        concat_indices = local_indices + offsets[None, :, None]
+        image_indices = torch.cat([examples.indices for examples in example_sets])
+        self._image_indices = image_indices[concat_indices.to(image_indices.device)]
+        self._concat_indices = concat_indices.to(device)
+        self._local_indices = local_indices.to(device)
+        self._counts = pad_sequence([torch.tensor(sizes, dtype=torch.int64) for sizes in self.batch_sizes]).to(device)
 
     def step_batch(self, step_index: int, num_clients: int) -> StepBatch:
-        lengths = [lengths[step_index] for lengths in self.batch_sizes[:num_clients]]
-        here = (step_index, slice(num_clients), slice(max(lengths)))
+        """The batches of the first clients in one step."""
+        sizes = [sizes[step_index] for sizes in self.batch_sizes[:num_clients]]
+        cells = (step_index, slice(num_clients), slice(max(sizes)))
         counts = self._counts[step_index, :num_clients]
-        places, present = self._image_indices[here].T, padding_mask(lengths, counts)
-        return StepBatch(lengths, self._local_indices[here], self._concat_indices[here], places, counts, present)
+        return StepBatch(
+            batch_sizes=sizes,
+            local_indices=self._local_indices[cells],
+            concat_indices=self._concat_indices[cells],
+            image_indices=self._image_indices[cells].T,
+            counts=counts,
+            mask=padding_mask(sizes, counts),
+        )

@@ -1,7 +1,7 @@
-"""One network with the weights of several clients: every layer computes for all of them in one call.
+"""One network with the weights of several clients: every layer computes for all clients in one call.
 
-Weights are stacked, [clients, ...]. Images lie folded, [batch, clients * channels, height, width], so that a grouped
-convolution gives each client its own filters, and batch normalisation each client its own statistics; vectors lie as
+Weights are stacked: [clients, ...]. Images are folded, [batch, clients * channels, height, width], so that a grouped
+convolution applies each client's filters and batch normalisation uses each client's statistics. Vectors are
 [clients, batch, features].
 """
 
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.classifier import Classifier
 
 
+SUPPORTED_OPTIONS = {
+    **{"padding_mode": "zeros", "affine": True, "track_running_stats": True},
+    **{"ceil_mode": False, "return_indices": False, "start_dim": 1, "end_dim": -1},
+}
+
+
 @dataclass(frozen=True)
 class ForwardContext:
-    """One way through the network: for so many clients, in training mode or not.
+    """Options of a forward pass.
 
-    Where batches differ in length, `present` [clients, batch] says which examples there are; the others' outputs are
-    nobody's business, but no statistics may hear of them.
+    `mask` [clients, batch] is False for padding, which batch statistics leave out; None without padding.
     """
 
     num_clients: int
@@ -38,14 +43,14 @@ class ForwardContext:
 
 @dataclass(frozen=True)
 class StackedLayer:
-    """A layer of the architecture with the weights of all clients."""
+    """A layer of the template with the stacked weights of all clients."""
 
     module: Any
     weights: dict[str, Tensor]
 
 
 class StackedNetwork:
-    """A classifier's layers, to be run on stacked weights."""
+    """Runs the layers of a classifier on stacked weights."""
 
     def __init__(self, template: Classifier) -> None:
         self._body = [
@@ -54,7 +59,7 @@ class StackedNetwork:
         self._head = template.head
 
     def features(self, weights: Parameters, images: Tensor, context: ForwardContext) -> Tensor:
-        """What the heads see [clients, batch, width], for images [batch, clients, channels, height, width]."""
+        """Inputs of the heads [clients, batch, width] for images [batch, clients, channels, height, width]."""
         outputs = images.flatten(1, 2)
         if context.num_clients > 1:
             outputs = outputs.contiguous()
@@ -70,29 +75,19 @@ class StackedNetwork:
 
 
 def is_stackable(template: Classifier) -> bool:
-    """Whether all layers of a network, with all their options, are known here."""
+    """True if all layers of a network, with all their options, are supported."""
     if not isinstance(template.body, nn.Sequential) or type(template.head) is not nn.Linear:
         return False
-    return all(type(layer) in STACKED_LAYERS and has_default_options(layer) for layer in template.body)
-
-
-def has_default_options(layer: nn.Module) -> bool:
-    """Whether a layer has none of the options that are not looked at here."""
-    options = {
-        "padding_mode": "zeros",
-        "affine": True,
-        "track_running_stats": True,
-        "ceil_mode": False,
-        "return_indices": False,
-        "start_dim": 1,
-        "end_dim": -1,
-    }
-    unusual = [name for name, value in options.items() if getattr(layer, name, value) != value]
-    return not unusual and getattr(layer, "momentum", 0.1) is not None
+    return all(
+        type(layer) in STACKED_LAYERS
+        and getattr(layer, "momentum", 0.1) is not None
+        and all(getattr(layer, name, value) == value for name, value in SUPPORTED_OPTIONS.items())
+        for layer in template.body
+    )
 
 
 def num_multiplications(template: Classifier, image_side: int) -> int:
-    """What one image of `side` x `side` costs on its way through a network that can be stacked."""
+    """Multiplications of the forward pass of a stackable network for one square image."""
     total = template.head.weight.numel()
     for layer in template.body.modules():
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
@@ -106,7 +101,6 @@ def num_multiplications(template: Classifier, image_side: int) -> int:
 
 
 def as_pair(value: Any) -> tuple[int, int]:
-    """Layers take one number for both sides, or two."""
     return value if isinstance(value, tuple) else (value, value)
 
 
@@ -134,13 +128,12 @@ def stacked_convolution(layer: StackedLayer, inputs: Tensor, context: ForwardCon
 
 
 def stacked_elementwise(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
-    """Layers without weights treat every channel alike, whosever it is."""
+    """A layer without weights, which treats all channels equally."""
     outputs: Tensor = layer.module(inputs)
     return outputs
 
 
 def stacked_flatten(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
-    """From images to vectors."""
     return unfold_clients(inputs, context.num_clients).flatten(2).transpose(0, 1)
 
 
@@ -169,9 +162,9 @@ def stacked_batch_norm_1d(layer: StackedLayer, inputs: Tensor, context: ForwardC
 
 
 def masked_batch_norm(layer: StackedLayer, inputs: Tensor, mask: Tensor) -> Tensor:
-    """Batch normalisation by the statistics of those examples that there are."""
+    """Batch normalisation with statistics that leave out padding."""
     clients = len(layer.weights["weight"])
-    # Statistics are taken in full precision, as torch's own layer does.
+    # Statistics are computed in full precision, as in torch's layer.
     images = unfold_clients(inputs.to(layer.weights["running_mean"].dtype), clients)
     counted = mask.T[:, :, None, None, None].to(images.dtype)
     pixels = images.shape[-2] * images.shape[-1]

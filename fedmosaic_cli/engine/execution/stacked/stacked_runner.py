@@ -1,9 +1,7 @@
-"""Training several clients of one architecture together, as if each were alone.
+"""A network runner that trains and evaluates several clients of one architecture together.
 
-For a GPU, and for networks so small that calling a kernel costs more than running it. Clients ask for the same things
-at the same time (see `engine.execution.lockstep`); here they are done on stacked weights. What differs between clients stays theirs:
-batches of other lengths are padded and the padding is left out of every loss; who has fewer steps stops earlier;
-optimizers remember for each client apart.
+It is for GPUs, and for networks so small that calling a kernel takes longer than running it. Clients submit requests in
+lockstep (see `engine.execution.lockstep`); requests of the same kind are computed on stacked weights.
 """
 
 from __future__ import annotations
@@ -13,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
+from fedmosaic_cli.engine.examples import copy_to_device
 from fedmosaic_cli.engine.execution.lockstep import current_group
-from fedmosaic_cli.engine.execution.stacked.stacked_gradients import compute_stacked_gradients
+from fedmosaic_cli.engine.execution.stacked.batch_table import masked_means, padding_mask
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     StackedClient,
@@ -38,80 +38,109 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# So many examples of all clients together are predicted in one pass.
+# Examples of all clients in one forward pass of an evaluation.
 STACKED_EVAL_EXAMPLES = 4096
 
 
 class StackedNetworkRunner(NetworkRunner):
-    """A workspace that trains and asks the members of a gang together, where they want the same."""
+    """Computes the requests of a lockstep group together; outside a group it equals `NetworkRunner`."""
 
     @property
     def stack_key(self) -> Hashable:
         return self
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        gang = current_group()
-        if gang is None:
+        group = current_group()
+        if group is None:
             return super().fit(parameters, optimizer_state, task)
-        pupil = StackedClient(
-            parameters, optimizer_state, task, training_steps(task, skip_singletons=bool(self.batch_norm_names))
-        )
-        losses: TrainingLosses = gang.submit((self, "fit", task_group_key(task)), self._fit_stacked, pupil)
+        steps = training_steps(task, skip_singletons=bool(self.batch_norm_names))
+        client = StackedClient(parameters, optimizer_state, task, steps)
+        losses: TrainingLosses = group.submit((self, "fit", task_group_key(task)), self._fit_stacked, client)
         return losses
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
-        gang = current_group()
-        if gang is None:
+        group = current_group()
+        if group is None:
             return super().predict(parameters, examples)
-        logits: Tensor = gang.submit((self, "predict"), self._predict_group, (parameters, examples))
+        logits: Tensor = group.submit((self, "predict"), self._predict_group, (parameters, examples))
         return logits
 
     def gradient(
         self, parameters: Parameters, inputs: Tensor, labels: Tensor, update_running_stats: bool
     ) -> tuple[Tensor, Parameters]:
-        gang = current_group()
-        if gang is None:
+        group = current_group()
+        if group is None:
             return super().gradient(parameters, inputs, labels, update_running_stats)
-        answer = partial(compute_stacked_gradients, self, update_running_stats)
-        found: tuple[Tensor, Parameters] = gang.submit(
-            (self, "gradient", update_running_stats), answer, (parameters, inputs, labels)
+        loss_and_gradient: tuple[Tensor, Parameters] = group.submit(
+            (self, "gradient", update_running_stats),
+            partial(self._stacked_gradients, update_running_stats),
+            (parameters, inputs, labels),
         )
-        return found
+        return loss_and_gradient
 
     def _fit_stacked(self, clients: list[StackedClient]) -> list[TrainingLosses]:
-        return apply_sorted(clients, lambda pupil: pupil.sort_key, lambda ranked: StackedTrainer(self, ranked).run())
+        return apply_sorted(
+            clients, lambda client: client.sort_key, lambda clients: StackedTrainer(self, clients).run()
+        )
 
     def _predict_group(self, requests: list[tuple[Parameters, Examples]]) -> list[Tensor]:
         models, sets = zip(*requests, strict=True)
         if all(model is models[0] for model in models):
-            # One model for all, as where it was averaged: then their examples are one set.
-            together = replace(sets[0], indices=torch.cat([each.indices for each in sets]), labels=None)
-            return list(super().predict(models[0], together).split([len(each) for each in sets]))
-        return apply_sorted(requests, lambda question: -len(question[1]), self._predict_stacked)
+            # All clients use the same (e.g. averaged) model: predict the union of their examples.
+            union = replace(sets[0], indices=torch.cat([examples.indices for examples in sets]), labels=None)
+            return list(super().predict(models[0], union).split([len(examples) for examples in sets]))
+        return apply_sorted(requests, lambda request: -len(request[1]), self._predict_stacked)
 
     def _predict_stacked(self, requests: list[tuple[Parameters, Examples]]) -> list[Tensor]:
-        """For sets in the order of their length: whose is used up is left out of the passes that remain."""
+        """Logits of requests sorted by decreasing set size. Passes leave out clients without remaining examples."""
         models, sets = zip(*requests, strict=True)
         weights = {name: torch.stack([model[name] for model in models]) for name in models[0]}
-        parts: list[list[Tensor]] = [
-            [torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)] for _ in sets
-        ]
-        batch = max(1, STACKED_EVAL_EXAMPLES // len(sets))
+        empty = torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)
+        parts: list[list[Tensor]] = [[empty] for _ in sets]
+        batch_size = max(1, STACKED_EVAL_EXAMPLES // len(sets))
         network = StackedNetwork(self.template)
         with torch.inference_mode():
-            for start in range(0, len(sets[0]), batch):
-                clients = sum(len(each) > start for each in sets)
-                places = pad_sequence([each.indices[start : start + batch] for each in sets[:clients]])
-                way, theirs = ForwardContext(clients), {name: tensor[:clients] for name, tensor in weights.items()}
+            for start in range(0, len(sets[0]), batch_size):
+                num_clients = sum(len(examples) > start for examples in sets)
+                indices = pad_sequence(
+                    [examples.indices[start : start + batch_size] for examples in sets[:num_clients]]
+                )
+                context = ForwardContext(num_clients)
+                leading = {name: tensor[:num_clients] for name, tensor in weights.items()}
                 with self.autocast():
-                    logits = network.head(theirs, network.features(theirs, sets[0].normalised_images(places), way), way)
-                for part, each, mine in zip(parts, sets, logits.to(self.dtype), strict=False):
-                    part.append(mine[: len(each) - start])
+                    features = network.features(leading, sets[0].normalised_images(indices), context)
+                    logits = network.head(leading, features, context)
+                for part, examples, client_logits in zip(parts, sets, logits.to(self.dtype), strict=False):
+                    part.append(client_logits[: len(examples) - start])
         return [torch.cat(part) for part in parts]
+
+    def _stacked_gradients(
+        self, update_running_stats: bool, requests: list[tuple[Parameters, Tensor, Tensor]]
+    ) -> list[tuple[Tensor, Parameters]]:
+        """The mean cross-entropy of each model on its batch, and its gradient; see `training.batch_gradient`."""
+        models, inputs, labels = zip(*requests, strict=True)
+        stack = {name: torch.stack([model[name] for model in models]) for name in models[0]}
+        weights = {name: t if name in self.buffer_names else t.requires_grad_() for name, t in stack.items()}
+        sizes = [len(batch) for batch in labels]
+        counts = copy_to_device(torch.tensor(sizes), self.device)
+        mask = padding_mask(sizes, counts)
+        context = ForwardContext(len(models), True, mask)
+        network = StackedNetwork(self.template)
+        with self.autocast():
+            logits = network.head(weights, network.features(weights, pad_sequence(list(inputs)), context), context)
+            losses = cross_entropy(logits.flatten(0, 1), pad_sequence(list(labels)).T.flatten(), reduction="none")
+            values = masked_means(losses.view(len(models), -1), mask, counts)
+        stacked = torch.autograd.grad(values.sum(), [weights[name] for name in self.trainable_names])
+        if update_running_stats:
+            for name in self.buffer_names:
+                torch._foreach_copy_([model[name] for model in models], list(stack[name].unbind()))
+        rows = zip(*(gradient.unbind() for gradient in stacked), strict=True)
+        gradients = [dict(zip(self.trainable_names, row, strict=True)) for row in rows]
+        return list(zip(values.detach().unbind(), gradients, strict=True))
 
 
 def apply_sorted(items: list[T], key: Callable[[T], Any], function: Callable[[list[T]], list[R]]) -> list[R]:
-    """The results of `together`, which wants the items in the order of `key`, in the order in which they came."""
-    order = sorted(range(len(items)), key=lambda place: key(items[place]))
-    results = dict(zip(order, function([items[place] for place in order]), strict=True))
-    return [results[place] for place in range(len(items))]
+    """Apply `function` to the items sorted by `key`. Results are in the original order."""
+    order = sorted(range(len(items)), key=lambda index: key(items[index]))
+    results = dict(zip(order, function([items[index] for index in order]), strict=True))
+    return [results[index] for index in range(len(items))]

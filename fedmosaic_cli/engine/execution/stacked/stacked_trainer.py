@@ -1,7 +1,7 @@
-"""A round of local steps of several clients together, each as if it were alone.
+"""Local training of several clients together, with the results of separate training.
 
-What differs between clients stays theirs: padding is left out of every loss and of batch statistics, who has fewer
-steps stops earlier, and optimizers remember for each client apart.
+Losses and batch statistics leave out padding. Clients with fewer steps stop earlier. Every client has its own optimizer
+state.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch.nn.functional import cross_entropy
 from fedmosaic_cli.engine.batching import has_singleton_batch
 from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
-from fedmosaic_cli.engine.execution.stacked.stacked_losses import StackedOutputs, StackedTerm
 from fedmosaic_cli.engine.learner import TrainingLosses
+from fedmosaic_cli.engine.losses import TargetLoss
 from fedmosaic_cli.engine.optim import optimizer_step
+from fedmosaic_cli.engine.training import BatchOutputs
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StackedClient:
-    """A client that trains: its model, its optimizer's memory, and its steps, each a private and a public batch."""
+    """A client in training: its model, its optimizer state, and the private and public batch of every step."""
 
     parameters: Parameters
     optimizer_state: State
@@ -42,13 +43,13 @@ class StackedClient:
 
     @cached_property
     def sort_key(self) -> tuple[int, float]:
-        """Who has more steps comes first; whose optimizers are of one age stand together."""
-        remembered: State = next(iter(self.optimizer_state.values()), {"step": -1.0})
-        return -len(self.steps), float(remembered.get("step", 0.0))
+        """Sorts clients by decreasing number of steps, then by the step count of their optimizer."""
+        first_state: State = next(iter(self.optimizer_state.values()), {"step": -1.0})
+        return -len(self.steps), float(first_state.get("step", 0.0))
 
 
 def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tensor, Tensor | None]]:
-    """The steps that the trainer would take; see `training.fit`."""
+    """The batches of the steps that `training.fit_network` would take."""
     with_public = any(term.uses_public for term in task.terms)
     public = task.schedule.public_batches if with_public else [None] * len(task.schedule.private_batches)
     pairs = zip(task.schedule.private_batches, public, strict=True)
@@ -56,199 +57,210 @@ def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tens
 
 
 def task_group_key(task: TrainingTask) -> Hashable:
-    """What lessons must have in common to be taken together. Data, weights and the lengths of batches may differ."""
-    terms = tuple((type(term), *sorted(term_options(term).items())) for term in task.terms)
-    return terms, task.proximal is not None
+    """Equal for tasks that can be trained together. Data, loss weights and batch sizes may differ."""
+
+    def options(term: LossTerm) -> list[tuple[str, object]]:
+        values = {key: value for key, value in vars(term).items() if not isinstance(value, torch.Tensor)}
+        return sorted((key, value) for key, value in values.items() if key != "weight")
+
+    return tuple((type(term), *options(term)) for term in task.terms), task.proximal is not None
 
 
-def term_options(term: LossTerm) -> dict[str, object]:
-    return {key: value for key, value in vars(term).items() if key != "weight" and not isinstance(value, torch.Tensor)}
+@dataclass(frozen=True)
+class StackedOutputs:
+    """Outputs of all networks on the private batches of a step and, if a term uses them, on the public ones."""
+
+    private_batch: StepBatch
+    private_features: Tensor
+    private_logits: Tensor
+    public_batch: StepBatch | None = None
+    public_logits: Tensor | None = None
+
+
+class StackedTerm:
+    """The same loss term of all clients."""
+
+    def __init__(self, terms: Sequence[LossTerm], runner: NetworkRunner) -> None:
+        self._terms = [term.to_device(runner.device) for term in terms]
+        self.weight = torch.tensor([term.weight for term in terms], dtype=runner.dtype, device=runner.device)
+        self._targets = None
+        if isinstance(terms[0], TargetLoss):
+            self._targets = torch.cat([term.targets for term in self._terms if isinstance(term, TargetLoss)])
+
+    def client_losses(self, outputs: StackedOutputs) -> Tensor:
+        """The mean loss over each client's batch [clients]."""
+        first = self._terms[0]
+        if self._targets is None or not isinstance(first, TargetLoss):
+            return self._per_client_losses(outputs)
+        batch, logits = outputs.private_batch, outputs.private_logits
+        if first.uses_public and outputs.public_batch is not None and outputs.public_logits is not None:
+            batch, logits = outputs.public_batch, outputs.public_logits
+        losses = first.example_losses(logits.flatten(0, 1), self._targets[batch.concat_indices].flatten(0, 1))
+        return batch.client_means(losses.view(len(batch.batch_sizes), -1))
+
+    def _per_client_losses(self, outputs: StackedOutputs) -> Tensor:
+        """The losses of a term that is not a mean over examples, computed client by client."""
+        values = []
+        for client, size in enumerate(outputs.private_batch.batch_sizes):
+            indices = outputs.private_batch.local_indices[client, :size]
+            logits, features = outputs.private_logits[client, :size], outputs.private_features[client, :size]
+            public_indices, public_logits = indices[:0], logits[:0]
+            if outputs.public_batch is not None and outputs.public_logits is not None:
+                public_indices = outputs.public_batch.local_indices[client]
+                public_logits = outputs.public_logits[client]
+            client_outputs = BatchOutputs(indices, features, logits, public_indices, public_logits)
+            values.append(self._terms[client].loss(client_outputs))
+        return torch.stack(values)
 
 
 class StackedTrainer:
-    """Pupils in the order of their rank, so that those who still have steps to take always come first."""
+    """Trains clients that are sorted by `sort_key`, so that those with steps left always come first."""
 
     def __init__(self, runner: NetworkRunner, clients: list[StackedClient]) -> None:
         self._runner = runner
         self._clients = clients
         self._network = StackedNetwork(runner.template)
         self._stacked_weights = {
-            name: torch.stack([p.parameters[name] for p in clients]) for name in clients[0].parameters
+            name: torch.stack([client.parameters[name] for client in clients]) for name in clients[0].parameters
         }
         self._trainable_names = runner.trainable_names
-        self._client_blocks = client_blocks(clients)
+        # An optimizer treats the weights of clients with equal sort keys as one tensor.
+        self._client_blocks: list[range] = []
+        for _, members in groupby(clients, key=lambda client: client.sort_key):
+            start = self._client_blocks[-1].stop if self._client_blocks else 0
+            self._client_blocks.append(range(start, start + len(list(members))))
         self._parameter_blocks = {
             (block, name): self._stacked_weights[name][block.start : block.stop]
             for block in self._client_blocks
             for name in self._trainable_names
         }
         self._optimizer_states: dict[Any, State] = {}
-        lessons = [pupil.task for pupil in clients]
-        self._terms = [StackedTerm(terms, runner) for terms in zip(*(lesson.terms for lesson in lessons), strict=True)]
-        self._private_weight = self._client_vector([lesson.private_weight for lesson in lessons])
-        self._proximal = self._stacked_proximal(lessons)
+        tasks = [client.task for client in clients]
+        self._terms = [StackedTerm(terms, runner) for terms in zip(*(task.terms for task in tasks), strict=True)]
+        self._private_weight = self._client_vector([task.private_weight for task in tasks])
+        self._proximal: tuple[Parameters, Tensor] | None = None
+        if proximal := [task.proximal for task in tasks if task.proximal]:
+            anchor = {name: torch.stack([term.anchor[name] for term in proximal]) for name in self._trainable_names}
+            self._proximal = anchor, self._client_vector([term.strength for term in proximal])
         self._loss_totals = torch.zeros(1 + len(self._terms), len(clients), dtype=runner.dtype, device=runner.device)
 
     def run(self) -> list[TrainingLosses]:
-        """Train everybody in place, and tell the mean losses."""
+        """Train all clients in place.
+
+        Returns:
+            The mean losses of each client.
+        """
         if self._clients[0].steps:
             self._load_optimizer_states()
             self._run_steps()
             self._save_optimizer_states()
             for name, tensor in self._stacked_weights.items():
-                torch._foreach_copy_([pupil.parameters[name] for pupil in self._clients], list(tensor.unbind()))
-        seen = [sum(len(private) for private, _ in pupil.steps) for pupil in self._clients]
+                torch._foreach_copy_([client.parameters[name] for client in self._clients], list(tensor.unbind()))
+        num_seen = [sum(len(private) for private, _ in client.steps) for client in self._clients]
         losses = [
             [total / count if count else None for total in totals]
-            for totals, count in zip(self._loss_totals.T.tolist(), seen, strict=True)
+            for totals, count in zip(self._loss_totals.T.tolist(), num_seen, strict=True)
         ]
         return [TrainingLosses(private, terms) for private, *terms in losses]
 
     def _run_steps(self) -> None:
-        examples = [pupil.task.private for pupil in self._clients]
-        private = BatchTable(examples, [[batch for batch, _ in pupil.steps] for pupil in self._clients])
+        private_sets = [client.task.private for client in self._clients]
+        private = BatchTable(private_sets, [[batch for batch, _ in client.steps] for client in self._clients])
         public = None
         if self._clients[0].steps[0][1] is not None:
-            others = [pupil.task.public for pupil in self._clients]
             public = BatchTable(
-                others, [[batch for _, batch in pupil.steps if batch is not None] for pupil in self._clients]
+                [client.task.public for client in self._clients],
+                [[batch for _, batch in client.steps if batch is not None] for client in self._clients],
             )
-        labels = torch.cat([each.targets for each in examples])
-        clients, weights = 0, self._stacked_weights
-        for number in range(len(self._clients[0].steps)):
-            taking_part = sum(len(pupil.steps) > number for pupil in self._clients)
-            if taking_part != clients:
-                clients, weights = taking_part, self._leading_weights(taking_part)
-            self._step(
-                weights,
-                labels,
-                private.step_batch(number, clients),
-                public.step_batch(number, clients) if public else None,
-            )
+        labels = torch.cat([examples.targets for examples in private_sets])
+        num_clients, weights = 0, self._stacked_weights
+        for step in range(len(self._clients[0].steps)):
+            num_active = sum(len(client.steps) > step for client in self._clients)
+            if num_active != num_clients:
+                num_clients, weights = num_active, self._leading_weights(num_active)
+            public_batch = public.step_batch(step, num_clients) if public else None
+            self._step(weights, labels, private.step_batch(step, num_clients), public_batch)
 
     def _leading_weights(self, num_clients: int) -> Parameters:
-        """The weights of those who come first, sharing memory with the stack."""
+        """The weights of the first clients, sharing memory with the stack."""
         weights = {name: tensor[:num_clients] for name, tensor in self._stacked_weights.items()}
         return {**weights, **{name: weights[name].detach().requires_grad_() for name in self._trainable_names}}
 
     def _step(
         self, weights: Parameters, labels: Tensor, private_batch: StepBatch, public_batch: StepBatch | None
     ) -> None:
-        clients = len(private_batch.batch_sizes)
+        num_clients = len(private_batch.batch_sizes)
         with self._runner.autocast():
-            seen = self._forward(weights, private_batch, public_batch)
+            outputs = self._forward(weights, private_batch, public_batch)
             losses = cross_entropy(
-                seen.private_logits.flatten(0, 1), labels[private_batch.concat_indices].flatten(), reduction="none"
+                outputs.private_logits.flatten(0, 1), labels[private_batch.concat_indices].flatten(), reduction="none"
             )
             values = [
-                private_batch.client_means(losses.view(clients, -1)),
-                *(term.client_losses(seen) for term in self._terms),
+                private_batch.client_means(losses.view(num_clients, -1)),
+                *(term.client_losses(outputs) for term in self._terms),
             ]
-            total = self._private_weight[:clients] * values[0]
+            total = self._private_weight[:num_clients] * values[0]
             for term, value in zip(self._terms, values[1:], strict=True):
-                total = total + term.weight[:clients] * value
-        # Nobody's loss depends on another's weights: the gradients of the sum are everybody's own.
-        found = torch.autograd.grad(total.sum(), [weights[name] for name in self._trainable_names])
-        gradients = dict(zip(self._trainable_names, found, strict=True))
+                total = total + term.weight[:num_clients] * value
+        # No client's loss depends on another client's weights, so the gradient of the sum contains all gradients.
+        stacked = torch.autograd.grad(total.sum(), [weights[name] for name in self._trainable_names])
+        gradients = dict(zip(self._trainable_names, stacked, strict=True))
         with torch.no_grad():
-            self._loss_totals[:, :clients] += torch.stack(values) * private_batch.counts
+            self._loss_totals[:, :num_clients] += torch.stack(values) * private_batch.counts
             if self._proximal:
-                self._add_proximal_gradient(gradients, weights, *self._proximal)
-        slopes = {
+                anchor, strength = self._proximal
+                for name, gradient in gradients.items():
+                    drift = weights[name] - anchor[name][:num_clients]
+                    gradient.add_(strength[:num_clients].view(-1, *[1] * (drift.dim() - 1)) * drift)
+        gradient_blocks = {
             (block, name): gradient[block.start : block.stop]
             for name, gradient in gradients.items()
             for block in self._client_blocks
-            if block.stop <= clients
+            if block.stop <= num_clients
         }
-        optimizer_step(self._runner.train_settings, self._parameter_blocks, slopes, self._optimizer_states)
-
-    def _add_proximal_gradient(
-        self, gradients: Parameters, weights: Parameters, anchor: Parameters, strength: Tensor
-    ) -> None:
-        """Add the leashes' gradients to those of the losses; see `training.pull`."""
-        for name, gradient in gradients.items():
-            drift = weights[name] - anchor[name][: len(gradient)]
-            gradient.add_(broadcast_per_client(strength[: len(gradient)], drift) * drift)
+        optimizer_step(self._runner.train_settings, self._parameter_blocks, gradient_blocks, self._optimizer_states)
 
     def _forward(self, weights: Parameters, private_batch: StepBatch, public_batch: StepBatch | None) -> StackedOutputs:
-        """The outputs on private and public batches: in one pass, unless batch statistics would mix the two."""
+        """Outputs on private and public batches: in one pass, or in two if the network has batch normalisation."""
         if public_batch is None or self._runner.batch_norm_names:
             features, logits = self._features_and_logits(weights, private_batch.image_indices, private_batch.mask)
             if public_batch is None:
                 return StackedOutputs(private_batch, features, logits)
-            return StackedOutputs(
-                private_batch,
-                features,
-                logits,
-                public_batch,
-                self._features_and_logits(weights, public_batch.image_indices, public_batch.mask)[1],
-            )
-        features, logits = self._features_and_logits(
-            weights, torch.cat([private_batch.image_indices, public_batch.image_indices]), None
-        )
-        logits, public_logits = logits.split([len(private_batch.image_indices), len(public_batch.image_indices)], dim=1)
-        return StackedOutputs(
-            private_batch, features[:, : len(private_batch.image_indices)], logits, public_batch, public_logits
-        )
+            _, public_logits = self._features_and_logits(weights, public_batch.image_indices, public_batch.mask)
+            return StackedOutputs(private_batch, features, logits, public_batch, public_logits)
+        image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
+        features, logits = self._features_and_logits(weights, image_indices, None)
+        sizes = [len(private_batch.image_indices), len(public_batch.image_indices)]
+        logits, public_logits = logits.split(sizes, dim=1)
+        return StackedOutputs(private_batch, features[:, : sizes[0]], logits, public_batch, public_logits)
 
     def _features_and_logits(
         self, weights: Parameters, image_indices: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Features and logits on the images at `places` [batch, clients]."""
-        way = ForwardContext(image_indices.shape[1], True, mask)
-        images = self._clients[0].task.private.normalised_images(
-            image_indices
-        )  # all sets lie in the one array of images
-        features = self._network.features(weights, images, way)
-        return features, self._network.head(weights, features, way)
+        """Features and logits for `image_indices` [batch, clients]."""
+        context = ForwardContext(image_indices.shape[1], True, mask)
+        # All example sets share one array of images.
+        images = self._clients[0].task.private.normalised_images(image_indices)
+        features = self._network.features(weights, images, context)
+        return features, self._network.head(weights, features, context)
 
     def _load_optimizer_states(self) -> None:
+        """Stack the optimizer states of each block. The step count is equal within a block and kept once."""
         for block, name in self._parameter_blocks:
-            members = [self._clients[place].optimizer_state for place in block]
-            if name in members[0]:
-                entries = [memory[name] for memory in members]
+            states = [self._clients[client].optimizer_state for client in block]
+            if name in states[0]:
+                entries = [state[name] for state in states]
                 self._optimizer_states[block, name] = {
-                    key: stack_state([each[key] for each in entries]) for key in entries[0]
+                    key: torch.stack([entry[key] for entry in entries]) if value.dim() else value.clone()
+                    for key, value in entries[0].items()
                 }
 
     def _save_optimizer_states(self) -> None:
-        for (block, name), remembered in self._optimizer_states.items():
-            for row, place in enumerate(block):
-                self._clients[place].optimizer_state[name] = {
-                    key: unstack_state(value, row) for key, value in remembered.items()
+        for (block, name), state in self._optimizer_states.items():
+            for row, client in enumerate(block):
+                self._clients[client].optimizer_state[name] = {
+                    key: value[row].clone() if value.dim() else value.clone() for key, value in state.items()
                 }
-
-    def _stacked_proximal(self, tasks: list[TrainingTask]) -> tuple[Parameters, Tensor] | None:
-        leashes = [lesson.proximal for lesson in tasks if lesson.proximal]
-        if not leashes:
-            return None
-        anchor = {name: torch.stack([leash.anchor[name] for leash in leashes]) for name in self._trainable_names}
-        return anchor, self._client_vector([leash.strength for leash in leashes])
 
     def _client_vector(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=self._runner.dtype, device=self._runner.device)
-
-
-def client_blocks(clients: list[StackedClient]) -> list[range]:
-    """Neighbours of one rank: an optimizer treats their weights as one tensor."""
-    blocks, start = [], 0
-    for _, members in groupby(clients, key=lambda pupil: pupil.sort_key):
-        stop = start + len(list(members))
-        blocks.append(range(start, stop))
-        start = stop
-    return blocks
-
-
-def stack_state(values: list[Tensor]) -> Tensor:
-    """What an optimizer remembers of clients of one rank: their tensors stacked; the step, which is the same, once."""
-    return torch.stack(values) if values[0].dim() else values[0].clone()
-
-
-def unstack_state(value: Tensor, row: int) -> Tensor:
-    """The reverse, for one of them."""
-    return value[row].clone() if value.dim() else value.clone()
-
-
-def broadcast_per_client(vector: Tensor, tensor: Tensor) -> Tensor:
-    """A number for each client, to be multiplied with whatever they have."""
-    return vector.view(-1, *[1] * (tensor.dim() - 1))
