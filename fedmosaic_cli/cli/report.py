@@ -38,8 +38,6 @@ class TableName(StrEnum):
 
 
 class OutputFormat(StrEnum):
-    """How results are printed."""
-
     latex = "latex"
     markdown = "markdown"
     csv = "csv"
@@ -49,36 +47,36 @@ class OutputFormat(StrEnum):
 
 def report(
     runs_dir: Annotated[
-        Path, typer.Argument(metavar="RUNS_DIR", envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")
+        Path, typer.Argument(metavar="RUNS_DIR", envvar="FEDMOSAIC_RUNS", help="Directory that contains runs.")
     ] = Path("runs"),
-    latex: Annotated[bool, typer.Option("--latex", help="LaTeX: compiles alone, or \\input it.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown (the default in a pipe).")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV, a line a cell, in full precision.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="LaTeX that compiles alone or can be \\input.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown (default in a pipe).")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV with one line per cell, in full precision.")] = False,
     table: Annotated[
         TableName | None,
-        typer.Option(help="One of the paper's tables, or all four.", show_default="all settings side by side"),
+        typer.Option(help="One of the paper's tables, or all four.", show_default="one table of all settings"),
     ] = None,
     paper: Annotated[
-        bool, typer.Option("--paper/--no-paper", help="Put the published numbers beside ours, with the difference.")
+        bool, typer.Option("--paper/--no-paper", help="Show the published results and the difference to them.")
     ] = False,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="Instead of tables: tests over clients, ranks over settings.")
+        bool, typer.Option("--statistics", help="Print tests over clients and ranks over settings instead of tables.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--out", help="Also write every table, the statistics and figures here.", show_default=False),
+        typer.Option("--out", help="Also write all tables, statistics and figures here.", show_default=False),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="With --out: draw figures.")] = True,
     html: Annotated[
-        Path | None, typer.Option(help="Also write everything as one page to look at.", show_default=False)
+        Path | None, typer.Option(help="Also write everything as one HTML page.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compare methods over settings: mean (std) over seeds, in the colours of the paper.
+    """Compare methods across settings: mean (std) over seeds, in the colours of the paper.
 
-    Blue are the baselines. A method is green if it is better than both,
+    Baselines are blue. A method is green if it is better than both baselines,
     orange if worse than local training, red if worse than both.
 
     \b
@@ -89,39 +87,34 @@ def report(
     fedmosaic report --statistics
     fedmosaic report runs --out results --html results/index.html
     """
-    form = choose_output_format(latex, markdown, as_csv, as_json)
+    output_format = choose_output_format(latex, markdown, as_csv, as_json)
     if statistics and (table or (paper and not output and not html)):
-        what = "--table" if table else "--paper"
-        raise RequestError(f"statistics are printed instead of tables (--statistics): leave out {what}")
+        option = "--table" if table else "--paper"
+        raise RequestError(f"statistics are printed instead of tables (--statistics): omit {option}")
     validate_output_paths(output, html)
 
     from fedmosaic_cli.report.collect import collect_runs
     from fedmosaic_cli.report.comparison import comparison_groups
     from fedmosaic_cli.report.output_files import build_all_tables
 
-    with progress_callback(quiet) as watch:
-        frame, skipped = collect_runs(runs_dir, watch)
+    with progress_callback(quiet) as on_progress:
+        frame, skipped = collect_runs(runs_dir, on_progress)
+    if frame.empty and not skipped:
+        raise RequestError(f"no finished runs ({runs_dir}): create one with 'fedmosaic train --preset quickstart'")
     if frame.empty:
-        raise RequestError(no_runs_message(runs_dir, skipped))
+        first = f"the first of {len(skipped)} skipped, {skipped[0].path}: {skipped[0].reason}"
+        raise RequestError(f"no finished runs ({runs_dir}): finish them with --resume, or repair them; {first}")
     print_skipped_runs(skipped)
-    settings = comparison_groups(frame)
+    groups = comparison_groups(frame)
     if statistics:
-        show_statistics(*compare_methods(settings), form)
+        show_statistics(groups, output_format)
     else:
-        show_tables(select_tables(table, settings, paper, runs_dir), form)
-    with progress_callback(quiet) as watch:
+        show_tables(select_tables(table, groups, paper, runs_dir), output_format)
+    with progress_callback(quiet) as on_progress:
         if output:
-            write_result_files(output, settings, build_all_tables(settings, paper), figures, watch)
+            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
         if html:
-            write_html_page(html, settings, build_all_tables(settings, paper), skipped, watch)
-
-
-def no_runs_message(runs_dir: Path, skipped: Sequence[SkippedRun]) -> str:
-    """What to do where there is no finished run."""
-    if not skipped:
-        return f"no finished runs ({runs_dir}): make some with 'fedmosaic train --preset quickstart'"
-    first = f"the first of {len(skipped)} skipped, {skipped[0].path}: {skipped[0].reason}"
-    return f"no finished runs ({runs_dir}): finish what was begun with --resume, or see what is wrong with it; {first}"
+            write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
 
 
 def print_skipped_runs(skipped: Sequence[SkippedRun]) -> None:
@@ -129,7 +122,7 @@ def print_skipped_runs(skipped: Sequence[SkippedRun]) -> None:
 
 
 def print_limited(lines: Sequence[str], overflow_hint: str) -> None:
-    """A line each; of very many the first, and where the others can be found."""
+    """Print the first lines to stderr, and where to find the others."""
     for line in lines[:MAX_LISTED_LINES]:
         print_stderr(printable_line(line))
     if len(lines) > MAX_LISTED_LINES:
@@ -137,21 +130,16 @@ def print_limited(lines: Sequence[str], overflow_hint: str) -> None:
 
 
 def choose_output_format(latex: bool, markdown: bool, as_csv: bool, as_json: bool) -> OutputFormat:
-    """The one form that is asked for, or the one that suits where stdout goes."""
-    wanted = {
-        OutputFormat.latex: latex,
-        OutputFormat.markdown: markdown,
-        OutputFormat.csv: as_csv,
-        OutputFormat.json: as_json,
-    }
-    asked = [form for form, on in wanted.items() if on]
-    if len(asked) > 1:
-        raise RequestError("more than one format is asked for (fedmosaic report): choose one, or write all with --out")
-    return asked[0] if asked else OutputFormat.terminal if sys.stdout.isatty() else OutputFormat.markdown
+    """Return the requested format, or the default: terminal, and Markdown in a pipe."""
+    formats = (OutputFormat.latex, OutputFormat.markdown, OutputFormat.csv, OutputFormat.json)
+    requested = [name for name, flag in zip(formats, (latex, markdown, as_csv, as_json), strict=True) if flag]
+    if len(requested) > 1:
+        raise RequestError("more than one format requested (fedmosaic report): choose one, or write all with --out")
+    return requested[0] if requested else OutputFormat.terminal if sys.stdout.isatty() else OutputFormat.markdown
 
 
 def validate_output_paths(output: Path | None, html: Path | None) -> None:
-    """Refuse places that cannot be written to, or where something else lies, before anything is read."""
+    """Refuse paths that are not writable or that belong to something else, before any work is done."""
     if output:
         validate_output_dir(output, "--out")
     if html:
@@ -159,26 +147,26 @@ def validate_output_paths(output: Path | None, html: Path | None) -> None:
         if html.is_dir() or html == output:
             raise RequestError(f"this is a directory ({html}): name a file, e.g. --html {html / 'index.html'}")
         if html.exists() and not is_report_page(html):
-            raise RequestError(f"this is no page of ours ({html}): remove it, or choose another --html")
+            raise RequestError(f"not a page of fedmosaic ({html}): remove it, or choose another --html")
 
 
 def validate_output_dir(directory: Path, option: str) -> None:
-    """Refuse a directory that is none, or that belongs to a run."""
+    """Refuse a path that is not a writable directory, or that is inside a run."""
     from fedmosaic_cli.storage.runs import CONFIG_FILE, SUMMARY_FILE
 
-    above = (directory, *directory.absolute().parents)
-    nearest = next(place for place in above if place.exists())
+    ancestors = (directory, *directory.absolute().parents)
+    nearest = next(path for path in ancestors if path.exists())
     if not nearest.is_dir():
         raise RequestError(f"not a directory ({nearest}): choose another {option}")
     if not os.access(nearest, os.W_OK):
-        raise ResourceError(f"nothing may be written here ({nearest}): choose another {option}")
-    run = next((place for place in above if (place / CONFIG_FILE).exists() or (place / SUMMARY_FILE).exists()), None)
-    if run:
-        raise RequestError(f"this belongs to a run ({run}): choose another {option}")
+        raise ResourceError(f"the directory is not writable ({nearest}): choose another {option}")
+    for path in ancestors:
+        if (path / CONFIG_FILE).exists() or (path / SUMMARY_FILE).exists():
+            raise RequestError(f"the path belongs to a run ({path}): choose another {option}")
 
 
 def is_report_page(path: Path) -> bool:
-    """Whether a file is a report's page, or empty, so that nothing is lost with it."""
+    """Return whether a file is the page of a report, or empty, so that it can be overwritten."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -189,53 +177,70 @@ def is_report_page(path: Path) -> bool:
 def select_tables(
     name: TableName | None, groups: Sequence[ComparisonGroup], with_published: bool, runs_dir: Path
 ) -> list[ComparisonTable]:
-    """The table that is asked for; of all four, those that there is something to put in."""
+    """Build the requested tables. Of all four, those with runs."""
     from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
 
     if name is None:
         return [overview_table(groups, with_published)]
     names = list(PAPER_TABLES) if name is TableName.all else [name.value]
-    made = {each: paper_table(each, groups, with_published) for each in names}
-    tables = [table for table in made.values() if table]
+    by_name = {table_name: paper_table(table_name, groups, with_published) for table_name in names}
+    tables = [table for table in by_name.values() if table]
     if not tables:
-        stand_in = PAPER_TABLES[names[0]].quickstart_preset
         raise RequestError(
-            f"no runs for the table '{name.value}' ({runs_dir}): make some with 'fedmosaic baseline all --preset "
-            f"{stand_in}', or see the published numbers with --paper"
+            f"no runs for the table '{name.value}' ({runs_dir}): create some with 'fedmosaic baseline all --preset "
+            f"{PAPER_TABLES[names[0]].quickstart_preset}', or show the published results with --paper"
         )
-    for each, table in made.items():
+    for table_name, table in by_name.items():
         if table is None:
-            print_stderr(f"left out, no runs for it: the table '{each}'")
+            print_stderr(f"omitted, no runs: the table '{table_name}'")
     return tables
 
 
 def show_tables(tables: Sequence[ComparisonTable], output_format: OutputFormat) -> None:
+    from fedmosaic_cli.report.formats import text_formats
     from fedmosaic_cli.report.formats.latex import standalone_latex, table_to_latex
-    from fedmosaic_cli.report.formats.text_formats import (
-        table_to_markdown,
-        table_to_terminal,
-        tables_to_csv,
-        tables_to_json,
-    )
 
     if output_format is OutputFormat.json:
-        print_json(tables_to_json(tables))
+        print_json(text_formats.tables_to_json(tables))
     elif output_format is OutputFormat.csv:
-        print_stdout(tables_to_csv(tables))
+        print_stdout(text_formats.tables_to_csv(tables))
     elif output_format is OutputFormat.latex:
         print_stdout(standalone_latex(list(map(table_to_latex, tables))))
     elif output_format is OutputFormat.markdown:
-        print_stdout("\n".join(map(table_to_markdown, tables)))
+        print_stdout("\n".join(map(text_formats.table_to_markdown, tables)))
     else:
         console = stdout_console()
         for table in tables:
-            console.print(table_to_terminal(table, console.width))
+            console.print(text_formats.table_to_terminal(table, console.width))
+
+
+def show_statistics(groups: Sequence[ComparisonGroup], output_format: OutputFormat) -> None:
+    from fedmosaic_cli.report import stats_tables
+    from fedmosaic_cli.report.formats.latex import standalone_latex
+
+    comparisons, ranking = compare_methods(groups)
+    tables = stats_tables.build_statistics_tables(comparisons, ranking)
+    if not tables:
+        raise RequestError(
+            "no runs of Local (--statistics): run it, e.g. 'fedmosaic baseline local --preset quickstart'"
+        )
+    if output_format is OutputFormat.json:
+        print_json(stats_tables.statistics_to_json(comparisons, ranking))
+    elif output_format is OutputFormat.csv:
+        print_stdout(stats_tables.statistics_to_csv(comparisons, ranking))
+    elif output_format is OutputFormat.latex:
+        print_stdout(standalone_latex(list(map(stats_tables.text_table_to_latex, tables))))
+    elif output_format is OutputFormat.markdown:
+        print_stdout("\n".join(map(stats_tables.text_table_to_markdown, tables)))
+    else:
+        for table in tables:
+            stdout_console().print(stats_tables.text_table_to_terminal(table))
 
 
 def compare_methods(groups: Sequence[ComparisonGroup]) -> tuple[list[MethodComparison], MethodRanking | None]:
     from fedmosaic_cli.report.statistics import compare_methods_with_local, rank_methods
 
-    return [line for setting in groups for line in compare_methods_with_local(setting)], rank_methods(groups)
+    return [line for group in groups for line in compare_methods_with_local(group)], rank_methods(groups)
 
 
 def write_result_files(
@@ -246,16 +251,16 @@ def write_result_files(
     on_progress: ProgressCallback,
     figure_kinds: Collection[str] | None = None,
 ) -> None:
-    """Tables, the statistics and figures, all or those of some kinds, as files."""
+    """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
     from fedmosaic_cli.report.output_files import FIGURES_DIR, figure_files, result_files
     from fedmosaic_cli.storage.files import make_directories, write_files_atomic
 
     comparisons, ranking = compare_methods(groups)
     files = result_files(groups, tables, comparisons, ranking)
     if figures:
-        drawn, remarks = figure_files(groups, ranking, on_progress, figure_kinds)
+        drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds)
         files |= drawn
-        print_limited(remarks, "--html tells of every run")
+        print_limited(messages, "--html lists all runs")
         make_directories(output / FIGURES_DIR)
     make_directories(output)
     write_files_atomic({output / name: content for name, content in files.items()})
@@ -269,52 +274,18 @@ def write_html_page(
     skipped: Sequence[SkippedRun],
     on_progress: ProgressCallback,
 ) -> None:
-    """Everything as one file to look at."""
+    """Write tables, statistics, diagnosis and curves as one HTML file."""
     from fedmosaic_cli.report.html.page import build_page
     from fedmosaic_cli.report.output_files import add_rank_diagram
     from fedmosaic_cli.report.stats_tables import build_statistics_tables
     from fedmosaic_cli.storage.files import make_directories, write_atomic
 
+    def on_logs_read(done: int, planned: int) -> None:
+        on_progress("reading logs", done, planned)
+
     comparisons, ranking = compare_methods(groups)
-    sheets = add_rank_diagram(build_statistics_tables(comparisons, ranking), ranking)
-    content = build_page(
-        groups,
-        tables,
-        skipped,
-        sheets,
-        on_progress=lambda done, planned: on_progress("reading logs", done, planned),
-    )
+    statistics_tables = add_rank_diagram(build_statistics_tables(comparisons, ranking), ranking)
+    content = build_page(groups, tables, skipped, statistics_tables, on_progress=on_logs_read)
     make_directories(target.parent)
-    write_atomic(target.resolve(), content)  # behind a link, if it is one
+    write_atomic(target.resolve(), content)  # resolve, to write to the target of a symbolic link
     print_stderr(f"written: {target}")
-
-
-def show_statistics(
-    comparisons: list[MethodComparison], ranking: MethodRanking | None, output_format: OutputFormat
-) -> None:
-    from fedmosaic_cli.report.formats.latex import standalone_latex
-    from fedmosaic_cli.report.stats_tables import (
-        build_statistics_tables,
-        statistics_to_csv,
-        statistics_to_json,
-        text_table_to_latex,
-        text_table_to_markdown,
-        text_table_to_terminal,
-    )
-
-    sheets = build_statistics_tables(comparisons, ranking)
-    if not sheets:
-        raise RequestError(
-            "nothing to compare with (--statistics): run Local too, e.g. 'fedmosaic baseline local --preset quickstart'"
-        )
-    if output_format is OutputFormat.json:
-        print_json(statistics_to_json(comparisons, ranking))
-    elif output_format is OutputFormat.csv:
-        print_stdout(statistics_to_csv(comparisons, ranking))
-    elif output_format is OutputFormat.terminal:
-        for sheet in sheets:
-            stdout_console().print(text_table_to_terminal(sheet))
-    elif output_format is OutputFormat.latex:
-        print_stdout(standalone_latex(list(map(text_table_to_latex, sheets))))
-    else:
-        print_stdout("\n".join(map(text_table_to_markdown, sheets)))

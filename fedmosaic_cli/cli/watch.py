@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,17 +23,17 @@ MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.1, 3600
 
 def watch(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", envvar="FEDMOSAIC_RUNS", help="A run, or where run directories lie.")
+        Path, typer.Argument(metavar="PATH", envvar="FEDMOSAIC_RUNS", help="A run, or a directory that contains runs.")
     ] = Path("runs"),
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end, as in a pipe.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the progress once, as in a pipe.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two updates.")] = 1.0,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show how far runs are, from their files alone, while others make them.
+    """Show the progress of runs. It only reads their files; other processes execute the runs.
 
-    A directory of runs is a line a run, those that run first; one run is its curves and its clients.
-    On a terminal it goes on until everything is finished, or Ctrl-C. Nothing is changed.
+    A directory of runs is shown as one line per run, running ones first; a single run with its curves and clients.
+    On a terminal the view is updated until all runs are finished or Ctrl-C is pressed.
 
     \b
     [bold]Examples[/bold]
@@ -46,7 +44,7 @@ def watch(
     """
     if not (math.isfinite(interval) and MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS):
         limits = f"it must be between {MIN_INTERVAL_SECONDS} and {MAX_INTERVAL_SECONDS}"
-        raise RequestError(f"a time of {interval} s (--interval): {limits}")
+        raise RequestError(f"{interval} seconds is out of range (--interval): {limits}")
 
     from fedmosaic_cli.cli.views.watch_view import progress_to_json, render_watched_runs
     from fedmosaic_cli.report.run_progress import WatchedRuns
@@ -60,28 +58,22 @@ def watch(
         watch_until_finished(runs, interval)
 
 
-@contextmanager
-def exit_on_interrupt() -> Iterator[None]:
-    """Being told to stop is how watching ends: nothing has failed, so nothing is said."""
-    try:
-        yield
-    except InterruptedBySignal as interrupt:
-        raise typer.Exit(interrupt.exit_code) from None
-
-
 def watch_until_finished(runs: WatchedRuns, interval: float) -> None:
-    """Show the runs again and again on the terminal, until there is nothing more to wait for."""
+    """Update the view until no run can make further progress."""
     from rich.live import Live
 
     from fedmosaic_cli.cli.views.watch_view import render_watched_runs
     from fedmosaic_cli.report.run_progress import UNFINISHED_STATUSES
 
     console = stdout_console()
-    found = runs.poll()
-    with Live(console=console, auto_refresh=False) as live, exit_on_interrupt():
-        while True:
-            live.update(render_watched_runs(found, runs, console, console.height), refresh=True)
-            if not any(progress.status in UNFINISHED_STATUSES for progress in found):
-                return
-            time.sleep(interval)
-            found = runs.poll()
+    progress_list = runs.poll()
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(render_watched_runs(progress_list, runs, console, console.height), refresh=True)
+                if not any(progress.status in UNFINISHED_STATUSES for progress in progress_list):
+                    return
+                time.sleep(interval)
+                progress_list = runs.poll()
+    except InterruptedBySignal as interrupt:  # the normal way to stop: exit without a message
+        raise typer.Exit(interrupt.exit_code) from None

@@ -1,4 +1,4 @@
-"""`fedmosaic report` as people type it, on runs that were really made."""
+"""The command `fedmosaic report`, on real runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import fedmosaic
 
 @pytest.fixture
 def report(finished_runs, tmp_path, monkeypatch):
-    """`fedmosaic report` in a directory whose `runs` are finished."""
+    """Invoke `fedmosaic report` in a directory with finished runs."""
     shutil.copytree(finished_runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
 
@@ -27,14 +27,14 @@ def report(finished_runs, tmp_path, monkeypatch):
     return call
 
 
-def refused(result):
-    """The one line on stderr."""
+def refused_line(result):
+    """Return the one line on stderr of a refused_line request."""
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     [line] = result.stderr.splitlines()
     return line
 
 
-def test_a_table_of_the_paper(report):
+def test_report_prints_a_table_of_the_paper(report):
     result = report("--table", "label-skew")
     assert result.exit_code == 0, result.stderr
     assert "| | Method | Practical non-IID: quickstart |" in result.stdout
@@ -42,8 +42,8 @@ def test_a_table_of_the_paper(report):
     assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
 
 
-def typed(command):
-    """A command of a report, carried out."""
+def run_command(command):
+    """Run a command from a report."""
     words = shlex.split(command)
     assert words[0] == "fedmosaic"
     done = CliRunner().invoke(app, [*words[1:], "--quiet"])
@@ -51,28 +51,28 @@ def typed(command):
 
 
 def cell(report, *arguments, **wanted):
-    """One cell of the table as JSON."""
+    """Return one cell of the table as JSON."""
     entries = json.loads(report(*arguments, "--json").stdout)
     [found] = [entry for entry in entries if wanted.items() <= entry.items()]
     return found
 
 
-def test_the_command_of_a_gap_fills_it(report, tmp_path):
+def test_the_command_of_an_incomplete_cell_completes_it(report, tmp_path):
     shutil.rmtree(tmp_path / "runs" / "quickstart" / "fedct" / "seed-1")
     gap = cell(report, method="FedCT")
     assert gap["seeds"] == [0]
-    typed(gap["command"])
+    run_command(gap["command"])
     filled = cell(report, method="FedCT")
     assert (filled["seeds"], filled["command"]) == ([0, 1], None)
 
 
-def test_gaps_of_runs_on_own_shards_with_own_settings_elsewhere_are_filled_as_well(report, tmp_path):
+def test_commands_complete_runs_on_custom_shards_with_custom_settings_and_directory(report, tmp_path):
     own = ("--preset", "quickstart", "--shards", "mine", "--set", "train.lr=0.02", "--set", "methods.ditto.mu=3")
     places = ("--rounds", "2", "--seeds", "0,1", "--runs-dir", "elsewhere", "--quiet")
     for arguments in (
         ("partition", "--scheme", "iid", "--clients", "3", "--seed", "5", "--out", "mine", "--quiet"),
         ("baseline", "local", "ditto", *own, *places),
-    ):  # in processes of their own: a run keeps the arguments of its process
+    ):  # as subprocesses, because a run records the arguments of its process
         assert fedmosaic(*arguments, cwd=tmp_path).returncode == 0
     shutil.rmtree("elsewhere/mine/local/seed-1")
     gap = cell(report, "elsewhere", method="Centralized")
@@ -81,11 +81,11 @@ def test_gaps_of_runs_on_own_shards_with_own_settings_elsewhere_are_filled_as_we
         "--runs-dir elsewhere"
     )
     for method in ("Centralized", "Local training"):
-        typed(cell(report, "elsewhere", method=method)["command"])
+        run_command(cell(report, "elsewhere", method=method)["command"])
         assert cell(report, "elsewhere", method=method)["seeds"] == [0, 1]
 
 
-def test_all_tables_are_those_that_there_are_runs_for(report):
+def test_all_tables_are_the_tables_with_runs(report):
     result = report("--table", "all", "--json")
     assert {entry["table"] for entry in json.loads(result.stdout)} == {"label-skew"}
     assert [f"'{name}'" in result.stderr for name in ("feature-shift", "hybrid", "compact")] == [True] * 3
@@ -94,14 +94,14 @@ def test_all_tables_are_those_that_there_are_runs_for(report):
     assert sum(entry["published"] is not None for entry in with_paper) == 224 + 2 * 9
 
 
-def test_a_table_without_runs_is_refused_with_a_way_out(report):
-    assert "--preset quickstart-hybrid" in refused(report("--table", "hybrid"))
+def test_a_table_without_runs_is_refused_with_a_command(report):
+    assert "--preset quickstart-hybrid" in refused_line(report("--table", "hybrid"))
 
 
-def test_statistics_instead_of_tables(report):
+def test_statistics_are_printed_instead_of_tables(report):
     entries = json.loads(report("--statistics", "--json").stdout)["comparisons"]
     fedct = next(entry for entry in entries if entry["method"] == "FedCT")
-    # Both seeds of FedCT have a Local run beside them, with ten clients each.
+    # Both seeds of FedCT have a Local run with ten clients.
     assert fedct["helped"] + fedct["unharmed"] + fedct["hurt"] == 20
     lines = list(csv.DictReader(report("--statistics", "--csv").stdout.splitlines()))
     assert [line["method"] for line in lines] == [entry["method"] for entry in entries]
@@ -111,16 +111,16 @@ def test_statistics_instead_of_tables(report):
     assert "\\begin{tabular}" in latex
 
 
-def test_statistics_are_of_no_single_table(report):
-    assert "leave out --table" in refused(report("--statistics", "--table", "hybrid"))
+def test_statistics_refuse_a_table_name(report):
+    assert "omit --table" in refused_line(report("--statistics", "--table", "hybrid"))
 
 
-def test_statistics_need_local(report, tmp_path):
+def test_statistics_need_runs_of_local(report, tmp_path):
     shutil.rmtree(tmp_path / "runs" / "quickstart" / "local")
-    assert "baseline local" in refused(report("--statistics"))
+    assert "baseline local" in refused_line(report("--statistics"))
 
 
-def test_figures_and_page_are_written_and_named(report, tmp_path):
+def test_report_writes_figures_and_page(report, tmp_path):
     result = report("--out", "results", "--html", "results/page/index.html")
     assert result.exit_code == 0, result.stderr
     names = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
@@ -133,23 +133,23 @@ def test_figures_and_page_are_written_and_named(report, tmp_path):
     assert "Against Local, client by client" in text
 
 
-def test_without_figures(report, tmp_path):
+def test_no_figures_writes_no_figures(report, tmp_path):
     assert report("--out", "results", "--no-figures").exit_code == 0
     assert not (tmp_path / "results" / "figures").exists()
 
 
 @pytest.mark.parametrize("option", ["--html", "--out"])
-def test_places_that_cannot_be_written_to_are_refused_before_anything_is_read(report, tmp_path, option):
+def test_output_paths_of_the_wrong_type_are_refused(report, tmp_path, option):
     place = tmp_path / "taken"
     if option == "--html":
         place.mkdir()
     else:
         place.write_text("mine")
-    assert "taken" in refused(report(option, place))
+    assert "taken" in refused_line(report(option, place))
     assert place.is_dir() or place.read_text() == "mine"
 
 
-def test_nothing_is_written_over_or_into_a_run(report, tmp_path):
+def test_output_into_a_run_is_refused(report, tmp_path):
     run = tmp_path / "runs" / "quickstart" / "local" / "seed-0"
     before = (run / "summary.json").read_bytes()
     for arguments in (
@@ -158,15 +158,15 @@ def test_nothing_is_written_over_or_into_a_run(report, tmp_path):
         ("--out", run / "models"),
         ("--html", run / "x"),
     ):
-        assert "belongs to a run" in refused(report(*arguments))
+        assert "belongs to a run" in refused_line(report(*arguments))
     assert (run / "summary.json").read_bytes() == before
 
 
-def test_only_pages_are_written_over(report, tmp_path):
+def test_html_overwrites_only_pages(report, tmp_path):
     (tmp_path / "mine.yaml").write_text("mine")
     os.mkfifo(tmp_path / "pipe")
     for name in ("mine.yaml", "pipe", "/dev/null"):
-        assert "no page of ours" in refused(report("--html", name))
+        assert "not a page of fedmosaic" in refused_line(report("--html", name))
     assert (tmp_path / "mine.yaml").read_text() == "mine"
     (tmp_path / "real.html").touch()
     (tmp_path / "link.html").symlink_to("real.html")
@@ -177,27 +177,27 @@ def test_only_pages_are_written_over(report, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--out", "file/sub"), ("--html", "file/x.html"), ("--out", "x", "--html", "x")])
-def test_places_that_cannot_be_are_refused_before_anything_is_written(report, tmp_path, arguments):
+def test_impossible_output_paths_are_refused_before_anything_is_written(report, tmp_path, arguments):
     (tmp_path / "file").write_text("mine")
-    refused(report(*arguments))
+    refused_line(report(*arguments))
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "runs"}
 
 
-def test_a_place_that_is_closed_is_no_wrong_request(report, tmp_path, monkeypatch):
+def test_a_read_only_directory_is_a_resource_error(report, tmp_path, monkeypatch):
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
     result = report("--out", "results")
     assert (result.exit_code, result.stdout) == (4, "")
-    assert "nothing may be written here" in result.stderr
+    assert "the directory is not writable" in result.stderr
 
 
-def test_a_setting_says_what_is_not_as_in_its_preset(report, tmp_path):
+def test_notes_list_values_that_differ_from_the_preset(report, tmp_path):
     command = ("baseline", "local", "--preset", "quickstart", "--rounds", "2", "--set", "train.lr=0.01", "-q")
     assert fedmosaic(*command, "--runs-dir", "other", cwd=tmp_path).returncode == 0
     assert "on cpu, with train.lr=0.01." in report("other").stdout
 
 
-def test_a_bad_run_is_named_and_the_others_reported(report, tmp_path):
+def test_a_damaged_run_is_named_and_the_others_are_reported(report, tmp_path):
     bad = tmp_path / "runs" / "quickstart" / "ditto" / "seed-0"
     (bad / "summary.json").write_text("{")
     (tmp_path / "runs" / "notes").mkdir()
@@ -212,7 +212,7 @@ def test_a_bad_run_is_named_and_the_others_reported(report, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "env.json"])
-def test_a_changed_configuration_changes_no_report(report, tmp_path, name):
+def test_changed_run_files_do_not_change_the_report(report, tmp_path, name):
     for folder in (tmp_path / "runs" / "quickstart").iterdir():
         if folder.name != "local":
             shutil.rmtree(folder)
@@ -223,13 +223,13 @@ def test_a_changed_configuration_changes_no_report(report, tmp_path, name):
     assert report().stdout == before
 
 
-def test_nothing_but_bad_runs_is_one_line(report, tmp_path):
+def test_only_unfinished_runs_give_a_one_line_error(report, tmp_path):
     for path in (tmp_path / "runs").rglob("summary.json"):
         path.unlink()
-    assert "18 skipped" in refused(report())
+    assert "18 skipped" in refused_line(report())
 
 
-def test_a_log_that_is_damaged_costs_only_its_curves(report, tmp_path):
+def test_a_run_with_a_damaged_log_lacks_only_its_curves(report, tmp_path):
     log = tmp_path / "runs" / "quickstart" / "fedct" / "seed-0" / "rounds.jsonl"
     log.write_bytes(log.read_bytes()[:-40])
     result = report("--out", "results", "--html", "page.html")

@@ -1,4 +1,4 @@
-"""How runs look that are watched: a line each, or one with its curves and clients."""
+"""The view of `fedmosaic watch`: one line per run, or a single run with its curves and clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK_SYMBOLS, ASCII_SYMBOLS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 MAX_SPARKLINE_WIDTH = 60
-# What a line takes beside the name of its run, and a curve beside its marks.
+# The width of a line without the name of its run, and of a curve without its symbols.
 NUMBERS_WIDTH, CURVE_TEXT_WIDTH = 44, 34
 MIN_WIDTH = 12
 MAX_REASONS = 3
@@ -48,46 +48,36 @@ CLIENT_COLUMNS = {
 def render_watched_runs(
     progress_list: list[RunProgress], runs: WatchedRuns, console: Console, height: int | None
 ) -> RenderableType:
-    """The runs as they are shown, in at most so many lines."""
-    return (
-        render_run_details(progress_list[0], console, height)
-        if runs.is_single_run
-        else render_run_list(progress_list, runs, console, height)
-    )
-
-
-def render_run_list(
-    progress_list: list[RunProgress], runs: WatchedRuns, console: Console, height: int | None
-) -> RenderableType:
-    """A line a run; where there is no room for all, those that run come first."""
+    """Render the runs in at most `height` lines, None for no limit."""
+    if runs.is_single_run:
+        return render_run_details(progress_list[0], console, height)
     reasons = [progress for progress in progress_list if progress.reason]
-    told = reasons if height is None else reasons[:MAX_REASONS]
-    # The heading, the counts, a line that may be half seen, and two for each reason, which may be wrapped.
-    room = len(progress_list) if height is None else max(3, height - 4 - 2 * len(told))
+    shown_reasons = reasons if height is None else reasons[:MAX_REASONS]
+    # The heading, the counts, an empty line, and two lines per reason, because a reason may wrap.
+    max_runs = len(progress_list) if height is None else max(3, height - 4 - 2 * len(shown_reasons))
     table = progress_table("run", "state", "round", "acc %", "lambda", "eta")
     width = max(MIN_WIDTH, console.width - NUMBERS_WIDTH)
-    for progress in progress_list[:room]:
-        name = shorten_name(printable_line(str(progress.path.relative_to(runs.path))), width)
-        table.add_row(name, state_text(progress.status), *progress_cells(progress))
+    for progress in progress_list[:max_runs]:
+        table.add_row(
+            shorten_name(printable_line(str(progress.path.relative_to(runs.path))), width),
+            state_text(progress.status),
+            f"{progress.round}/{progress.num_rounds or '?'}",
+            metric_cell("accuracy", progress.mean_accuracy),
+            metric_cell("lambda", progress.mean_trust),
+            clock_text(progress.remaining_seconds),
+        )
     lines = [
         Text(f"{progress.status}: {printable_line(progress.reason)}", style=STATE_STYLES.get(progress.status, ""))
-        for progress in told
+        for progress in shown_reasons
     ]
     counts = Counter(progress.status for progress in progress_list)
-    words = [f"{counts[state]} {state}" for state in RunStatus if counts[state]]
-    hidden = [f"{len(progress_list) - room} of them not shown here"] if len(progress_list) > room else []
+    words = [f"{counts[status]} {status}" for status in RunStatus if counts[status]]
+    hidden = [f"{len(progress_list) - max_runs} of them not shown here"] if len(progress_list) > max_runs else []
     return Group(table, *lines, Text(", ".join(words + hidden), style="dim"))
 
 
-def progress_cells(progress: RunProgress) -> list[str]:
-    """The numbers of a line: round, accuracy, lambda, and the time to go."""
-    accuracy = "-" if progress.mean_accuracy is None else f"{100 * progress.mean_accuracy:.2f}"
-    trust = "-" if progress.mean_trust is None else f"{progress.mean_trust:.3f}"
-    return [f"{progress.round}/{progress.num_rounds or '?'}", accuracy, trust, clock_text(progress.remaining_seconds)]
-
-
 def render_run_details(progress: RunProgress, console: Console, height: int | None) -> RenderableType:
-    """State and times of a run, its curves, and its clients in the last round."""
+    """Render state, times and curves of a run, and its clients in the last round."""
     times = f"elapsed {clock_text(progress.elapsed_seconds)}"
     if progress.remaining_seconds is not None:
         times += f"  eta {clock_text(progress.remaining_seconds)}"
@@ -98,39 +88,33 @@ def render_run_details(progress: RunProgress, console: Console, height: int | No
     ]
     if progress.reason:
         lines.append(Text(printable_line(progress.reason), style=STATE_STYLES.get(progress.status, "")))
-    # The heading, which may be wrapped, and two more lines for a long path and a long reason.
-    room = len(progress.client_rows) if height is None else max(3, height - len(lines) - 6)
-    table = client_metrics_table(progress.client_rows[:room])
-    hidden = len(progress.client_rows) - room
+    rows = progress.client_rows
+    # The heading may wrap, and so may a long path and a long reason.
+    max_clients = len(rows) if height is None else max(3, height - len(lines) - 6)
+    names = [name for name in CLIENT_COLUMNS if any(is_finite_number(row.get(name)) for row in rows[:max_clients])]
+    table = progress_table("client", *(CLIENT_COLUMNS[name] for name in names))
+    for row in rows[:max_clients]:
+        table.add_row(str(row["client"]), *(metric_cell(name, row.get(name)) for name in names))
+    hidden = len(rows) - max_clients
     more = [Text(f"and {hidden} more clients", style="dim")] if hidden > 0 else []
-    return Group(*lines, *([table] if progress.client_rows else []), *more)
+    return Group(*lines, *([table] if rows else []), *more)
 
 
 def sparkline_lines(progress: RunProgress, console: Console) -> list[Text]:
-    """Accuracy and lambda over the rounds, each with its first and last value."""
-    marks = BLOCK_SYMBOLS if console.encoding.lower().startswith("utf") else ASCII_SYMBOLS
+    """Render accuracy and lambda over the rounds, with the first and the last value."""
+    symbols = BLOCK_SYMBOLS if console.encoding.lower().startswith("utf") else ASCII_SYMBOLS
     width = max(MIN_WIDTH, min(MAX_SPARKLINE_WIDTH, console.width - CURVE_TEXT_WIDTH))
     accuracies = [100 * accuracy for _, accuracy, _ in progress.history]
     trusts = [trust for _, _, trust in progress.history if trust is not None]
     lines = []
-    for name, values, form in (("accuracy", accuracies, ".2f"), ("lambda", trusts, ".3f")):
+    for name, values, number_format, unit in (("accuracy", accuracies, ".2f", " %"), ("lambda", trusts, ".3f", "")):
         if values:
-            ends = f"{values[0]:{form}} -> {values[-1]:{form}}{' %' if name == 'accuracy' else ''}"
-            lines.append(Text(f"{name:<9} {sparkline(values, width, marks)}  {ends}", no_wrap=True))
+            ends = f"{values[0]:{number_format}} -> {values[-1]:{number_format}}{unit}"
+            lines.append(Text(f"{name:<9} {sparkline(values, width, symbols)}  {ends}", no_wrap=True))
     return lines
 
 
-def client_metrics_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A line a client; what no client has is left out."""
-    names = [name for name in CLIENT_COLUMNS if any(is_finite_number(row.get(name)) for row in rows)]
-    table = progress_table("client", *(CLIENT_COLUMNS[name] for name in names))
-    for row in rows:
-        table.add_row(str(row["client"]), *(metric_cell(name, row.get(name)) for name in names))
-    return table
-
-
 def metric_cell(name: str, value: object) -> str:
-    """A number of a client as it is shown."""
     if not is_finite_number(value):
         return "-"
     return f"{100 * value:.2f}" if name == "accuracy" else f"{value:.3f}"
@@ -144,12 +128,12 @@ def progress_table(first: str, *headings: str) -> Table:
     return table
 
 
-def state_text(state: RunStatus) -> Text:
-    return Text(state.value, style=STATE_STYLES.get(state, ""))
+def state_text(status: RunStatus) -> Text:
+    return Text(status.value, style=STATE_STYLES.get(status, ""))
 
 
 def sparkline(values: Sequence[float], width: int, symbols: str) -> str:
-    """A mark a value, or a mean of several where there are too many; the lowest and the highest span the scale."""
+    """Return one symbol per value, or per mean of several values. The scale spans minimum to maximum."""
     columns = min(width, len(values))
     edges = [round(column * len(values) / columns) for column in range(columns + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
@@ -159,12 +143,12 @@ def sparkline(values: Sequence[float], width: int, symbols: str) -> str:
 
 
 def shorten_name(name: str, width: int) -> str:
-    """A name of at most so many letters; its end tells runs apart."""
+    """Keep the end of a name, which distinguishes runs."""
     return name if len(name) <= width else f"...{name[3 - width :]}"
 
 
 def clock_text(seconds: float | None) -> str:
-    """A time as h:mm:ss or m:ss."""
+    """Return a duration as h:mm:ss or m:ss, "-" for None."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -173,7 +157,7 @@ def clock_text(seconds: float | None) -> str:
 
 
 def progress_to_json(progress: RunProgress, with_details: bool) -> dict[str, Any]:
-    """A run as JSON; with `details` its history, and its clients as they stand in the log."""
+    """Return the progress as JSON, with details also the history and the last log row of each client."""
     content: dict[str, Any] = {
         "path": str(progress.path),
         "state": progress.status.value,
