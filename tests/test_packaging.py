@@ -42,7 +42,7 @@ def test_presets_are_in_both_distributions(built):
 
 
 def test_the_page_of_a_report_is_in_both_distributions(built):
-    folder = ROOT / "fedmosaic_cli" / "report" / "page"
+    folder = ROOT / "fedmosaic_cli" / "report" / "html"
     wanted = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")}
     assert len(wanted) > 3
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")

@@ -16,7 +16,7 @@ from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups, method_title
 from fedmosaic_cli.report.formats.latex import table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_terminal
-from fedmosaic_cli.report.html.comparison_section import comparison_section
+from fedmosaic_cli.report.html.page import ENVIRONMENT
 from fedmosaic_cli.report.missing_runs import RunDestination, group_destination, missing_run_commands
 from fedmosaic_cli.report.paper_tables import overview_table
 
@@ -90,7 +90,8 @@ def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
     table = overview_table([setting], with_published=False)
     text = f"TOTAL epsilon over 10 rounds: {epsilon:g}"
     terminal = "\n".join(str(part) for part in table_to_terminal(table).renderables)
-    for shown in (table_to_markdown(table), table_to_latex(table), str(comparison_section([table])), terminal):
+    html = ENVIRONMENT.get_template("tables.html").render(tables=[table])
+    for shown in (table_to_markdown(table), table_to_latex(table), html, terminal):
         assert text in shown
         assert ("no meaningful guarantee" in shown.lower()) == (epsilon > 10)
         assert "private" not in shown.lower()

@@ -18,11 +18,10 @@ import pytest
 from fedmosaic_cli.report.collect import SkippedRun, collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
 from fedmosaic_cli.report.comparison_table import ComparisonTable, TableColumn, build_rows
-from fedmosaic_cli.report.html import log_data
-from fedmosaic_cli.report.html.log_data import CURVE_BUDGET_EXCEEDED, embed_curves, subsampled_rounds
-from fedmosaic_cli.report.html.markup import Markup, format_percentage_points, format_signed, tag, to_script_json
-from fedmosaic_cli.report.html.page import build_page
-from fedmosaic_cli.report.html.run_section import ConfigTexts
+from fedmosaic_cli.report.html import embedded_data
+from fedmosaic_cli.report.html.embedded_data import CURVE_BUDGET_EXCEEDED, embed_curves, subsampled_rounds
+from fedmosaic_cli.report.html.page import ENVIRONMENT, build_page, format_percentage_points, format_signed
+from fedmosaic_cli.report.html.sections import ConfigTexts
 from fedmosaic_cli.report.output_files import add_rank_diagram
 from fedmosaic_cli.report.statistics import MethodRanking
 from fedmosaic_cli.report.stats_tables import TextTable, ranking_table
@@ -148,18 +147,18 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_what_no_file_may_hold_does_not_stop_the_page(tmp_path):
     write_run(tmp_path, "s", "local", 0, [0.5])
-    frame = collect_runs(tmp_path)[0].assign(setting="a\x00b\udc80\x1b", device="\ud800")
+    frame = collect_runs(tmp_path)[0].assign(group="a\x00b\udc80\x1b", device="\ud800")
     data = build_page(comparison_groups(frame), [], [SkippedRun(Path("x\udcffy"), "\x00")])
     assert b"\x00" not in data
     assert "a\ufffdb\ufffd\ufffd" in data.decode()
 
 
-def test_text_is_escaped_unless_it_is_markup():
-    assert tag("td", "<b>", tag("i", "&"), title='"', hidden=True, open=False) == (
-        '<td title="&quot;" hidden>&lt;b&gt;<i>&amp;</i></td>'
+def test_template_expressions_are_escaped():
+    template = ENVIRONMENT.from_string('<td title="{{ text }}">{{ text }}</td>{{ text|tojson }}')
+    assert template.render(text="<b>\"'&\x00\u2028") == (
+        '<td title="&lt;b&gt;&#34;&#39;&amp;\ufffd\u2028">&lt;b&gt;&#34;&#39;&amp;\ufffd\u2028</td>'
+        '"\\u003cb\\u003e\\"\\u0027\\u0026\\u0000\\u2028"'
     )
-    assert tag("p", Markup("<br>"), class_="a", data_run=3) == '<p class="a" data-run="3"><br></p>'
-    assert to_script_json("</script>\u2028&") == '"\\u003c/script\\u003e\\u2028\\u0026"'
 
 
 def test_the_same_runs_give_the_same_bytes_without_torch(federation):
@@ -201,7 +200,7 @@ def test_curves_are_those_of_the_log(federation):
 
 
 def test_numbers_that_are_none_are_null():
-    line = log_data.floats_to_json(log_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
+    line = embedded_data.floats_to_json(embedded_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
     assert json.loads(line) == [0.1235, None, None, 1e-12, 3]
 
 
@@ -238,26 +237,28 @@ def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
     assert set(some.omitted.values()) == {CURVE_BUDGET_EXCEEDED}
     opened = []
     monkeypatch.setattr(
-        log_data, "MAX_TOTAL_LOG_BYTES", 2 * (next(iter(every.json_by_path)) / "rounds.jsonl").stat().st_size
+        embedded_data, "MAX_TOTAL_LOG_BYTES", 2 * (next(iter(every.json_by_path)) / "rounds.jsonl").stat().st_size
     )
     monkeypatch.setattr(
-        log_data, "load_round_curves", lambda path: opened.append(path) or {"accuracy": log_data.np.ones((1, 1))}
+        embedded_data,
+        "load_round_curves",
+        lambda path: opened.append(path) or {"accuracy": embedded_data.np.ones((1, 1))},
     )
     embed_curves(settings)
     assert 1 <= len(opened) <= 2
 
 
 def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatch):
-    monkeypatch.setattr(log_data, "MAX_TOTAL_LOG_BYTES", 1)
-    monkeypatch.setattr(log_data, "MAX_KEPT_ROUNDS", 3)
+    monkeypatch.setattr(embedded_data, "MAX_TOTAL_LOG_BYTES", 1)
+    monkeypatch.setattr(embedded_data, "MAX_KEPT_ROUNDS", 3)
     assert "Curves of 13 runs are left out" in page_of(federation)
     monkeypatch.undo()
-    monkeypatch.setattr(log_data, "MAX_KEPT_ROUNDS", 3)
+    monkeypatch.setattr(embedded_data, "MAX_KEPT_ROUNDS", 3)
     settings = comparison_groups(collect_runs(federation)[0])
     heard = []
     text = build_page(settings, [], [], on_progress=lambda *how_far: heard.append(how_far)).decode()
     assert heard == [(number, 13) for number in range(14)]
-    assert "Of 13 runs only some rounds are shown" in text
+    assert "13 runs: only evenly spaced rounds are shown." in text
     assert numbers_in(text)["curves"][0]["rounds"] == [1, 3, 5]
 
 
@@ -275,8 +276,8 @@ def test_the_overview_says_in_words_what_came_out(federation):
     (federation / "unfinished" / "config.yaml").write_text("")
     text = re.sub(r"<[^>]+>", "", page_of(federation))
     assert "Local training reaches 60.00 (0.00); Centralized reaches 90.00 (0.00)." in text
-    assert "Best of the 2 others: FedMosaic (entropy) with 66.67." in text
-    assert "+6.67 points against Local training. It helped 4 of 6 clients, left 2 as they were, hurt 0." in text
+    assert "Best of the 2 other methods: FedMosaic (entropy) with 66.67." in text
+    assert "+6.67 points compared with Local training. It helped 4 of 6 clients, left 2 unchanged and hurt 0." in text
     assert "Centralized was not run" in text
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
 
@@ -286,9 +287,9 @@ def test_the_overview_praises_nobody_who_is_behind_local(tmp_path):
     write_run(tmp_path, "s", "fedavg", 0, [0.3, 0.6])
     alone = re.sub(r"<[^>]+>", "", page_of(tmp_path))
     assert "Best of" not in alone
-    assert "FedAvg reaches 45.00: \u221210.00 points against Local training. It helped 0 of 2 clients" in alone
+    assert "FedAvg reaches 45.00: \u221210.00 points compared with Local training. It helped 0 of 2 clients" in alone
     write_run(tmp_path, "s", "ditto", 0, [0.5, 0.59])
-    assert "Best of the 2 others: Ditto with 54.50, less than Local training." in re.sub(
+    assert "Best of the 2 other methods: Ditto with 54.50, less than Local training." in re.sub(
         r"<[^>]+>", "", page_of(tmp_path)
     )
 
@@ -314,7 +315,7 @@ def test_empty_cells_come_with_their_commands(federation):
     settings = comparison_groups(collect_runs(federation)[0])
     commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
     text = build_page(settings, [table_of(settings, commands=commands)], []).decode()
-    assert "1 cell without a number of ours" in text
+    assert "1 cell without our own result" in text
     assert 'href="#fill-0"' in text
     codes = Reader(text).saying("code")
     assert all(command in codes for command in commands)
@@ -404,7 +405,11 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
     assert held["seed"] == 0
     assert held["train"] == [[0, 1], [1, 2]]
     assert held["public"] == [30, 30]
-    assert [f"s, seed {seed}: no run kept" in text for seed in (0, 1, 2)] == [False, True, True]
+    assert [f"s, seed {seed}: no run contains a valid shard manifest" in text for seed in (0, 1, 2)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):

@@ -179,14 +179,14 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["end"] == "Client 0 plain, round 5: 60.00%"
     assert found["gap"].startswith("Client 0 plain, round 3: ")
     assert found["beforeTheFirst"] == found["gap"]
-    assert found["oracle"] == [1, "All clients, round 1: 33.33%", "Pseudo-label accuracy (oracle view)"]
+    assert found["oracle"] == [1, "All clients, round 1: 33.33%", "Pseudo-label accuracy (oracle)"]
     assert found["off"] == [
         "Public loss: none",
         "Agreement with the consensus: none",
-        "Accuracy of the plain majority (oracle view): none",
+        "Accuracy of the unweighted majority (oracle): none",
         "Share of the public set in the training loss: none",
-        "Agreement of its vote with the outcome: none",
-        "Share of the weight of all votes: none",
+        "Agreement of the vote with the consensus: none",
+        "Share of the total voting weight: none",
         "Reputation: none",
     ]
 
@@ -304,7 +304,7 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
         tmp_path,
         text,
         """
-        const told = () => $("#shards-told").textContent;
+        const told = () => $("#shards-status").textContent;
         choose("shards-setting", "second");
         recorded.all = told();
         recorded.names = $$("#shards-map .names span").map((node) => node.textContent);
@@ -340,7 +340,7 @@ def test_the_map_counts_in_words_that_fit(tmp_path):
         tmp_path,
         page_of(tmp_path / "runs"),
         """
-        recorded.all = $("#shards-told").textContent;
+        recorded.all = $("#shards-status").textContent;
         recorded.corner = $$("#shards-map .corner span").map((node) => node.textContent);
         """,
     )

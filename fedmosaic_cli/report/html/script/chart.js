@@ -9,7 +9,7 @@ function lineChart(place, label) {
   const role = { role: "application", "aria-roledescription": "line chart", "aria-label": label };
   chart.svg = drawn("svg", { tabindex: "0", ...role });
   chart.tip = element("div", { class: "tip", "aria-hidden": "true" });
-  chart.output = element("output", { class: "told-now" });
+  chart.output = element("output", { class: "status" });
   chart.tip.hidden = true;
   place.append(chart.svg, chart.tip, chart.output);
   chart.svg.addEventListener("pointermove", (event) => pointAt(chart, nearest(chart, event)));

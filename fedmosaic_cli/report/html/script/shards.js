@@ -23,7 +23,7 @@ function startShards() {
 }
 
 function drawShards(place, shards) {
-  const told = byId("shards-told");
+  const told = byId("shards-status");
   if (!shards) {
     told.textContent = "No run of this setting kept a list of who holds what.";
     return place.replaceChildren();
