@@ -171,7 +171,7 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
     assert found["noisy"] == 3
     assert found["pressed"] == ["false", "false", "true", "true"]
     assert found["mean"] == "Mean of 2 clients, round 5: 75.00%"
-    assert found["none"] == [0, "No client is picked."]
+    assert found["none"] == [0, "No client is selected."]
     assert found["pointed"] == "Client 0 plain, round 5: 60.00%"
     assert found["left"]
     assert found["key"] == "Client 0 plain, round 1: 12.00%"
@@ -325,7 +325,7 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
         recorded.key = told();
         """,
     )
-    assert found["all"] == "4 clients with 16 training examples, 60 public ones, 2 classes."
+    assert found["all"] == "4 clients with 16 training examples, 60 public examples, 2 classes."
     assert found["names"] == ["Upublic", "0plain", "1plain", "2noisy", "3noisy"]
     assert found["pointed"] == "Client 2, noisy, class dog: 3 (60.0% of 5)"
     assert found["key"] == "Client 0, plain, class dog: 1 (100.0% of 1)"
@@ -344,7 +344,7 @@ def test_the_map_counts_in_words_that_fit(tmp_path):
         recorded.corner = $$("#shards-map .corner span").map((node) => node.textContent);
         """,
     )
-    assert found["all"] == "1 client with 1 training example, 60 public ones, 2 classes."
+    assert found["all"] == "1 client with 1 training example, 60 public examples, 2 classes."
     assert found["corner"] == ["class \u2192", "client \u2193"]
 
 

@@ -1,4 +1,4 @@
-// What surrounds the content: theme, copy buttons, and the section that is being read.
+// Theme button, copy buttons, and the current section in the navigation.
 function startTheme(changed) {
   const button = byId("theme");
   const show = (theme) => {
@@ -15,7 +15,7 @@ function startTheme(changed) {
     try {
       localStorage.setItem("fedmosaic-theme", theme);
     } catch {
-      // It holds until the page is closed.
+      // Without storage, the choice is lost when the page is closed.
     }
     show(theme);
   });

@@ -1,8 +1,8 @@
 const FRACTIONS = ["accuracy", "agreement", "pseudo_label_accuracy"];
 const LOCAL = { colour: "ink", dash: "5 4" };
-const NO_CURVES = "There are no curves of this run in the page.";
+const NO_CURVES = "The page has no curves of this run.";
 
-function settingEntries() {
+function settingOptions() {
   return numbers.settings.map((setting, value) => ({ value, text: setting.label }));
 }
 
@@ -32,7 +32,7 @@ function startExplorer() {
     fillSelect(value, entries, value.value || "accuracy");
     showClients(state, numbers.settings[Number(setting.value)], run(), curve, value.value);
   };
-  fillSelect(setting, settingEntries(), 0);
+  fillSelect(setting, settingOptions(), 0);
   const levels = [[setting, fillMethods], [method, fillSeeds], [seed, () => {}], [value, () => {}]];
   levels.forEach(([select], level) => select.addEventListener("change", () => {
     levels.slice(level, 2).forEach(([, fill]) => fill());
@@ -48,26 +48,26 @@ function showClients(state, setting, run, curve, value) {
   const rows = curve?.values[value] ?? [];
   const shards = setting?.shards.find((one) => one.seed === run?.seed);
   const domains = shards && shards.domains.length === curve?.clients ? shards.domains : [];
-  const everybody = rows.length === 1 && curve.clients > 1;
+  const isShared = rows.length === 1 && curve.clients > 1;
   const entries = rows.map((_, client) => ({
-    name: everybody ? "All clients" : `${client}${domains[client] ? ` ${domains[client]}` : ""}`,
-    style: look(client), group: domains[client],
+    name: isShared ? "All clients" : `${client}${domains[client] ? ` ${domains[client]}` : ""}`,
+    style: lineStyle(client), group: domains[client],
   }));
   const key = `${setting?.label} ${entries.length}`;
   if (!state.picked.has(key)) state.picked.set(key, new Set(entries.keys()));
   const picked = state.picked.get(key);
-  const redraw = () => drawClients(state.chart, curve, rows, entries, picked, value, everybody);
-  const groups = everybody ? [] : [...new Set(domains)].filter(Boolean);
+  const redraw = () => drawClients(state.chart, curve, rows, entries, picked, value, isShared);
+  const groups = isShared ? [] : [...new Set(domains)].filter(Boolean);
   if (entries.length > 1) chips(picks, entries, groups, picked, redraw);
   else picks.replaceChildren();
   redraw();
 }
 
-function drawClients(chart, curve, rows, entries, picked, value, everybody) {
-  const form = FRACTIONS.includes(value) ? percentage : rounded;
+function drawClients(chart, curve, rows, entries, picked, value, isShared) {
+  const format = FRACTIONS.includes(value) ? formatPercent : formatNumber;
   const chosen = entries.flatMap((entry, client) => (picked.has(client) || entries.length === 1 ? [client] : []));
   const series = chosen.map((client) => ({
-    name: everybody ? "All clients" : `Client ${entries[client].name}`, style: entries[client].style,
+    name: isShared ? "All clients" : `Client ${entries[client].name}`, style: entries[client].style,
     points: curve.rounds.map((round, at) => [round, rows[client][at]]),
   }));
   if (chosen.length > 1) {
@@ -79,10 +79,10 @@ function drawClients(chart, curve, rows, entries, picked, value, everybody) {
     series.push({ name: `Mean of ${chosen.length} clients`, style, weight: "strong", points });
   }
   showChart(chart, {
-    series, top: FRACTIONS.includes(value) ? 1 : undefined, reach: value === "lambda" ? [0, 1] : [],
-    form: (tick, step) => tickText(tick, step, FRACTIONS.includes(value)),
-    told: (line, [round, number]) => `${line.name}, round ${round}: ${form(number)}`,
-    empty: curve ? "No client is picked." : NO_CURVES,
+    series, top: FRACTIONS.includes(value) ? 1 : undefined, alwaysShown: value === "lambda" ? [0, 1] : [],
+    formatTick: (tick, step) => tickText(tick, step, FRACTIONS.includes(value)),
+    describe: (line, [round, number]) => `${line.name}, round ${round}: ${format(number)}`,
+    empty: curve ? "No client is selected." : NO_CURVES,
   });
 }
 
@@ -97,11 +97,11 @@ function tickText(tick, step, isFraction) {
 function startComparison() {
   const chart = lineChart(byId("compare-chart"), "Mean accuracy of methods by round");
   const setting = byId("compare-setting");
-  const [pickedBySetting, looks] = [new Map(), methodLooks()];
-  const thinOnesLast = (one, other) => (one.weight === "thin") - (other.weight === "thin");
+  const [pickedBySetting, styles] = [new Map(), methodStyles()];
+  const thinLinesLast = (one, other) => (one.weight === "thin") - (other.weight === "thin");
   const update = () => {
     const methods = numbers.settings[Number(setting.value)]?.methods ?? [];
-    const lines = methods.map((method) => ({ ...methodLine(method), ...looks.get(method.title) }));
+    const lines = methods.map((method) => ({ ...methodLine(method), ...styles.get(method.title) }));
     const first = ["local", "centralized", "fedavg", "fedmosaic"];
     if (!pickedBySetting.has(setting.value)) {
       const wanted = methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []));
@@ -109,29 +109,29 @@ function startComparison() {
     }
     const picked = pickedBySetting.get(setting.value);
     const redraw = () => showChart(chart, {
-      series: lines.filter((line, number) => picked.has(number) && line.points.length).sort(thinOnesLast),
-      top: 1, form: (tick, step) => tickText(tick, step, true), told: tellMethod,
-      empty: picked.size ? "There are no curves of these methods in the page." : "No method is picked.",
+      series: lines.filter((line, number) => picked.has(number) && line.points.length).sort(thinLinesLast),
+      top: 1, formatTick: (tick, step) => tickText(tick, step, true), describe: describeMethod,
+      empty: picked.size ? "The page has no curves of these methods." : "No method is selected.",
     });
     chips(byId("compare-picks"), lines, [], picked, redraw);
     redraw();
   };
-  fillSelect(setting, settingEntries(), 0);
+  fillSelect(setting, settingOptions(), 0);
   setting.addEventListener("change", update);
   update();
 }
 
-// By title, so that a method looks the same in every setting. FedMosaic may equal Local, and one kind of it another:
-// what lies on top has gaps (far apart for FedMosaic alone), and Local, on top of all, is thin.
-function methodLooks() {
+// Styles by title, so that a method has the same style in every setting. Curves of Local and of FedMosaic variants may
+// coincide: upper lines are dashed, and Local, on top, is thin.
+function methodStyles() {
   const every = numbers.settings.flatMap((setting) => setting.methods);
   const titles = (family) => new Set(every.filter((method) => family(method.family)).map((method) => method.title));
   const ours = [...titles((family) => family === "fedmosaic")];
   const others = [...titles((family) => family !== "fedmosaic" && family !== "local")];
   const dashes = (number) => (number ? `${12 + 6 * Math.floor(number / 8)} 5` : "");
   return new Map([
-    ...ours.map((title, number) => [title, { style: { ...look(number), dash: dashes(number) }, weight: "strong" }]),
-    ...others.map((title, number) => [title, { style: look(ours.length + number) }]),
+    ...ours.map((title, number) => [title, { style: { ...lineStyle(number), dash: dashes(number) }, weight: "strong" }]),
+    ...others.map((title, number) => [title, { style: lineStyle(ours.length + number) }]),
     ...[...titles((family) => family === "local")].map((title) => [title, { style: LOCAL, weight: "thin" }]),
   ]);
 }
@@ -157,9 +157,9 @@ function methodLine(method) {
   };
 }
 
-function tellMethod(line, [round, value], at) {
+function describeMethod(line, [round, value], at) {
   const seeds = line.seeds === line.of ? `${line.seeds}` : `${line.seeds} of ${line.of}`;
-  const [low, high] = (line.band[at] ?? []).slice(1).map(percentage);
+  const [low, high] = (line.band[at] ?? []).slice(1).map(formatPercent);
   const spread = low ? `, seeds from ${low} to ${high}` : "";
-  return `${line.name}, round ${round}: ${percentage(value)}${spread} (${seeds} ${line.of === 1 ? "seed" : "seeds"})`;
+  return `${line.name}, round ${round}: ${formatPercent(value)}${spread} (${seeds} ${line.of === 1 ? "seed" : "seeds"})`;
 }

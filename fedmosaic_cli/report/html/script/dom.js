@@ -5,16 +5,16 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// Text is only ever set as text, so nothing in it can become an element.
+// Children are added as text nodes, never as HTML, so that names cannot create elements.
 function element(name, attributes = {}, ...children) {
-  return filled(document.createElement(name), attributes, children);
+  return withContent(document.createElement(name), attributes, children);
 }
 
-function drawn(name, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+function svgElement(name, attributes = {}, ...children) {
+  return withContent(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
-function filled(node, attributes, children) {
+function withContent(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   node.append(...children);
   return node;
@@ -31,19 +31,20 @@ function fillSelect(select, entries, wanted) {
   select.value = possible.includes(String(wanted)) ? String(wanted) : possible[0] ?? "";
 }
 
-// Eight colours, and a way of dashing for each eight after them.
+// Eight colours, with another dash pattern for each further eight lines.
 const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
-function look(number) {
+function lineStyle(number) {
   return { colour: `c${number % 8}`, dash: DASHES[Math.floor(number / 8) % DASHES.length] };
 }
 
 function swatch({ colour, dash }) {
-  const line = drawn("line", { x1: 0, y1: 4, x2: 22, y2: 4, "stroke-dasharray": dash });
-  return drawn("svg", { class: colour, "aria-hidden": "true" }, line);
+  const line = svgElement("line", { x1: 0, y1: 4, x2: 22, y2: 4, "stroke-dasharray": dash });
+  return svgElement("svg", { class: colour, "aria-hidden": "true" }, line);
 }
 
-// A row of buttons for many at once, and a chip each: `entries` are {name, style, group}, `picked` a set of numbers.
-function chips(place, entries, groups, picked, changed) {
+// Buttons that select several entries, and one chip per entry. `entries` are {name, style, group}, `picked` is a set of
+// indices.
+function chips(container, entries, groups, picked, changed) {
   const set = (wanted) => {
     picked.clear();
     entries.forEach((entry, number) => wanted(entry, number) && picked.add(number));
@@ -68,15 +69,15 @@ function chips(place, entries, groups, picked, changed) {
     return button;
   });
   const rows = [element("div", { class: "row" }, ...buttons), element("div", { class: "row chips" }, ...pieces)];
-  place.replaceChildren(...rows);
+  container.replaceChildren(...rows);
   show();
 }
 
-function rounded(value) {
+function formatNumber(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-function percentage(value) {
+function formatPercent(value) {
   return `${(100 * value).toFixed(2)}%`;
 }
 

@@ -6,7 +6,7 @@ function startRuns() {
     label: group.querySelector("h3").textContent,
     runs: [...group.querySelectorAll(":scope > .run")],
   }));
-  let texts = null; // made when they are first needed: there may be thousands of runs
+  let texts = null; // computed on first use, because there may be thousands of runs
   byId("runs-filter").addEventListener("input", (event) => {
     texts ??= groups.map(({ label, runs }) => runs.map((run) => `${label} ${run.textContent}`.toLowerCase()));
     const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -15,10 +15,10 @@ function startRuns() {
   });
 }
 
-// A configuration is put in its place when it is asked for, as each is kept once for all runs that share it.
+// Configurations are embedded once and inserted when they are opened.
 function showConfiguration(event) {
-  const place = event.target.querySelector?.(":scope > pre[data-text]");
-  if (place && event.target.open) place.textContent = numbers.texts[Number(place.dataset.text)];
+  const pre = event.target.querySelector?.(":scope > pre[data-text]");
+  if (pre && event.target.open) pre.textContent = numbers.texts[Number(pre.dataset.text)];
 }
 
 function filterGroup({ group, wasOpen, runs }, texts, words) {
