@@ -1,4 +1,4 @@
-"""Run directories written by hand: as few files as a report reads."""
+"""Run directories with the files that a report reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = ("cat", "dog")
 
 
 def summary_of(setting: str, variant: str, seed: int, accuracies: Sequence[float], **changes: Any) -> dict[str, Any]:
-    """What a run says of itself when it is finished."""
+    """Return the summary of a finished run."""
     return {
         "schema": 1,
         "preset": setting,
@@ -46,7 +46,7 @@ def manifest_of(
     parameters: dict[str, Any] | None = None,
     digest: str = "",
 ) -> dict[str, Any]:
-    """The manifest of shards in which each client has so many examples of each class to train on."""
+    """Return a shard manifest with the given numbers of training examples per client and class."""
     content = {
         "schema": 3,
         "dataset": "digits",
@@ -90,7 +90,7 @@ def write_run(
     rows: Sequence[dict[str, Any]] = (),
     config: str = "",
 ) -> Path:
-    """The files of a finished run."""
+    """Write the files of a finished run."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -100,14 +100,14 @@ def write_run(
 
 
 def few_each(clients: int) -> list[list[int]]:
-    """Client i has i + 1 cats and one dog to train on."""
+    """Return class counts: client i has i + 1 cats and one dog."""
     return [[client + 1, 1] for client in range(clients)]
 
 
 @dataclass
 class Bench:
-    """Where runs are written. Accuracy of client c in round r is `accuracy` + r / 100; bits are 800 a round and client
-    each way from round 2 on; lambda is (client + 1) / 10 from round 2 on."""
+    """Writes runs with logs. The accuracy in round r is `accuracy` + r / 100. From round 2 on, each client sends and
+    receives 800 bits per round and has lambda (client + 1) / 10."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""Whom collaboration helped: whole numbers of right answers, and which Local run may be asked."""
+"""Gains over Local, counted in correct predictions, and the choice of the matching Local run."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import pytest
 from fedmosaic_cli.report.collaboration import comparison_caveats, correct_counts, gains_over_local, local_run_mismatch
 
 
-def test_clients_are_counted_by_right_answers():
-    found = gains_over_local([0.9, 0.5, 0.75, 0.2], [0.8, 0.5, 1.0, 0.0], [10, 2, 4, 5])
-    assert (found.helped, found.unharmed, found.hurt) == (2, 1, 1)
-    assert found.gains == (0.1, 0.0, -0.25, 0.2)
-    assert found.mean_gain == pytest.approx(0.0125)
-    assert (found.largest_gain, found.largest_loss) == (0.2, 0.25)
+def test_clients_are_compared_by_correct_predictions():
+    gains = gains_over_local([0.9, 0.5, 0.75, 0.2], [0.8, 0.5, 1.0, 0.0], [10, 2, 4, 5])
+    assert (gains.helped, gains.unharmed, gains.hurt) == (2, 1, 1)
+    assert gains.gains == (0.1, 0.0, -0.25, 0.2)
+    assert gains.mean_gain == pytest.approx(0.0125)
+    assert (gains.largest_gain, gains.largest_loss) == (0.2, 0.25)
 
 
-def test_equal_counts_are_a_tie_whatever_the_last_bit_says():
-    """The same three right answers out of ten, once divided and once added up: another number, but no gain."""
-    added_up = 0.1 + 0.2
-    assert added_up > 3 / 10
-    found = gains_over_local([added_up, 3 / 10], [3 / 10, added_up], [10, 10])
-    assert (found.helped, found.unharmed, found.hurt) == (0, 2, 0)
-    assert found.gains == (0.0, 0.0)
+def test_equal_counts_are_a_tie_despite_rounding():
+    """Three of ten correct, once divided and once summed, are different floats but no gain."""
+    summed = 0.1 + 0.2
+    assert summed > 3 / 10
+    gains = gains_over_local([summed, 3 / 10], [3 / 10, summed], [10, 10])
+    assert (gains.helped, gains.unharmed, gains.hurt) == (0, 2, 0)
+    assert gains.gains == (0.0, 0.0)
 
 
-def test_one_answer_among_very_many_counts():
+def test_one_prediction_in_ten_million_counts():
     size = 10_000_000
-    found = gains_over_local([(size - 1) / size], [(size - 2) / size], [size])
-    assert (found.helped, found.unharmed, found.hurt) == (1, 0, 0)
-    assert found.gains == (1 / size,)
+    gains = gains_over_local([(size - 1) / size], [(size - 2) / size], [size])
+    assert (gains.helped, gains.unharmed, gains.hurt) == (1, 0, 0)
+    assert gains.gains == (1 / size,)
 
 
-def test_where_nobody_gains_the_largest_gain_is_0():
-    found = gains_over_local([0.5, 0.5], [1.0, 0.75], [4, 4])
-    assert (found.largest_gain, found.largest_loss) == (0.0, 0.5)
-    found = gains_over_local([1.0, 0.75], [0.5, 0.75], [4, 4])
-    assert (found.largest_gain, found.largest_loss) == (0.5, 0.0)
+def test_the_largest_gain_is_0_if_no_client_gains():
+    gains = gains_over_local([0.5, 0.5], [1.0, 0.75], [4, 4])
+    assert (gains.largest_gain, gains.largest_loss) == (0.0, 0.5)
+    gains = gains_over_local([1.0, 0.75], [0.5, 0.75], [4, 4])
+    assert (gains.largest_gain, gains.largest_loss) == (0.5, 0.0)
 
 
-def test_gains_stand_with_the_clients():
+def test_the_dictionary_omits_the_gains():
     assert set(gains_over_local([1.0], [0.0], [1]).to_dict()) == {
         "helped",
         "unharmed",
@@ -61,12 +61,12 @@ def test_gains_stand_with_the_clients():
         ([], [], []),
     ],
 )
-def test_what_is_no_accuracy_on_so_many_examples_is_refused(accuracies, local, sizes):
+def test_values_that_are_not_accuracies_are_refused(accuracies, local, sizes):
     with pytest.raises(ValueError, match=r".+"):
         gains_over_local(accuracies, local, sizes)
 
 
-def test_every_count_survives_the_division():
+def test_counts_are_recovered_from_accuracies():
     for size in (1, 3, 7, 49, 1000):
         counts = list(range(size + 1))
         assert correct_counts([count / size for count in counts], [size] * len(counts)) == counts
@@ -84,10 +84,10 @@ SUMMARY = {
 LOCAL = {**SUMMARY, "method": "local"}
 
 
-def test_a_run_that_differs_in_the_method_alone_fits():
+def test_a_local_run_that_differs_only_in_the_method_matches():
     assert local_run_mismatch(SUMMARY, LOCAL) is None
     without = {key: value for key, value in LOCAL.items() if key != "clients"}
-    assert local_run_mismatch(SUMMARY, without) is None, "nothing said about clients is nothing special about them"
+    assert local_run_mismatch(SUMMARY, without) is None, "a missing section equals an empty one"
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ def test_a_run_that_differs_in_the_method_alone_fits():
         ({"clients": {"0-4": {"lr": 1.0}}}, "clients.0-4"),
     ],
 )
-def test_a_run_that_differs_in_anything_else_does_not(change, words):
+def test_a_local_run_with_any_other_difference_does_not_match(change, words):
     assert words in local_run_mismatch(SUMMARY, {**LOCAL, **change})
 
 
-def test_what_is_odd_about_either_run_is_told():
+def test_caveats_of_both_runs_are_listed():
     assert comparison_caveats({**SUMMARY, "nonidentical": [], "left_out": {}}, LOCAL) == []
-    found = comparison_caveats(
+    gains = comparison_caveats(
         {**SUMMARY, "left_out": {"3": 2}}, {**LOCAL, "nonidentical": ["after round 3: train.lr"]}
     )
-    assert found == [
+    assert gains == [
         "the run left clients that diverged out of rounds",
         "the Local run went on under other conditions than it began",
     ]

@@ -1,4 +1,4 @@
-"""Which runs are in the tables, and what is said of those that are not."""
+"""The runs in the tables, and the reasons for skipped runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.collect import collect_runs
 
 
-def test_a_copied_run_counts_once_and_the_kept_one_is_named(runs):
+def test_a_copied_run_counts_once_and_the_reason_names_the_kept_one(runs):
     first = runs("s", "local", 0, 0.9)
     shutil.copytree(first, first.with_name("seed-0-copy"))
     frame, skipped = collect_runs(runs.folder)
@@ -20,7 +20,7 @@ def test_a_copied_run_counts_once_and_the_kept_one_is_named(runs):
     assert str(first) in skipped[0].reason
 
 
-def test_runs_on_other_shards_are_not_mixed_in(runs):
+def test_runs_on_other_shards_are_skipped(runs):
     runs("s", "local", 0, 0.9, digest="a" * 64)
     runs("s", "fedavg", 0, 0.9, digest="a" * 64)
     other = runs("s", "centralized", 0, 0.9, digest="b" * 64)
@@ -31,7 +31,7 @@ def test_runs_on_other_shards_are_not_mixed_in(runs):
     assert "(bbbbbb) are not those of the other runs of s with seed 0 (aaaaaa)" in skipped[0].reason
 
 
-def test_of_two_runs_of_one_seed_the_one_on_the_common_shards_stays(runs):
+def test_of_two_duplicates_the_one_on_the_common_shards_stays(runs):
     old = runs("s", "fedavg", 0, 0.1, digest="b" * 64, place="a/old")
     for variant in ("local", "centralized", "fedavg"):
         runs("s", variant, 0, 0.9, digest="a" * 64)
@@ -109,7 +109,7 @@ def test_an_unfinished_run_is_skipped(runs):
     assert skipped.reason == "not finished, summary.json is missing"
 
 
-def test_a_summary_that_is_no_file_is_called_so(runs):
+def test_a_summary_that_is_not_a_file_is_skipped_with_a_reason(runs):
     folder, link = runs("s", "local", 0, 0.9), runs("s", "local", 1, 0.9)
     for run in (folder, link):
         (run / "summary.json").unlink()
@@ -124,22 +124,22 @@ def test_a_summary_that_is_no_file_is_called_so(runs):
     ]
 
 
-def test_a_directory_that_nobody_may_look_into_is_named(runs, monkeypatch):
+def test_an_unreadable_directory_is_skipped_with_a_reason(runs, monkeypatch):
     runs("s", "local", 0, 0.9)
-    closed, look = runs("s", "fedavg", 0, 0.9).parent, os.scandir
+    unreadable, scandir = runs("s", "fedavg", 0, 0.9).parent, os.scandir
 
-    def look_into(path):
-        if path == str(closed):
+    def scandir_with_error(path):
+        if path == str(unreadable):
             raise PermissionError(13, "Permission denied", path)
-        return look(path)
+        return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", look_into)
+    monkeypatch.setattr(os, "scandir", scandir_with_error)
     frame, skipped = collect_runs(runs.folder)
     assert len(frame) == 1
-    assert [(run.path, run.reason) for run in skipped] == [(closed, "cannot be read: Permission denied")]
+    assert [(run.path, run.reason) for run in skipped] == [(unreadable, "cannot be read: Permission denied")]
 
 
-def test_runs_behind_links_are_found_once(runs, tmp_path):
+def test_runs_behind_symbolic_links_are_found_once(runs, tmp_path):
     folder = runs("s", "local", 0, 0.9)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "s").symlink_to(runs.folder.absolute() / "s")
@@ -148,13 +148,13 @@ def test_runs_behind_links_are_found_once(runs, tmp_path):
     assert list(collect_runs(tmp_path / "elsewhere")[0].method) == ["local"]
 
 
-def test_what_lies_in_models_and_checkpoints_of_a_run_is_no_run(runs):
+def test_subdirectories_of_a_run_are_not_runs(runs):
     folder = runs("s", "local", 0, 0.9)
     shutil.copytree(folder, folder / "checkpoints" / "round-00010")
     frame, skipped = collect_runs(runs.folder)
     assert (len(frame), skipped) == (1, [])
 
 
-def test_no_directory_is_a_wrong_request(tmp_path):
+def test_a_missing_directory_is_refused(tmp_path):
     with pytest.raises(RequestError, match="no such directory"):
         collect_runs(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Runs with noise in their messages, and attacked ones, never share a row or a column with plain ones."""
+"""Runs with privacy noise have separate rows, attacked runs have separate columns."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from fedmosaic_cli.report.paper_tables import overview_table
 
 
 def noise(**settings):
-    """What a summary says of a run with noise over ten rounds and thirty public examples."""
+    """Return the privacy sections of a summary for ten rounds and thirty public examples."""
     chosen = PrivacySettings(**{"labels": "krr", **settings})
-    found = resolve_noise(chosen, 30, 10, "entropy")
+    resolved = resolve_noise(chosen, 30, 10, "entropy")
     ledger = [
-        each for number in range(1, 11) for each in found.round_releases(number, 40, 30, 2.0, is_first=number == 1)
+        each for number in range(1, 11) for each in resolved.round_releases(number, 40, 30, 2.0, is_first=number == 1)
     ]
     return {
-        "privacy": spent_privacy_report(found, {0: ledger, 1: []}, 10),
+        "privacy": spent_privacy_report(resolved, {0: ledger, 1: []}, 10),
         "privacy_settings": chosen.model_dump(mode="json"),
     }
 
 
-def rows(folder):
+def titles_and_group(folder):
     frame, skipped = collect_runs(folder)
     assert not skipped, skipped
-    [setting] = comparison_groups(frame)
-    return [method_title(key) for key in setting.runs_by_method], setting
+    [group] = comparison_groups(frame)
+    return [method_title(key) for key in group.runs_by_method], group
 
 
-def test_noise_is_told_beside_the_method(runs):
+def test_noise_is_shown_beside_the_method(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9)
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0))
     runs("s", "fedmosaic-entropy", 0, 0.6, place="b", **noise(epsilon=800.0))
     runs("s", "fedct", 0, 0.6, place="c", **noise(labels="xor", epsilon=2.0, expertise="none"))
-    titles, _ = rows(runs.folder)
+    titles, _ = titles_and_group(runs.folder)
     assert titles == [
         "FedCT (DP xor, total epsilon 2)",
         "FedMosaic (entropy)",
@@ -55,39 +55,39 @@ def test_noise_is_told_beside_the_method(runs):
     ]
 
 
-def test_what_else_differs_is_told_too(runs):
+def test_other_differences_in_noise_are_shown(runs):
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0))
     runs("s", "fedmosaic-entropy", 0, 0.5, place="b", **noise(epsilon=8.0, label_share=0.25))
     runs("s", "fedmosaic-entropy", 1, 0.5, place="c", **noise(epsilon=8.0, max_epsilon=9.0))
-    titles, setting = rows(runs.folder)
+    titles, group = titles_and_group(runs.folder)
     assert titles == [
         "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.25)",
         "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.5)",
     ]
-    assert sorted(len(group) for group in setting.runs_by_method.values()) == [1, 2]  # a limit makes no other run
+    assert sorted(map(len, group.runs_by_method.values())) == [1, 2]  # the limit does not separate runs
 
 
-def test_what_looks_the_same_is_still_not_the_same(runs):
+def test_noise_that_rounds_to_the_same_epsilon_has_separate_rows(runs):
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0001))
     runs("s", "fedmosaic-entropy", 0, 0.5, place="b", **noise(epsilon=8.0002))
-    titles, _ = rows(runs.folder)
+    titles, _ = titles_and_group(runs.folder)
     assert len(set(titles)) == 2
 
 
-def test_a_condition_is_part_of_the_number(runs):
+def test_a_conditional_epsilon_is_labelled(runs):
     runs("s", "fedct", 0, 0.5, **noise(epsilon=1.0, expertise="none", unit="record-assumed", changed_rows=3))
-    titles, setting = rows(runs.folder)
+    titles, group = titles_and_group(runs.folder)
     assert titles == ["FedCT (DP krr, conditional total epsilon 1)"]
-    [(title, *lines)] = overview_table([setting], with_published=False).privacy_notes
+    [(title, *lines)] = overview_table([group], with_published=False).privacy_notes
     assert title == "FedCT (DP krr, conditional total epsilon 1) in s:"
     assert any(line.startswith("conditional: only if one record changes at most 3 public labels") for line in lines)
 
 
 @pytest.mark.parametrize("epsilon", [8.0, 800.0])
-def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
+def test_all_formats_contain_the_privacy_notes(runs, epsilon):
     runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=epsilon))
-    _, setting = rows(runs.folder)
-    table = overview_table([setting], with_published=False)
+    _, group = titles_and_group(runs.folder)
+    table = overview_table([group], with_published=False)
     text = f"TOTAL epsilon over 10 rounds: {epsilon:g}"
     terminal = "\n".join(str(part) for part in table_to_terminal(table).renderables)
     html = ENVIRONMENT.get_template("tables.html").render(tables=[table])
@@ -98,25 +98,25 @@ def test_blocks_stand_below_tables_in_every_form(runs, epsilon):
         assert "guaranteed" not in shown.lower()
 
 
-def test_without_noise_nothing_is_said_of_it(runs):
+def test_tables_without_noise_have_no_privacy_notes(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9)
-    _, setting = rows(runs.folder)
-    table = overview_table([setting], with_published=False)
+    _, group = titles_and_group(runs.folder)
+    table = overview_table([group], with_published=False)
     assert table.privacy_notes == ()
     assert "epsilon" not in table_to_markdown(table)
 
 
 @pytest.mark.parametrize("section", ["attack", "defence"])
-def test_attacked_runs_are_in_a_column_of_their_own(runs, section):
+def test_attacked_runs_have_a_separate_column(runs, section):
     runs("s", "fedmosaic-entropy", 0, 0.9)
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **{section: {"kind": "x"}})
     runs("s", "fedct", 0, 0.5, place="b", **{section: {}})
     frame, skipped = collect_runs(runs.folder)
     assert not skipped
-    assert sorted(setting.label for setting in comparison_groups(frame)) == ["s [kind=None]", "s [kind=x]"]
+    assert sorted(group.label for group in comparison_groups(frame)) == ["s [kind=None]", "s [kind=x]"]
 
 
-def test_nobody_is_asked_to_run_what_cannot_be_attacked(runs):
+def test_methods_without_shared_labels_are_not_requested_under_attack(runs):
     runs("s", "fedavg", 0, 0.9)
     runs("s", "fedct", 0, 0.5, place="a", attack={"kind": "random"})
     table = overview_table(comparison_groups(collect_runs(runs.folder)[0]), with_published=False)
@@ -124,16 +124,16 @@ def test_nobody_is_asked_to_run_what_cannot_be_attacked(runs):
     assert not any("fedavg" in command for command in attacked)
 
 
-def test_the_command_of_a_missing_seed_asks_for_the_same_noise(runs):
+def test_the_command_of_a_missing_seed_requests_the_same_noise(runs):
     runs("s", "local", 1, 0.9)
     runs("s", "fedct", 0, 0.5, **noise(epsilon=8.0, expertise="none"))
-    _, setting = rows(runs.folder)
-    [key] = [key for key in setting.runs_by_method if key[0] == "fedct"]
-    [command] = missing_run_commands(group_destination(setting), {key: (1,)})
+    _, group = titles_and_group(runs.folder)
+    [key] = [key for key in group.runs_by_method if key[0] == "fedct"]
+    [command] = missing_run_commands(group_destination(group), {key: (1,)})
     words = shlex.split(command)
     assert words[:3] == ["fedmosaic", "baseline", "fedct"]
     assert {"privacy.labels=krr", "privacy.epsilon=8.0", "privacy.expertise=none"} <= set(words)
-    [plain] = missing_run_commands(group_destination(setting), {("local", ""): (0,)})
+    [plain] = missing_run_commands(group_destination(group), {("local", ""): (0,)})
     assert "privacy" not in plain
     assert missing_run_commands(RunDestination([], runs.folder), {("local", ""): (0,)})
 
@@ -147,7 +147,7 @@ def test_the_command_of_a_missing_seed_asks_for_the_same_noise(runs):
         {"privacy": {"total_epsilon": -1}},
     ],
 )
-def test_half_a_word_about_noise_is_damage(runs, damage):
+def test_an_incomplete_privacy_section_is_damage(runs, damage):
     runs("s", "local", 0, 0.9)
     content = noise(epsilon=800.0)
     for key, value in damage.items():
@@ -158,7 +158,7 @@ def test_half_a_word_about_noise_is_damage(runs, damage):
     assert "the summary is damaged" in skipped[0].reason
 
 
-def test_the_command_shows_it_all(runs):
+def test_the_report_command_shows_noise(runs):
     runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=8.0))
     shown = CliRunner().invoke(app, ["report", str(runs.folder)])
     assert shown.exit_code == 0, shown.output

@@ -1,4 +1,4 @@
-"""Tables from run directories written by hand, against the text they must give."""
+"""Comparison tables in all formats, compared with golden files."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def table_of(runs, name=None, paper=False):
     return paper_table(name, settings, paper) if name else overview_table(settings, paper)
 
 
-def fill(runs):
-    """A column of the paper with gaps, a name that means something everywhere, one seed, a tie, domains."""
+def write_runs(runs):
+    """Write runs with missing cells, special characters in a name, a single seed, a tie and domains."""
     for seed, (local, central, fedavg, ours) in enumerate([(0.90, 0.95, 0.80, 0.96), (0.92, 0.97, 0.84, 0.98)]):
         for variant, value in {"local": local, "centralized": central, "fedavg": fedavg}.items():
             runs("practical-cifar10", variant, seed, value, dataset="cifar10")
@@ -63,8 +63,8 @@ def fill(runs):
 @pytest.mark.parametrize("name", [None, *PAPER_TABLES])
 @pytest.mark.parametrize("paper", [False, True], ids=["ours", "paper"])
 @pytest.mark.parametrize("form", ["md", "tex", "csv", "txt"])
-def test_the_tables_of_a_golden_file(runs, name, paper, form):
-    fill(runs)
+def test_tables_match_the_golden_files(runs, name, paper, form):
+    write_runs(runs)
     table = table_of(runs, name, paper)
     console = Console(width=200)
     with console.capture() as terminal:
@@ -76,13 +76,13 @@ def test_the_tables_of_a_golden_file(runs, name, paper, form):
         "txt": terminal.get(),
     }
     expected = GOLDEN / f"{table.name}{'-paper' if paper else ''}.{form}"
-    if "WRITE_GOLDEN" in os.environ:  # then read the difference
+    if "WRITE_GOLDEN" in os.environ:  # then review the difference
         expected.write_text(texts[form], encoding="utf-8")
     assert texts[form] == expected.read_text(encoding="utf-8")
 
 
-def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
-    fill(runs)
+def test_json_has_a_record_with_a_command_for_each_missing_cell(runs):
+    write_runs(runs)
     entries = tables_to_json([table_of(runs, "label-skew")])
     gap = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedCT"))
     assert gap["mean"] is None
@@ -91,7 +91,7 @@ def test_json_has_a_line_for_every_gap_with_the_command_that_fills_it(runs):
     assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
 
 
-def test_a_quick_preset_stands_in_the_papers_column(runs):
+def test_a_quick_preset_is_placed_in_the_papers_column(runs):
     runs("practical-cifar10-quick", "local", 0, 0.7, dataset="cifar10")
     table = table_of(runs, "label-skew", paper=True)
     (column,) = [column for column in table.columns if column.group]
@@ -103,7 +103,7 @@ def test_a_quick_preset_stands_in_the_papers_column(runs):
     assert paper_table("label-skew", settings, with_published=True, with_missing_columns=False).columns == (column,)
 
 
-def test_rows_with_a_label_are_made_where_they_lie(runs):
+def test_commands_of_tagged_rows_contain_the_tag(runs):
     for seed, kinds in ((0, ("paper", "0.3")), (1, ("paper",))):
         for trust in kinds:
             label = "" if trust == "paper" else f"-trust-{trust}"
@@ -114,46 +114,46 @@ def test_rows_with_a_label_are_made_where_they_lie(runs):
     assert "--runs-dir" not in command
 
 
-def test_a_cell_that_lacks_a_seed_says_how_to_make_it(runs):
-    fill(runs)
+def test_a_cell_that_lacks_a_seed_has_a_command(runs):
+    write_runs(runs)
     entries = tables_to_json([table_of(runs, "label-skew")])
     few = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedProx"))
     assert (few["mean"], few["seeds"]) == (0.95, [1])
     assert few["command"] == "fedmosaic baseline fedprox --preset practical-cifar10 --seeds 0"
 
 
-def commands_of(runs):
+def baseline_commands(runs):
     return [line for line in table_of(runs).commands if "baseline local" in line or "baseline fedavg" in line]
 
 
-def test_runs_of_one_name_and_two_protocols_are_asked_for_apart(runs):
+def test_commands_of_groups_with_the_same_name_have_separate_directories(runs):
     for rounds, seed in ((30, 0), (50, 1)):
         runs("s", "local", 0, 0.9, rounds=rounds, place=f"{rounds}/s/local/seed-0")
         runs("s", "local", 1, 0.9, rounds=rounds, place=f"{rounds}/s/local/seed-1")
         runs("s", "fedavg", seed, 0.9, rounds=rounds, place=f"{rounds}/s/fedavg/seed-{seed}")
-    assert commands_of(runs) == [
+    assert baseline_commands(runs) == [
         "fedmosaic baseline fedavg --preset s --seeds 1 --runs-dir runs/30/s-rounds-30",
         "fedmosaic baseline fedavg --preset s --seeds 0 --runs-dir runs/50/s-rounds-50",
     ]
 
 
-def test_runs_that_lie_elsewhere_are_asked_for_there(runs):
+def test_commands_name_the_directory_of_the_runs(runs):
     runs("s", "local", 0, 0.9, place="mine")
     runs("s", "fedavg", 1, 0.9, place="other/s/fedavg/seed-1")
-    assert [line.partition("--runs-dir")[2] for line in commands_of(runs)] == ["", ""]
+    assert [line.partition("--runs-dir")[2] for line in baseline_commands(runs)] == ["", ""]
     shutil.move(runs.folder, "results")
     runs.folder = Path("results")
-    assert [line.partition("--runs-dir ")[2] for line in commands_of(runs)] == ["results", "results"]
+    assert [line.partition("--runs-dir ")[2] for line in baseline_commands(runs)] == ["results", "results"]
 
 
-def test_runs_with_hyperparameters_of_their_own_are_not_in_the_way(runs):
+def test_commands_avoid_the_directories_of_runs_with_other_hyperparameters(runs):
     runs("quickstart", "fedprox", 0, 0.9, hyperparameters={"mu": 5.0})
     runs("quickstart", "local", 0, 0.9)
     [command] = [line for line in table_of(runs, "label-skew").commands if "fedprox" in line]
     assert command.endswith("--preset quickstart --seeds 0 --runs-dir runs/quickstart-more")
 
 
-def test_a_row_with_hyperparameters_of_its_own_says_how_to_make_its_other_seeds(runs):
+def test_commands_of_missing_seeds_repeat_the_hyperparameters(runs):
     for seed in (0, 1):
         runs("quickstart", "local", seed, 0.9)
     runs("quickstart", "fedprox", 0, 0.9, hyperparameters={"mu": 5.0})
@@ -166,8 +166,8 @@ def test_a_row_with_hyperparameters_of_its_own_says_how_to_make_its_other_seeds(
     ]
 
 
-def test_a_narrow_terminal_has_several_tables(runs):
-    fill(runs)
+def test_a_narrow_terminal_gets_several_tables(runs):
+    write_runs(runs)
     console = Console(width=80)
     with console.capture() as terminal:
         console.print(table_to_terminal(table_of(runs), console.width))
@@ -177,20 +177,20 @@ def test_a_narrow_terminal_has_several_tables(runs):
     assert max(len(line.rstrip()) for line in lines if "(" in line and "Local" not in line) <= 80
 
 
-def test_what_was_begun_is_resumed(runs):
+def test_commands_resume_unfinished_runs(runs):
     runs("s", "local", 0, 0.9)
     (runs("s", "fedavg", 0, 0.9) / "summary.json").unlink()
     runs("s", "fedavg", 1, 0.9)
-    assert commands_of(runs) == [
+    assert baseline_commands(runs) == [
         "fedmosaic baseline local --preset s --seeds 1",
         "fedmosaic baseline fedavg --preset s --seeds 0 --resume",
     ]
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
-@pytest.mark.parametrize("how", ["alone", "inside a paper", "beside the preamble"])
-def test_latex_compiles(runs, tmp_path, how):
-    fill(runs)
+@pytest.mark.parametrize("layout", ["alone", "inside a paper", "beside the preamble"])
+def test_latex_compiles(runs, tmp_path, layout):
+    write_runs(runs)
     runs("äßłž \u03b1 日本 q\u0303 ế", "local", 0, 0.9)
     tables = [table_of(runs), *(table_of(runs, name, paper=True) for name in PAPER_TABLES)]
     floats = {f"{table.name}.tex": table_to_latex(table) for table in tables}
@@ -213,7 +213,7 @@ def test_latex_compiles(runs, tmp_path, how):
             **floats,
         },
     }
-    for name, text in texts[how].items():
+    for name, text in texts[layout].items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"],
@@ -227,7 +227,7 @@ def test_latex_compiles(runs, tmp_path, how):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "local", "central", "verdict"),
+    ("accuracy", "local", "central", "relation"),
     [
         (0.5, 0.6, 0.7, BaselineRelation.WORSE_THAN_BOTH),
         (0.65, 0.6, 0.7, BaselineRelation.NEITHER),
@@ -241,22 +241,22 @@ def test_latex_compiles(runs, tmp_path, how):
         (0.7, 0.7, None, BaselineRelation.UNKNOWN),
     ],
 )
-def test_the_colour_rule(accuracy, local, central, verdict):
-    assert relation_to_baselines(accuracy, local, central) is verdict
+def test_the_colour_rule(accuracy, local, central, relation):
+    assert relation_to_baselines(accuracy, local, central) is relation
 
 
-def test_a_method_is_judged_on_the_seeds_that_it_shares_with_the_baselines(runs):
+def test_a_method_is_compared_on_the_seeds_it_shares_with_the_baselines(runs):
     for seed, value in enumerate([0.5, 0.9]):
         runs("s", "local", seed, value)
         runs("s", "centralized", seed, value)
-    # Better than the baselines' mean of 70, worse than they are with this seed.
+    # Better than the baselines' mean of 70, worse than the baselines with this seed.
     runs("s", "fedavg", 1, 0.8)
     assert {row.title: row.cells[0].measured.relation for row in table_of(runs).rows}[
         "FedAvg"
     ] is BaselineRelation.WORSE_THAN_BOTH
 
 
-def test_runs_of_another_protocol_do_not_share_a_column_and_the_notes_say_why(runs):
+def test_runs_of_different_protocols_have_separate_columns_and_a_note(runs):
     runs("s", "local", 0, 0.9)
     runs("s", "local", 1, 0.7, rounds=50)
     table = table_of(runs)
@@ -267,7 +267,7 @@ def test_runs_of_another_protocol_do_not_share_a_column_and_the_notes_say_why(ru
     )
 
 
-def test_many_differences_are_told_apart_by_a_digest_and_named_below(runs):
+def test_groups_with_many_differences_are_labelled_by_digest(runs):
     runs("s", "local", 0, 0.9)
     runs("s", "local", 1, 0.7, rounds=50, dataset="cifar10", train={"lr": 0.2})
     table = table_of(runs)
@@ -280,13 +280,13 @@ def titles(runs, name=None):
     return [row.title for row in table_of(runs, name).rows if any(cell.measured for cell in row.cells)]
 
 
-def test_runs_with_other_hyperparameters_do_not_share_a_row(runs):
+def test_runs_with_different_hyperparameters_have_separate_rows(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9, hyperparameters={"trust": "paper", "warmup_rounds": 5})
     runs("s", "fedmosaic-entropy", 1, 0.7, hyperparameters={"trust": 0.1 + 0.2, "warmup_rounds": 5})
     assert titles(runs) == ["FedMosaic (entropy, trust=0.3)", "FedMosaic (entropy, trust=paper)"]
 
 
-def test_what_differs_from_its_preset_says_so_in_every_column(runs):
+def test_hyperparameters_other_than_the_preset_are_shown_in_the_title(runs):
     runs("pathological-cifar10", "fedprox", 0, 0.9, hyperparameters={"mu": 0.01}, scheme="pathological")
     runs("practical-cifar10", "fedprox", 0, 0.7, hyperparameters={"mu": 5.0})
     runs("practical-cifar10", "fedmosaic-entropy", 0, 0.7, hyperparameters={"expertise": "entropy", "trust": "paper"})
@@ -299,17 +299,17 @@ def test_what_differs_from_its_preset_says_so_in_every_column(runs):
     assert not any("mu" in command for command in table.commands)
 
 
-def test_the_best_is_one_of_those_with_all_seeds(runs):
+def test_only_methods_with_the_most_seeds_can_be_best(runs):
     for seed, value in enumerate([0.9, 0.5]):
         runs("s", "local", seed, value)
         runs("s", "fedavg", seed, value + 0.01)
-    # Its mean is higher, because it was spared the hard seed.
+    # Its mean is higher, because it lacks the hard seed.
     runs("s", "ditto", 0, 0.85)
     best = {row.title for row in table_of(runs).rows if row.cells[0].measured and row.cells[0].measured.is_best}
     assert best == {"FedAvg"}
 
 
-def test_the_best_is_one_of_those_that_are_shown(runs):
+def test_only_shown_methods_can_be_best(runs):
     for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92}.items():
         runs("h", variant, 0, value, scheme="hybrid")
     assert {
@@ -317,7 +317,7 @@ def test_the_best_is_one_of_those_that_are_shown(runs):
     } == {"FedAvg"}
 
 
-def test_what_prints_the_same_is_best_together(runs):
+def test_equal_printed_means_are_both_best(runs):
     for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
         runs("s", variant, 0, value)
     assert {row.title: row.cells[0].measured.is_best for row in table_of(runs).rows if row.cells[0].measured} == {
@@ -327,17 +327,17 @@ def test_what_prints_the_same_is_best_together(runs):
     }
 
 
-def test_a_table_of_the_paper_without_runs_is_none_unless_its_numbers_are_asked_for(runs):
+def test_a_paper_table_without_runs_is_none_unless_published_results_are_requested(runs):
     runs("s", "local", 0, 0.9)
     assert table_of(runs, "hybrid") is None
     table = table_of(runs, "hybrid", paper=True)
     assert [column.label for column in table.columns] == ["DomainNet", "DomainNet (ViT)", "Office-10"]
     paper = [row.cells[2].published for row in table.rows if row.cells[2].published]
     assert paper[-1].mean == pytest.approx(0.8943)
-    assert table.rows[-1].title == "Gated co-training"  # which the paper does not have
+    assert table.rows[-1].title == "Gated co-training"  # not in the paper
 
 
-def test_a_domain_s_mean_is_over_its_clients_alone(runs):
+def test_the_mean_of_a_domain_is_over_its_clients(runs):
     runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     table = table_of(runs, "feature-shift")
     row = next(row for row in table.rows if row.title == "Local training")
@@ -347,7 +347,7 @@ def test_a_domain_s_mean_is_over_its_clients_alone(runs):
     }
 
 
-def test_seeds_whose_domains_nobody_knows_are_named(runs):
+def test_a_note_names_seeds_without_known_domains(runs):
     for seed in (0, 1):
         folder = runs("f", "local", seed, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     (folder / "shards.json").unlink()
@@ -356,10 +356,10 @@ def test_seeds_whose_domains_nobody_knows_are_named(runs):
     [row] = [row for row in table.rows if row.title == "Local training"]
     assert [cell.measured.seeds for cell in row.cells] == [(0,), (0,)]
     assert "**30.00 [1 of 2 seeds]**" in table_to_markdown(table)
-    assert not any(" local " in command for command in table.commands), "the run is there"
+    assert not any(" local " in command for command in table.commands), "the run exists"
 
 
-def test_a_manifest_without_sense_is_as_good_as_none(runs):
+def test_an_invalid_manifest_is_ignored(runs):
     folder = runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     manifest = {**json.loads((folder / "shards.json").read_text()), "clients": [1, 2, 3]}
     del manifest["checksum"]
@@ -367,7 +367,7 @@ def test_a_manifest_without_sense_is_as_good_as_none(runs):
     assert [column.label for column in table_of(runs, "feature-shift").columns] == ["all"]
 
 
-def test_without_the_manifest_of_the_shards_there_is_one_column_for_all_domains(runs):
+def test_without_a_manifest_all_domains_share_a_column(runs):
     folder = runs("f", "local", 0, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     (folder / "shards.json").unlink()
     table = table_of(runs, "feature-shift")
