@@ -209,9 +209,8 @@ def show_tables(tables: Sequence[ComparisonTable], output_format: OutputFormat) 
     elif output_format is OutputFormat.markdown:
         print_stdout("\n".join(map(text_formats.table_to_markdown, tables)))
     else:
-        console = stdout_console()
         for table in tables:
-            console.print(text_formats.table_to_terminal(table, console.width))
+            stdout_console().print(text_formats.table_to_terminal(table, stdout_console().width))
 
 
 def show_statistics(groups: Sequence[ComparisonGroup], output_format: OutputFormat) -> None:
@@ -221,9 +220,8 @@ def show_statistics(groups: Sequence[ComparisonGroup], output_format: OutputForm
     comparisons, ranking = compare_methods(groups)
     tables = stats_tables.build_statistics_tables(comparisons, ranking)
     if not tables:
-        raise RequestError(
-            "no runs of Local (--statistics): run it, e.g. 'fedmosaic baseline local --preset quickstart'"
-        )
+        example = "fedmosaic baseline local --preset quickstart"
+        raise RequestError(f"no runs of Local to compare with (--statistics): run it, e.g. '{example}'")
     if output_format is OutputFormat.json:
         print_json(stats_tables.statistics_to_json(comparisons, ranking))
     elif output_format is OutputFormat.csv:

@@ -51,26 +51,17 @@ class SkippedRun:
 def collect_runs(runs_dir: Path, on_progress: ProgressCallback = no_progress) -> tuple[pd.DataFrame, list[SkippedRun]]:
     """Read all finished runs below a directory.
 
-    Args:
-        runs_dir: The directory to search recursively.
-        on_progress: Called with a task name, the number of runs read and the total.
-
     Returns:
-        A DataFrame with one row per run and the runs that were skipped. Columns that need an explanation:
-        `conditions` is what runs must share to be compared and `protocol` its digest; `per_client` is a tuple of
-        accuracies or None; `noise` is the requested privacy noise as JSON or "" and `privacy` the resulting privacy
-        section of the summary; `diagnosis` is the trust diagnosis or None; `bits` is the total traffic, None when raw
-        data moved.
+        A DataFrame with one row per run, and the skipped runs. `conditions` is what runs must share to be compared and
+        `protocol` its digest; `per_client` is a tuple of accuracies or None; `noise` is the requested privacy noise as
+        JSON or ""; `privacy` and `diagnosis` are sections of the summary; `bits` is None if raw data moved.
 
     Raises:
         RequestError: `runs_dir` is not a directory.
     """
     if not runs_dir.is_dir():
         problem = "not a directory" if runs_dir.exists() else "no such directory"
-        raise RequestError(
-            f"{problem} ({runs_dir}): pass a directory with runs, or create one with 'fedmosaic train --preset "
-            "quickstart'"
-        )
+        raise RequestError(f"{problem} ({runs_dir}): create runs with 'fedmosaic train --preset quickstart'")
     directories, unreadable = find_run_directories(runs_dir)
     frame, skipped = collect_run_directories(directories, on_progress)
     return frame, [*unreadable, *skipped]
@@ -106,10 +97,7 @@ def collect_run_directories(
 
 
 def find_run_directories(runs_dir: Path) -> tuple[list[Path], list[SkippedRun]]:
-    """Find run directories in path order, and directories that cannot be read.
-
-    Symbolic links are followed. A directory that is reached twice is returned once.
-    """
+    """Find run directories in path order, also behind symbolic links, and directories that cannot be read."""
     run_directories: list[Path] = []
     unreadable: list[SkippedRun] = []
     visited: set[str] = set()

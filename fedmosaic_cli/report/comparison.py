@@ -35,13 +35,9 @@ CENTRALIZED_KEY: MethodKey = ("centralized", "")
 
 @dataclass(frozen=True, eq=False)
 class ComparisonGroup:
-    """The runs of one preset (or one partition) and one protocol.
+    """The runs of one preset (or partition) and one protocol: rows of the DataFrame of `collect_runs`.
 
-    Attributes:
-        name: The preset or partition name.
-        label: A unique name.
-        runs: The rows of the DataFrame that `collect_runs` returns.
-        shown_hyperparameters: Hyper-parameters of FedMosaic to show even if they have the preset's value.
+    `label` is unique. `shown_hyperparameters` of FedMosaic are shown even if they have the preset's value.
     """
 
     name: str
@@ -132,10 +128,7 @@ class ComparisonGroup:
         return [str(client.get("domain") or "") for client in clients]
 
     def runs_in_domain(self, domain: str) -> pd.DataFrame:
-        """Return the runs with the mean accuracy over the clients of one domain.
-
-        Runs without accuracies per client or without clients of the domain are left out.
-        """
+        """Return the runs with clients in a domain, with the mean accuracy over these clients."""
         means: dict[Any, float] = {}
         for index, digest, accuracies in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
             domains = self.client_domains(digest)
@@ -145,10 +138,7 @@ class ComparisonGroup:
 
 
 def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
-    """Split the rows of `collect_runs` into groups by name and protocol.
-
-    The labels of groups with the same name contain the conditions that differ.
-    """
+    """Group runs by name and protocol. Labels of groups with the same name contain the conditions that differ."""
     groups = []
     for name, runs in frame.groupby("group"):
         by_protocol = {str(protocol): same for protocol, same in runs.groupby("protocol")}
@@ -171,32 +161,26 @@ def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
 def hyperparameter_labels(
     defaults: dict[str, Any] | None, variant_suffix: str, hyperparameters: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Describe hyper-parameters beside a method's name.
+    """Return the values to show beside a method's name for each set of hyper-parameters, given as JSON.
 
-    Args:
-        defaults: The values to leave out; None if unknown.
-        variant_suffix: The part of the variant that already states one value.
-        hyperparameters: The hyper-parameters of each row as JSON.
-
-    Returns:
-        For each JSON text the values other than the defaults. Without defaults, or if these values do not distinguish
-        the rows, the values that differ between the rows.
+    These are the values other than the defaults and the variant suffix. If the defaults are unknown, or the result does
+    not distinguish the rows, these are the values that differ between the rows.
     """
+
+    def format_values(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+        pairs = [(name, row.get(name)) for name in names]
+        return [f"{name}={value:.10g}" if isinstance(value, float) else f"{name}={value}" for name, value in pairs]
+
     values = {text: json.loads(text) for text in hyperparameters}
     if defaults is not None:
-        labels = {}
-        for text, row in values.items():
-            shown = [name for name in row if row[name] not in (defaults.get(name), variant_suffix)]
-            labels[text] = format_hyperparameters(row, shown)
+        labels = {
+            text: format_values(row, [name for name in row if row[name] not in (defaults.get(name), variant_suffix)])
+            for text, row in values.items()
+        }
         if len(set(map(tuple, labels.values()))) == len(values):
             return labels
     differing = differing_keys(list(values.values()))
-    return {text: format_hyperparameters(row, differing) for text, row in values.items()}
-
-
-def format_hyperparameters(hyperparameters: dict[str, Any], names: Sequence[str]) -> list[str]:
-    values = [(name, hyperparameters.get(name)) for name in names]
-    return [f"{name}={value:.10g}" if isinstance(value, float) else f"{name}={value}" for name, value in values]
+    return {text: format_values(row, differing) for text, row in values.items()}
 
 
 @cache

@@ -131,14 +131,9 @@ class ComparisonTable:
 def build_rows(
     columns: Sequence[TableColumn], method_keys: Sequence[MethodKey], with_published: bool, only_listed: bool = False
 ) -> tuple[TableRow, ...]:
-    """Build the rows of a table.
+    """Build one row for each of `method_keys` in this order, and one for each other method with runs.
 
-    Args:
-        columns: The columns.
-        method_keys: The methods that always have a row, in this order. Other methods with runs follow in the paper's
-            order; rows of the same method are adjacent.
-        with_published: Add the published results.
-        only_listed: Add no other methods, except variants of FedMosaic.
+    Rows of the same method are adjacent. With `only_listed`, only variants of FedMosaic are added.
     """
     runs = [column.select_runs() for column in columns]
     extra = {key for by_method in runs for key in by_method if not only_listed or key[0] == "fedmosaic"}
@@ -146,11 +141,7 @@ def build_rows(
     methods = list(dict.fromkeys([*(method for method, _ in listed), *METHODS]))
     keys = sorted(
         {*listed, *extra},
-        key=lambda key: (
-            methods.index(key[0]),
-            listed.index(key) if key in listed else len(listed),
-            paper_sort_key(key),
-        ),
+        key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
     )
     results = [method_results(by_method, keys) for by_method in runs]
     rows = []

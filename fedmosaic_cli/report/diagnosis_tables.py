@@ -12,7 +12,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis, diagnose_trust
 from fedmosaic_cli.report.comparison import LOCAL_KEY, method_title, shares_labels
 from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, records_to_csv
-from fedmosaic_cli.report.statistics import client_gains
+from fedmosaic_cli.report.statistics import client_gains, outcome_counts
 from fedmosaic_cli.report.stats_tables import TextTable
 from fedmosaic_cli.storage.runs import ROUNDS_FILE, RunDirectory
 
@@ -53,12 +53,6 @@ class DiagnosedRun:
     @property
     def title(self) -> str:
         return f"{self.method}, seed {self.seed}"
-
-    @property
-    def outcome_counts(self) -> tuple[int, int, int]:
-        """The numbers of helped, unharmed and hurt clients."""
-        signs = [(gain > 0) - (gain < 0) for gain in self.gains]
-        return signs.count(1), signs.count(0), signs.count(-1)
 
     @property
     def mean_gain(self) -> float | None:
@@ -126,7 +120,7 @@ def diagnosis_row(run: DiagnosedRun) -> tuple[str, ...]:
         format_optional(diagnosis.median_lambda, ".2g"),
         f"{diagnosis.silent_clients} of {diagnosis.clients}",
         *(format_optional(fraction, ".1f", 100) for fraction in (*fractions, oracle.weighted, oracle.majority)),
-        "/".join(map(str, run.outcome_counts)) if run.gains else EMPTY_CELL,
+        "/".join(map(str, outcome_counts(run.gains).values())) if run.gains else EMPTY_CELL,
         format_optional(run.mean_gain, "+.2f", 100),
     )
 
@@ -162,14 +156,13 @@ def diagnoses_to_csv(runs: Sequence[DiagnosedRun]) -> str:
     names = [name for name in TrustDiagnosis.model_fields if name not in ("oracle", "gate")]
     records = []
     for run in runs:
-        outcomes = zip(("helped", "unharmed", "hurt"), run.outcome_counts, strict=True)
         records.append(
             {
                 **run.identity(),
                 **{name: getattr(run.diagnosis, name) for name in names},
                 "oracle_weighted": run.diagnosis.oracle.weighted,
                 "oracle_majority": run.diagnosis.oracle.majority,
-                **{name: count if run.gains else None for name, count in outcomes},
+                **{name: count if run.gains else None for name, count in outcome_counts(run.gains).items()},
                 "mean_gain": run.mean_gain,
                 "warnings": "; ".join(run.diagnosis.warnings()),
             }

@@ -36,21 +36,13 @@ ALL_BASELINES = {(name, "") for name in METHODS if name != "fedmosaic"}
 
 @dataclass(frozen=True)
 class RunDestination:
-    """How and where to make more runs of a group.
-
-    Attributes:
-        options: The command-line options that all runs of the group share.
-        directory: The directory above the runs.
-        existing_runs: The runs of the group.
-        noise_options_by_method: The options of rows with privacy noise.
-        directory_labels: The `--tag` of rows with a labelled directory.
-    """
+    """The options that the runs of a group share, their parent directory, and the options and tags of some rows."""
 
     options: Sequence[str]
     directory: Path
     existing_runs: Set[Path] = frozenset()
     noise_options_by_method: Mapping[MethodKey, tuple[str, ...]] = field(default_factory=dict)
-    directory_labels: Mapping[MethodKey, str] = field(default_factory=dict)
+    tags: Mapping[MethodKey, str] = field(default_factory=dict)
 
 
 def add_missing_run_commands(
@@ -126,8 +118,8 @@ def column_destination(column: TableColumn, columns: Sequence[TableColumn]) -> R
 def group_destination(group: ComparisonGroup) -> RunDestination:
     """Return where to make more runs of a group."""
     noise = {key: options for key, runs in group.runs_by_method.items() if (options := noise_options(runs))}
-    labels = {key: label for key, runs in group.runs_by_method.items() if (label := directory_label(runs))}
-    return RunDestination(rerun_options(group), group_directory(group), frozenset(group.runs.path), noise, labels)
+    tags = {key: tag for key, runs in group.runs_by_method.items() if (tag := directory_tag(runs))}
+    return RunDestination(rerun_options(group), group_directory(group), frozenset(group.runs.path), noise, tags)
 
 
 def group_directory(group: ComparisonGroup) -> Path:
@@ -136,21 +128,21 @@ def group_directory(group: ComparisonGroup) -> Path:
     A group that shares its name with others gets a separate directory, because their run directories could collide.
     """
     first: Path = group.runs.path.iloc[0]
-    run_name = variant_directory_name(group.runs.variant.iloc[0], directory_label(group.runs))
+    run_name = join_names(group.runs.variant.iloc[0], directory_tag(group.runs))
     has_default_layout = first.parts[-3:] == (group.name, run_name, f"seed-{group.runs.seed.iloc[0]}")
     parent = first.parents[2] if has_default_layout else first.parent
     is_separate = group.label == group.name or parent.name == group.slug
     return (parent if is_separate else parent / group.slug) / group.name
 
 
-def directory_label(runs: pd.DataFrame) -> str:
+def directory_tag(runs: pd.DataFrame) -> str:
     """Return the `--tag` part of the directory name of the runs, "" without one."""
     prefix, name = f"{runs.variant.iloc[0]}-", runs.path.iloc[0].parent.name
     return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
-def variant_directory_name(variant: str, label: str) -> str:
-    return "-".join(filter(None, (variant, label)))
+def join_names(variant: str, tag: str) -> str:
+    return f"{variant}-{tag}" if tag else variant
 
 
 def missing_run_commands(destination: RunDestination, missing: Mapping[MethodKey, tuple[int, ...]]) -> list[str]:
@@ -178,27 +170,23 @@ def missing_run_commands(destination: RunDestination, missing: Mapping[MethodKey
 def group_commands(
     keys: Sequence[MethodKey], destination: RunDestination
 ) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
-    """Group methods into commands: (command, options) to the directory names of the runs.
-
-    One command covers all plain baselines. Each variant of FedMosaic and each row with its own options has its own.
-    """
+    """Map commands and their options to the directory names of their runs. One command covers all plain baselines."""
     baselines = [method for method, detail in keys if not detail]
     commands: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     if baselines:
         commands[("baseline", *(["all"] if set(keys) >= ALL_BASELINES else baselines)), ()] = baselines
     for method, detail in keys:
-        label = destination.directory_labels.get((method, detail), "")
+        tag = destination.tags.get((method, detail), "")
         options = (
             *(word for part in detail.split(", ") if "=" in part for word in ("--set", f"methods.{method}.{part}")),
             *destination.noise_options_by_method.get((method, detail), ()),
-            *(("--tag", label) if label else ()),
+            *(("--tag", tag) if tag else ()),
         )
         if method == "fedmosaic":
             expertise = detail.partition(",")[0]
-            directory_name = variant_directory_name(f"fedmosaic-{expertise}", label)
-            commands[("train",), ("--expertise", expertise, *options)] = [directory_name]
+            commands[("train",), ("--expertise", expertise, *options)] = [join_names(f"fedmosaic-{expertise}", tag)]
         elif options:
-            commands[("baseline", method), options] = [variant_directory_name(method, label)]
+            commands[("baseline", method), options] = [join_names(method, tag)]
     return commands
 
 

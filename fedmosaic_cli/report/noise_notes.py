@@ -25,14 +25,9 @@ def noise_key(summary: Mapping[str, Any]) -> str:
 
 
 def noise_label_parts(runs: pd.DataFrame, all_keys: Sequence[str]) -> list[str]:
-    """Describe the noise of one table row, for the label beside the method's name.
+    """Describe the noise of a table row beside the method's name: "DP" only if the total epsilon is meaningful.
 
-    Args:
-        runs: The runs of the row. They share one noise key.
-        all_keys: The noise keys of all rows of the method. Settings that differ between them are part of the label.
-
-    Returns:
-        The parts of the label. They say "DP" only if the total epsilon is meaningful, else "noise".
+    Settings that differ between the noise keys of the method's rows (`all_keys`) are part of the label.
     """
     key = str(runs.noise.iloc[0])
     if not key:
@@ -45,11 +40,8 @@ def noise_label_parts(runs: pd.DataFrame, all_keys: Sequence[str]) -> list[str]:
     differing = [name for name in sorted(settings) if any(other.get(name) != settings[name] for other in others)]
     # The first two parts already state the mechanism and epsilon.
     details = [f"{name} {settings[name]}" for name in differing if name not in ("labels", "epsilon") and settings[name]]
-    return [
-        f"{kind} {sections[0].labels.mechanism}",
-        f"{condition}total epsilon {format_rounded_up(total)}",
-        *details,
-    ]
+    mechanism = sections[0].labels.mechanism
+    return [f"{kind} {mechanism}", f"{condition}total epsilon {format_rounded_up(total)}", *details]
 
 
 def noise_options(runs: pd.DataFrame) -> tuple[str, ...]:

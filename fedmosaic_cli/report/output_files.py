@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.diagnosis_tables import (
-    build_diagnosis_tables,
-    diagnosed_runs,
-    diagnoses_to_csv,
-    gate_decisions_to_csv,
-)
+from fedmosaic_cli.report import diagnosis_tables, stats_tables
 from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
-from fedmosaic_cli.report.stats_tables import (
-    build_statistics_tables,
-    statistics_to_csv,
-    text_table_to_latex,
-    text_table_to_markdown,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -50,11 +39,12 @@ def result_files(
     for table in tables:
         texts |= {f"{table.name}.md": table_to_markdown(table), f"{table.name}.tex": table_to_latex(table)}
         texts |= {f"{table.name}.csv": tables_to_csv([table]), f"{table.name}.svg": table_to_svg(table)}
-    if statistics_tables := build_statistics_tables(comparisons, ranking):
-        texts |= text_table_files("statistics", statistics_tables, statistics_to_csv(comparisons, ranking))
-    if runs := [run for group in groups for run in diagnosed_runs(group)]:
-        texts |= text_table_files("diagnosis", build_diagnosis_tables(groups), diagnoses_to_csv(runs))
-        if gates := gate_decisions_to_csv(runs):
+    if text_tables := stats_tables.build_statistics_tables(comparisons, ranking):
+        texts |= text_table_files("statistics", text_tables, stats_tables.statistics_to_csv(comparisons, ranking))
+    if runs := [run for group in groups for run in diagnosis_tables.diagnosed_runs(group)]:
+        text_tables = diagnosis_tables.build_diagnosis_tables(groups)
+        texts |= text_table_files("diagnosis", text_tables, diagnosis_tables.diagnoses_to_csv(runs))
+        if gates := diagnosis_tables.gate_decisions_to_csv(runs):
             texts["diagnosis-gates.csv"] = gates
     texts["all.tex"] = latex_document([name for name in texts if name.endswith(".tex")])
     texts[PREAMBLE_FILE] = latex_preamble()
@@ -63,8 +53,8 @@ def result_files(
 
 def text_table_files(stem: str, tables: Sequence[TextTable], csv_text: str) -> dict[str, str]:
     return {
-        f"{stem}.md": "\n".join(map(text_table_to_markdown, tables)),
-        f"{stem}.tex": "\n".join(map(text_table_to_latex, tables)),
+        f"{stem}.md": "\n".join(map(stats_tables.text_table_to_markdown, tables)),
+        f"{stem}.tex": "\n".join(map(stats_tables.text_table_to_latex, tables)),
         f"{stem}.csv": csv_text,
     }
 

@@ -45,14 +45,9 @@ COMPACT_METHODS = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "a
 class PaperTableSpec:
     """One of the paper's tables.
 
-    Attributes:
-        title: The condition that the caption names.
-        presets: The presets of the paper's columns.
-        schemes: Groups with these partition schemes are added as further columns.
-        quickstart_preset: A preset with embedded data that fits into the table.
-        method_keys: The rows.
-        by_domain: Whether each domain has a column.
-        only_listed: Whether other methods than `method_keys` and FedMosaic's variants are left out.
+    `presets` are the paper's columns; groups with one of the `schemes` are added as further columns. `method_keys` are
+    the rows; with `only_listed`, only variants of FedMosaic are added. `quickstart_preset` is a preset for the table
+    that needs no download.
     """
 
     title: str
@@ -111,16 +106,10 @@ def overview_table(
 def paper_table(
     name: str, groups: Sequence[ComparisonGroup], with_published: bool, with_missing_columns: bool = True
 ) -> ComparisonTable | None:
-    """Build one of the paper's tables.
+    """Build one of the paper's tables; None if it has no columns.
 
-    Args:
-        name: A key of `PAPER_TABLES`.
-        groups: All groups. Groups of quick presets are placed beside or instead of the full-scale preset.
-        with_published: Add the published results.
-        with_missing_columns: With `with_published`, also add the paper's columns that have no runs.
-
-    Returns:
-        The table, None if it has no columns.
+    Groups of quick presets are placed beside or instead of the full-scale preset. With `with_published` and
+    `with_missing_columns`, the table also contains the paper's columns that have no runs.
     """
     spec = PAPER_TABLES[name]
     columns: list[TableColumn] = []

@@ -80,9 +80,7 @@ def compare_methods_with_local(group: ComparisonGroup) -> tuple[MethodComparison
         MethodComparison(
             setting=group.label,
             method=method_title(key),
-            helped=sum(gain > 0 for gain in values),
-            unharmed=values.count(0),
-            hurt=sum(gain < 0 for gain in values),
+            **outcome_counts(values),
             mean_gain=fmean(values),
             median_gain=median(values),
             effect=tests[key][0],
@@ -90,6 +88,12 @@ def compare_methods_with_local(group: ComparisonGroup) -> tuple[MethodComparison
         )
         for key, values in gains.items()
     )
+
+
+def outcome_counts(gains: Sequence[float]) -> dict[str, int]:
+    """Count the helped, unharmed and hurt clients."""
+    signs = [(gain > 0) - (gain < 0) for gain in gains]
+    return {"helped": signs.count(1), "unharmed": signs.count(0), "hurt": signs.count(-1)}
 
 
 def client_gains(runs: pd.DataFrame, local_runs: pd.DataFrame) -> dict[ClientKey, float]:
