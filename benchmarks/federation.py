@@ -34,13 +34,14 @@ from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.federation import protocol as letters
-from fedmosaic_cli.federation.coordinator import RemoteOptions
+from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.runner.events import RoundCompleted, RunOptions
 from fedmosaic_cli.runner.prepare import load_and_partition
-from fedmosaic_cli.runner.run import RoundCompleted, RunOptions, run_experiment
+from fedmosaic_cli.runner.run import run_experiment
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ def played(config: RunConfig, shards: ShardSet, folder: Path, weighed: Weighed |
         if weighed is not None:
             yield weighed
 
-    elsewhere = None if weighed is None else RemoteOptions("flower", opened)
-    terms = RunOptions(device="cpu", remote_options=elsewhere)
+    elsewhere = None if weighed is None else RemoteCoordinator("flower", opened)
+    terms = RunOptions(device="cpu", remote=elsewhere)
     for event in run_experiment(config, shards, RunDirectory(folder), DataDirs(folder), terms):
         if isinstance(event, RoundCompleted):
             yield event

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.train_options import TrainOptions
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.federation.coordinator import RemoteOptions
+    from fedmosaic_cli.federation.coordinator import RemoteCoordinator
     from fedmosaic_cli.federation.flower.superlink import Credentials
     from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
     from fedmosaic_cli.federation.transport import Transport
@@ -144,15 +144,17 @@ class SiteTransports:
         self._exit_stack = exit_stack
         self._transports: dict[str, Transport] = {}
 
-    def remote_options(self, shards: ShardSet) -> RemoteOptions | None:
-        """Where the clients with these shards are; None for this process."""
+    def coordinator(self, shards: ShardSet) -> RemoteCoordinator | None:
+        """The remote federation for these shards; None if clients run in this process."""
         request = self._options
         if not is_federated(request):
             return None
-        from fedmosaic_cli.federation.coordinator import RemoteOptions
+        from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 
         wait = 600.0 if request.join_timeout is None else request.join_timeout
-        return RemoteOptions("flower", lambda: self._get_transport(shards), request.quorum, request.round_timeout, wait)
+        return RemoteCoordinator(
+            "flower", lambda: self._get_transport(shards), request.quorum, request.round_timeout, wait
+        )
 
     def _get_transport(self, shards: ShardSet) -> AbstractContextManager[Transport]:
         if shards.digest not in self._transports:

@@ -9,9 +9,10 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 from fedmosaic_cli.runner.privacy_section import planned_privacy_section
 from fedmosaic_cli.storage.privacy_summary import privacy_lines
+from fedmosaic_cli.storage.shard_manifest import train_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from fedmosaic_cli.cli.train_options import TrainOptions
     from fedmosaic_cli.config.run_config import RunConfig
@@ -64,17 +65,20 @@ def privacy_option_values(options: TrainOptions) -> dict[str, object]:
     }
 
 
-def print_planned_privacy(runs: Iterable[tuple[RunConfig, int, Sequence[int]]], is_remote: bool) -> None:
-    """The block of each kind of run, and a warning where delta promises nothing.
+def print_planned_privacy(runs: Iterable[tuple[RunConfig, dict[str, Any]]], is_remote: bool) -> None:
+    """Print the planned privacy budget of each method, and a warning if delta is too large to be meaningful.
 
-    A run comes with the number of classes and the sizes of its clients, who may be at `sites`; seeds make no kinds.
+    Args:
+        runs: Configurations with the manifests of their shards.
+        is_remote: Whether clients are at remote sites.
     """
-    told: set[str] = set()
-    for config, classes, sizes in runs:
-        block = planned_privacy_section(config, classes, sizes, is_remote)
-        if block is None or config.method.variant in told:
+    printed: set[str] = set()
+    for config, manifest in runs:
+        sizes = list(train_sizes(manifest).values())
+        block = planned_privacy_section(config, len(manifest["class_names"]), sizes, is_remote)
+        if block is None or config.method.variant in printed:
             continue
-        told.add(config.method.variant)
+        printed.add(config.method.variant)
         for line in privacy_section_lines(config.method.variant, block):
             print_stderr(line)
         if warning := delta_warning(config.privacy.delta, sizes):

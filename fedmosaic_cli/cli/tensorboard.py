@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.utils.tensorboard import SummaryWriter
 
-    from fedmosaic_cli.runner.run import RunEvent
+    from fedmosaic_cli.runner.events import RunEvent
     from fedmosaic_cli.storage.runs import RunDirectory
 
 TENSORBOARD_INSTALL_HINT = "pip install 'fedmosaic[tensorboard]'"
@@ -65,7 +65,7 @@ def tensorboard_logging(
 
 def log_events(events: Iterator[RunEvent], logger: TensorBoardLogger) -> Iterator[RunEvent]:
     """Yield the events after logging them. A run that was already finished gets its event files, too."""
-    from fedmosaic_cli.runner.run import RoundCompleted, RunFinished, RunStarted
+    from fedmosaic_cli.runner.events import RoundCompleted, RunFinished, RunStarted
 
     for event in events:
         if isinstance(event, RunStarted) or (isinstance(event, RunFinished) and not logger.has_opened):

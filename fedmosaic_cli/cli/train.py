@@ -1,17 +1,66 @@
-"""`fedmosaic train` and `fedmosaic baseline`: one function, two doors."""
+"""`fedmosaic train` and `fedmosaic baseline`: parse options, call the runner, show its events."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import print_json, stdout_console
+from fedmosaic_cli.cli.common_options import parse_integers
+from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr, stdout_console
+from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.flower_options import SiteTransports, check_federated_config, check_flower_options, is_federated
+from fedmosaic_cli.cli.interrupt import catch_stop_signals
+from fedmosaic_cli.cli.privacy_options import print_planned_privacy, privacy_config_layer
+from fedmosaic_cli.cli.tensorboard import (
+    require_tensorboard_importable,
+    require_tensorboard_installed,
+    tensorboard_logging,
+)
 from fedmosaic_cli.cli.train_options import TrainOptions, with_train_options
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.cli.views.dry_run_view import print_dry_run
+from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, summary_document, warn_about_trust
+from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
+from fedmosaic_cli.cli.views.summary_view import print_results
+from fedmosaic_cli.errors import RequestError, RunFailedError
+from fedmosaic_cli.federation.site_shards import read_exported_description
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.runner.execute import launch_runs
+from fedmosaic_cli.runner.events import (
+    RoundCompleted,
+    RunEvent,
+    RunFailed,
+    RunFinished,
+    RunOptions,
+    RunPreparing,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    WaitingForClients,
+)
+from fedmosaic_cli.runner.execute import (
+    check_resources,
+    cost_notes,
+    equivalence_warnings,
+    execute_runs,
+    find_shards,
+    lock_runs,
+)
+from fedmosaic_cli.runner.plan import PlannedRun, RunPlan, RunRequest, plan_runs
+from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
+from fedmosaic_cli.storage.shards import read_shards
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.cli.views.progress_view import RunProgressView
+    from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.storage.shards import ShardSet
+
+    Shards = dict[int, ShardSet | UnsavedPartition]
+
+MAX_STOP_TIMEOUT_SECONDS = 86_400
 
 
 @with_train_options
@@ -75,6 +124,170 @@ def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
     baselines = [name for name in METHODS if name != "fedmosaic"]
     selected = list(dict.fromkeys(name for word in words for name in (baselines if word == "all" else [word])))
     return selected, set(selected) - set(words)
+
+
+def run_request(methods: list[str], optional_methods: set[str], options: TrainOptions) -> RunRequest:
+    """The request that the options make."""
+    if options.seeds is not None and options.seed is not None:
+        raise RequestError("both --seed and --seeds are given (fedmosaic): use one of them")
+    shards = None
+    if options.shards is not None:
+        # The coordinator of a federation has the manifest and the public set, not the files of the clients.
+        only_header = is_federated(options) and options.simulate_sites is None
+        shards = read_exported_description(options.shards) if only_header else read_shards(options.shards)
+    flags = {
+        "rounds": options.rounds,
+        "workers": options.workers,
+        "execution": options.execution and options.execution.value,
+        "on_nan": options.on_nan and options.on_nan.value,
+    }
+    overrides: dict[str, Any] = {
+        "train": {key: value for key, value in flags.items() if value is not None},
+        "privacy": privacy_config_layer(options),
+    }
+    if options.expertise is not None:
+        if "fedmosaic" not in methods:
+            raise RequestError("--expertise applies to fedmosaic only (fedmosaic baseline): leave it out")
+        overrides["methods"] = {"fedmosaic": {"expertise": options.expertise}}
+    return RunRequest(
+        methods=tuple(methods),
+        optional_methods=frozenset(optional_methods),
+        preset=options.preset,
+        shards=shards,
+        simulated_sites=options.simulate_sites,
+        experiment_name=options.name,
+        config_file=options.config,
+        assignments=tuple(options.assignments or ()),
+        overrides=overrides,
+        seeds=(options.seed or 0,) if options.seeds is None else parse_integers(options.seeds, "--seeds"),
+        tag=options.tag or "",
+        runs_dir=options.runs_dir,
+        run_dir=options.run_dir,
+        resume=options.resume,
+        allow_nonidentical=options.allow_nonidentical,
+        device=options.device.value,
+    )
+
+
+def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOptions) -> None:
+    """Check the options, then plan and make the runs."""
+    if not 0 <= options.stop_timeout <= MAX_STOP_TIMEOUT_SECONDS:
+        raise RequestError(
+            f"a time of {options.stop_timeout} s (--stop-timeout): it must be between 0 and {MAX_STOP_TIMEOUT_SECONDS}"
+        )
+    check_flower_options(options)
+    if options.tensorboard:
+        require_tensorboard_installed()
+    request = run_request(methods, optional_methods, options)
+    with ExitStack() as locks:
+        with data_dirs_with_progress(options.data_dir, options.quiet or options.as_json) as data_dirs:
+            plan = plan_runs(request, data_dirs)
+            for note in plan.skipped:
+                print_stderr(note)
+            for run in plan.runs:
+                check_federated_config(options, run.config)
+            if options.dry_run:
+                print_dry_run(plan, data_dirs, options.as_json)
+                print_run_warnings(plan, options.quiet)
+                return
+            locks.enter_context(lock_runs(plan, data_dirs))
+            shards = find_shards(plan, data_dirs)
+            new = [found for found in shards.values() if isinstance(found, UnsavedPartition)]
+            print_notes(line for found in new for line in found.dataset.warnings)
+        if options.tensorboard:
+            require_tensorboard_importable()
+        check_resources(plan, shards)
+        manifests = {seed: shard_set(found).manifest for seed, found in shards.items()}
+        print_planned_privacy(
+            ((run.config, manifests[run.config.partition_seed]) for run in plan.runs), is_federated(options)
+        )
+        print_run_warnings(plan, options.quiet)
+        run_and_report(plan, shards, options, data_dirs)
+
+
+def print_run_warnings(plan: RunPlan, quiet: bool) -> None:
+    """Print warnings about the methods, once all checks have passed."""
+    for note in [] if quiet else cost_notes(plan):
+        print_stderr(note)
+    for warning in equivalence_warnings(plan):
+        print_stderr(f"warning: {warning}")
+
+
+def run_and_report(plan: RunPlan, shards: Shards, options: TrainOptions, data_dirs: DataDirs) -> None:
+    """Make the runs, show their progress and print their results."""
+    finished: list[tuple[PlannedRun, dict[str, Any]]] = []
+    failures: list[RunFailedError] = []
+    with (
+        catch_stop_signals(options.stop_timeout) as stop,
+        make_run_progress_view(options.quiet or options.as_json, len(plan.runs)) as progress,
+        ExitStack() as transports,
+    ):
+        run_options = RunOptions(
+            device=options.device.value,
+            cli_args=tuple(sys.argv[1:]),
+            should_stop=stop,
+            stop_timeout_seconds=options.stop_timeout,
+            allow_nonidentical=options.allow_nonidentical,
+        )
+        remote_for = SiteTransports(options, data_dirs, transports).coordinator
+        observe = partial(tensorboard_logging, is_enabled=options.tensorboard)
+        for run, event in execute_runs(plan, shards, run_options, data_dirs, remote_for, observe):
+            if isinstance(event, RunFinished):
+                finished.append((run, event.summary))
+            elif isinstance(event, RunFailed):
+                failures.append(event.error)
+                if len(plan.runs) > 1:
+                    print_stderr(f"failed: {event.error}")
+            elif isinstance(event, RunStopped):
+                where = f"after round {event.round} of" if event.started else "before"
+                print_stderr(f"stopped {where} {run.label}: continue with --resume and the same options")
+                raise typer.Exit(stop.exit_code)
+            else:
+                show_event(run, event, progress)
+    show_results(finished, shards, options, data_dirs)
+    if failures and len(plan.runs) == 1:
+        raise failures[0]
+    if failures:
+        raise RunFailedError(f"{len(failures)} of {len(plan.runs)} runs failed, the first: {failures[0]}")
+    if stop():  # all runs are finished, but the shell must not start the next command
+        print_stderr("stop requested in the last round: all runs are finished")
+        raise typer.Exit(stop.exit_code)
+
+
+def show_event(run: PlannedRun, event: RunEvent | RunPreparing, progress: RunProgressView) -> None:
+    """Show an event of a run that continues."""
+    if isinstance(event, RunPreparing):
+        progress.on_prepare(run.label, run.config.train.rounds)
+    elif isinstance(event, RunStarted):
+        progress.on_start(event)
+    elif isinstance(event, RunResumed):
+        for warning in event.warnings:
+            print_stderr(f"warning: {warning}")
+        progress.on_resume(event.round)
+    elif isinstance(event, WaitingForClients):
+        progress.on_waiting(event.missing_clients)
+    elif isinstance(event, RoundCompleted):
+        progress.on_round(event)
+
+
+def show_results(
+    finished: list[tuple[PlannedRun, dict[str, Any]]], shards: Shards, options: TrainOptions, data_dirs: DataDirs
+) -> None:
+    """Print the results of finished runs as a table or as JSON, compared with Local runs."""
+    comparisons = [
+        None
+        if options.quiet and not options.as_json
+        else compare_run_with_local(
+            run.label, run.files, summary, shard_set(shards[run.config.partition_seed]).test_sizes(), data_dirs
+        )
+        for run, summary in finished
+    ]
+    for run, summary in finished if not options.quiet else ():
+        warn_about_trust(run.label, summary)
+    if options.as_json:
+        print_json([summary_document(s, comparison) for (_, s), comparison in zip(finished, comparisons, strict=True)])
+    elif finished:
+        print_results(finished, comparisons, options)
 
 
 def show_methods(as_json: bool) -> None:

@@ -247,9 +247,11 @@ class Site:
         if not (folder / PLAN_FILE).is_file():
             raise RequestError("this site has not joined the run: start it again at the coordinator with --resume")
         config = self.policy.limited_config(self._validate_config(read_checksummed_json(folder / PLAN_FILE)["config"]))
-        run = SiteRun(
-            request.header["run"], config, build_site_federation(config, self.shard, self.device), RunDirectory(folder)
+        shard = self.shard
+        federation = build_site_federation(
+            config, shard.dataset, shard.partition, shard.client_train_sizes, shard.shards.digest, self.device
         )
+        run = SiteRun(request.header["run"], config, federation, RunDirectory(folder))
         checkpoint, damaged = checkpoints.read_newest_checkpoint(run.files.checkpoints_dir)
         if damaged and config.noise is not None:
             # To play those rounds again would be to draw other noise for the same truth, and to forget what was spent.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.storage.shard_manifest import train_sizes
 from fedmosaic_cli.storage.shards import (
     INVALID_MANIFEST_ERRORS,
     PUBLIC_FILE,
@@ -44,11 +45,6 @@ class SiteShard:
     @property
     def client_train_sizes(self) -> dict[int, int]:
         return train_sizes(self.shards.manifest)
-
-
-def train_sizes(manifest: dict[str, Any]) -> dict[int, int]:
-    """How many examples each client trains on, as the manifest has it."""
-    return {client["id"]: client["train"]["size"] for client in manifest["clients"]}
 
 
 def load_site_shard(path: Path) -> SiteShard:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.train_settings import TrainSettings
-    from fedmosaic_cli.federation.site_shards import SiteShard
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 # So many images at a time go through a hash function.
@@ -212,21 +211,33 @@ def build_federation(
     )
 
 
-def build_site_federation(config: RunConfig, shard: SiteShard, device: torch.device) -> Federation:
-    """A federation in which one client is present, with its own data, and knows of the others what everybody does."""
+def build_site_federation(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    train_sizes: dict[int, int],
+    shards_digest: str,
+    device: torch.device,
+) -> Federation:
+    """Build the federation of a remote site: one client with its data, and the public facts about the others.
+
+    Args:
+        partition: The public set and the shard of the one client.
+        train_sizes: The number of training examples of each client in the whole federation.
+    """
     alone = {"execution": "threads"}
     trainings = {client: train.model_copy(update=alone) for client, train in config.client_train_settings.items()}
     config = replace(config, train=config.train.model_copy(update=alone), client_train_settings=trainings)
-    dataset, partition, number = shard.dataset, shard.partition, shard.client_id
     table = DeviceDataset(dataset, partition, device, torch.float32, config.train.images)
     classroom, [own] = LearnerFactory(config), partition.shards
+    number = own.client
     private = table.examples(own, "train")
     learner, train = classroom.learner(number, private, table), config.train_settings_for(number)
     client = SimulatedClient(
         number, config.seed, private, table.public_examples, learner, train, dataset.num_classes, use_system_rng=True
     )
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
-    world = build_federation_info(config, dataset, partition, shard.client_train_sizes, network, shard.shards.digest)
+    world = build_federation_info(config, dataset, partition, train_sizes, network, shards_digest)
     return Federation(
         config.method,
         world,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.storage.shards import ShardSet
 
+FEDERATION_KEY = "federation"
+"""Key of the entries about remote sites in env.json and summary.json."""
 RECORDED_PACKAGES = (
     "torch",
     "torchvision",

@@ -19,7 +19,7 @@ from fedmosaic_cli.runner.build import (
     pool_training_examples,
     with_poisoned_labels,
 )
-from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data, require_finished_run
+from fedmosaic_cli.runner.prepare import load_shard_data, partition_resolved, require_finished_run
 from fedmosaic_cli.runner.run_state import to_tensors
 from fedmosaic_cli.storage import shards as shard_records
 from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA
@@ -214,7 +214,7 @@ def load_run_data(run: FinishedRun, data_dirs: DataDirs) -> tuple[Dataset, Parti
         shards = shard_records.read_shards(path)
         if shards.digest == digest:
             return load_shard_data(shards, data_dirs)
-    again = load_and_partition(run.config.data, run.config.partition_seed, path, data_dirs)
+    again = partition_resolved(run.config.data, run.config.partition_seed, path, data_dirs)
     if again.shards.digest != digest:
         raise RequestError(
             f"'{again.dataset.name}' here is not the data of this run ({files.path}): restore the data set or {path}"

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.resume_changes import config_differences
-from fedmosaic_cli.config.run_config import data_fingerprint, load_run_config, run_config_from_dict
-from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset, locate_dataset
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
@@ -22,9 +20,9 @@ from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_cou
 from fedmosaic_cli.storage.shards import load_exported_shards
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.config.presets import Preset
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs, ProgressCallback
+    from fedmosaic_cli.data.data_settings import DataSettings
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition
     from fedmosaic_cli.storage.runs import RunDirectory
@@ -44,6 +42,11 @@ class UnsavedPartition:
         return records.write_shards(self.shards, self.dataset, partition_plots, export, self.on_progress)
 
 
+def shard_set(shards: ShardSet | UnsavedPartition) -> ShardSet:
+    """Return the shards, whether or not they are on disk."""
+    return shards.shards if isinstance(shards, UnsavedPartition) else shards
+
+
 def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:
     """What there is to look at: the clients' classes, and the public set's."""
     counts, names = class_counts_by_client(manifest), manifest["class_names"]
@@ -60,8 +63,12 @@ def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:
 
 
 def load_and_partition(settings: DataSettings, seed: int, path: Path, data_dirs: DataDirs) -> UnsavedPartition:
-    """Deal the data set; nothing is written."""
-    settings = resolve_data_settings(settings, data_dirs)
+    """Fill in default data settings, load the data set and partition it. Writes nothing."""
+    return partition_resolved(resolve_data_settings(settings, data_dirs), seed, path, data_dirs)
+
+
+def partition_resolved(settings: DataSettings, seed: int, path: Path, data_dirs: DataDirs) -> UnsavedPartition:
+    """Load and partition the data set of settings without open defaults. Writes nothing."""
     dataset = load_dataset(settings, data_dirs)
     dealt = partition_dataset(dataset, settings, seed)
     # A published data set is found anywhere by its name; the user's own only where it is.
@@ -79,31 +86,15 @@ def run_directory(runs_dir: Path, config: RunConfig, tag: str = "") -> Path:
     )
 
 
-def find_or_partition_shards(
-    config: RunConfig, preset: Preset | None, data_dirs: DataDirs
-) -> ShardSet | UnsavedPartition:
-    """The shards of a run, or, where there are none yet, what they will be.
-
-    Those that are dealt as the preset alone would carry its name, those of a variation a fingerprint behind it, so that
-    the two never meet in one directory; settings that deal alike share theirs, whatever they are called.
-    """
-    name = preset.name if preset else config.experiment_name
-    if preset is None or resolve_data_settings(preset_data_settings(preset), data_dirs) != config.data:
-        name += f"-{data_fingerprint(config.data)}"
+def find_or_partition_shards(config: RunConfig, name: str, data_dirs: DataDirs) -> ShardSet | UnsavedPartition:
+    """Read the shards of a run from the default directory, or partition the data set if they do not exist."""
     path = records.default_shards_path(name, config.partition_seed)
     if not (path / records.SHARD_MANIFEST_FILE).is_file():
-        return load_and_partition(config.data, config.partition_seed, path, data_dirs)
+        return partition_resolved(config.data, config.partition_seed, path, data_dirs)
     shards = records.read_shards(path)
     if shards.partition.settings != config.data or shards.partition.seed != config.partition_seed:
-        raise RequestError(f"these shards were dealt in another way ({path}): move them away or use --shards")
+        raise RequestError(f"existing shards have other data settings ({path}): move them or use --shards")
     return shards
-
-
-def preset_data_settings(preset: Preset) -> DataSettings:
-    """How a preset alone deals the data."""
-    layers = ConfigLayers()
-    layers.add_all(preset.layers)
-    return layers.section("data", DataSettings)
 
 
 def load_shard_data(shards: ShardSet, data_dirs: DataDirs) -> tuple[Dataset, Partition]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +11,20 @@ from fedmosaic_cli.config.run_config import run_config_from_dict
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
 from fedmosaic_cli.engine.local_pool import server_state_by_device
 from fedmosaic_cli.engine.rounds import run_rounds
-from fedmosaic_cli.errors import DivergenceError, RunFailedError, RunStateError
-from fedmosaic_cli.federation.coordinator import (
-    build_remote_federation,
-    client_device_types,
-    finish_sites,
-    join_sites,
-    load_or_create_token,
-    require_local_run,
-    sites_environment,
-    sites_summary,
-)
+from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.runner.build import build_federation, find_devices
-from fedmosaic_cli.runner.environment import collect_environment
+from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
+from fedmosaic_cli.runner.events import (
+    RoundCompleted,
+    RunEvent,
+    RunFinished,
+    RunOptions,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    WaitingForClients,
+)
 from fedmosaic_cli.runner.prepare import load_latest_run_config, load_shard_data
 from fedmosaic_cli.runner.privacy_section import privacy_summary_fields
 from fedmosaic_cli.runner.resume_checks import require_identical_resume, resume_differences
@@ -35,90 +34,15 @@ from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import DIGESTS_FILE, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
+    from collections.abc import Iterator
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.engine.rounds import RoundRecord
-    from fedmosaic_cli.federation.coordinator import RemoteOptions
     from fedmosaic_cli.storage.runs import ArrayDict
     from fedmosaic_cli.storage.shards import ShardSet
-
-
-@dataclass(frozen=True)
-class RunStarted:
-    """The run is about to play: on which devices, how its clients are run, by how many workers on each."""
-
-    devices: list[torch.device]
-    execution: str
-    num_workers: int
-
-
-@dataclass(frozen=True)
-class RunResumed:
-    """The run goes on after this round; `warnings` tell of files that could not be used."""
-
-    round: int
-    warnings: list[str]
-
-
-@dataclass(frozen=True)
-class WaitingForClients:
-    """Some clients have not joined yet."""
-
-    missing_clients: set[int]
-
-
-@dataclass(frozen=True)
-class RoundCompleted:
-    """A round is played and logged; `rows` are its lines in the log. `lost` are clients that were not heard of, and
-    why."""
-
-    round: int
-    mean_accuracy: float
-    mean_trust: float | None
-    seconds: float
-    skipped_clients: list[int]
-    failed_clients: dict[int, str]
-    log_rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class RunStopped:
-    """The run was asked to stop and can be resumed after this round."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class RunFinished:
-    """The run is complete."""
-
-    summary: dict[str, Any]
-
-
-RunEvent = RunStarted | RunResumed | WaitingForClients | RoundCompleted | RunStopped | RunFinished
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Under what terms a run is made.
-
-    `arguments` are recorded. Somebody may ask to stop, and then waits `grace` seconds for the round to end. With
-    `nonidentical`, a run may go on to another result than it would have come to in one go.
-    """
-
-    device: str = "auto"
-    cli_args: tuple[str, ...] = ()
-    should_stop: Callable[[], bool] = lambda: False
-    stop_timeout_seconds: float = 30.0
-    allow_nonidentical: bool = False
-    remote_options: RemoteOptions | None = None
-    """Where the clients are, if not in this process."""
 
 
 DEFAULT_RUN_OPTIONS = RunOptions()
@@ -138,11 +62,10 @@ def run_experiment(
         return
     use_single_thread()
     tune_malloc()
+    remote = options.remote
     with open_federation(config, shards, files, data_dirs, options) as federation:
-        now = {
-            **collect_environment(federation, shards, options.cli_args),
-            **sites_environment(federation, options.remote_options),
-        }
+        now = collect_environment(federation, shards, options.cli_args)
+        now |= remote.environment(federation) if remote else {}
         resumed, origin = restore_or_start(
             config, files, federation, now, shards.manifest, data_dirs, options.allow_nonidentical
         )
@@ -150,7 +73,7 @@ def run_experiment(
         if resumed is not None:
             mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
             yield RunResumed(resumed.round, mended + resumed.warnings)
-        for missing in join_sites(federation, config, shards):
+        for missing in remote.join(federation, config, shards) if remote else ():
             if options.should_stop():
                 yield RunStopped(federation.state.finished)
                 return
@@ -159,23 +82,19 @@ def run_experiment(
             yield event
             if isinstance(event, RunStopped):
                 return
-        digests = (
-            save_personal_models(files, federation) if options.remote_options is None else finish_sites(federation)
-        )
+        digests = remote.finish(federation) if remote else save_personal_models(files, federation)
         rows = files.read_rounds()
         summary = {
             **build_summary(config, shards, rows),
-            **privacy_summary_fields(
-                config, shards, privacy_ledgers(federation), is_remote=options.remote_options is not None
-            ),
+            **privacy_summary_fields(config, shards, privacy_ledgers(federation), is_remote=remote is not None),
             **diagnosis_section(config, rows),
-            "device": ", ".join(client_device_types(federation)),
+            "device": ", ".join(remote.device_types(federation) if remote else local_device_types(federation)),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
             "left_out": skipped_round_counts(rows),
             "degraded": sorted({row["round"] for row in rows if "degraded" in row}),
             "models": digests,
-            **sites_summary(options.remote_options, rows),
+            **(remote.summary(rows) if remote else {}),
         }
         files.finalize(summary)
         yield RunFinished(summary)
@@ -185,17 +104,25 @@ def run_experiment(
 def open_federation(
     config: RunConfig, shards: ShardSet, files: RunDirectory, data_dirs: DataDirs, options: RunOptions
 ) -> Iterator[Federation]:
-    """The federation at its start, with its clients here or elsewhere."""
-    devices, how = find_devices(options.device), options.remote_options
-    if how is None:
-        require_local_run(files)
-        federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
-        with federation.worker_pool:
+    """Build the federation in its initial state, with clients in this process or at remote sites."""
+    devices = find_devices(options.device)
+    if options.remote is not None:
+        with options.remote.open(config, shards, files, data_dirs, devices[0]) as federation:
             yield federation
         return
-    token = load_or_create_token(files)
-    with how.open_transport() as carrier:
-        yield build_remote_federation(config, shards, data_dirs, devices[0], carrier, how, token)
+    manifest = checkpoints.read_newest_manifest(files.checkpoints_dir)
+    if manifest and FEDERATION_KEY in manifest["environment"]:
+        # The state of remote clients is not in the checkpoint.
+        raise RequestError(
+            f"the run was started with clients at sites (--engine, {files.path}): continue it with --engine flower"
+        )
+    federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
+    with federation.worker_pool:
+        yield federation
+
+
+def local_device_types(federation: Federation) -> list[str]:
+    return sorted({device.type for device in federation.client_devices})
 
 
 def run_remaining_rounds(

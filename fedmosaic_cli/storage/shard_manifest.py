@@ -202,3 +202,8 @@ def class_counts_by_client(manifest: dict[str, Any]) -> list[list[int]]:
         np.sum([client[part]["class_counts"] for part in SPLITS if part in client], axis=0).tolist()
         for client in manifest["clients"]
     ]
+
+
+def train_sizes(manifest: dict[str, Any]) -> dict[int, int]:
+    """Return the number of training examples per client."""
+    return {client["id"]: client["train"]["size"] for client in manifest["clients"]}

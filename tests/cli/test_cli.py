@@ -192,7 +192,7 @@ REFUSED = [
     (["train", "--preset", "quickstart", "--set", "train.lr=2020-13-45"], "train.lr is '2020-13-45' (--set)"),
     (["train", "--preset", "quickstart", "--set", "train.lr=3:20"], "train.lr is '3:20'"),
     (["train", "--preset", "quickstart", "--config", "/dev/zero"], "not a file"),
-    (["baseline", "local", "--preset", "quickstart", "--expertise", "entropy"], "for fedmosaic alone"),
+    (["baseline", "local", "--preset", "quickstart", "--expertise", "entropy"], "applies to fedmosaic only"),
     (["partition", "--scheme", "iid", "--out", "."], "shards need a separate directory"),
     (["partition", "--scheme", "domain", "--clients", "7"], "--clients has no effect"),
     (["partition", "--scheme", "iid", "--alpha", "3"], "--alpha has no effect"),
@@ -332,7 +332,7 @@ def test_training_on_shards_keeps_to_them(invoke, tmp_path):
     assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine", 0, 5)
     result = invoke("train", "--shards", "mine", "--set", "data.alpha=0.7", "--runs-dir", "other")
     assert result.exit_code == 2
-    assert "partition anew" in result.stderr
+    assert "re-run 'fedmosaic partition'" in result.stderr
 
 
 def test_a_variation_of_a_preset_gets_shards_of_its_own(invoke, tmp_path):

@@ -108,7 +108,7 @@ def signalled(number, folder, chance, uninterrupted) -> str:
     if process.returncode == CODES[number]:
         assert "Traceback" not in errors
         assert any(
-            words in errors for words in ("continue with --resume", "stopped on request", "everything is finished")
+            words in errors for words in ("continue with --resume", "stopped on request", "all runs are finished")
         )
     return {0: "was done already", CODES[number]: "in order"}.get(process.returncode, "before it began")
 

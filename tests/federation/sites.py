@@ -12,13 +12,14 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.federation.coordinator import RemoteOptions
+from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.runner.events import RunFinished, RunOptions
 from fedmosaic_cli.runner.prepare import load_and_partition
-from fedmosaic_cli.runner.run import RunFinished, RunOptions, run_experiment
+from fedmosaic_cli.runner.run import run_experiment
 from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import ShardSet
 
@@ -88,9 +89,7 @@ def play(config: RunConfig, shards: ShardSet, folder: Path, sites: Sites | None 
     """Make a run, with clients in this process or at sites. What it leaves on disk."""
     folder.mkdir(exist_ok=True)
     files = RunDirectory(folder)
-    elsewhere = None if sites is None else RemoteOptions("test", sites.opened, join_timeout_seconds=5.0, **how)
-    events = list(
-        run_experiment(config, shards, files, DataDirs(folder), RunOptions(device="cpu", remote_options=elsewhere))
-    )
+    elsewhere = None if sites is None else RemoteCoordinator("test", sites.opened, join_timeout_seconds=5.0, **how)
+    events = list(run_experiment(config, shards, files, DataDirs(folder), RunOptions(device="cpu", remote=elsewhere)))
     assert isinstance(events[-1], RunFinished)
     return files

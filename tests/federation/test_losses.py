@@ -10,7 +10,8 @@ import pytest
 from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.transport import ClientResponse
-from fedmosaic_cli.runner.run import RunOptions, run_experiment
+from fedmosaic_cli.runner.events import RunOptions
+from fedmosaic_cli.runner.run import run_experiment
 from fedmosaic_cli.storage.privacy_summary import privacy_lines
 from fedmosaic_cli.storage.runs import RunDirectory
 from tests.federation.sites import Sites, configured, exported, play
@@ -193,8 +194,8 @@ def test_a_run_is_not_begun_until_everybody_is_there(shards, tmp_path):
 
 def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.federation.coordinator import RemoteOptions
-    from fedmosaic_cli.runner.run import RunStopped, WaitingForClients
+    from fedmosaic_cli.federation.coordinator import RemoteCoordinator
+    from fedmosaic_cli.runner.events import RunStopped, WaitingForClients
     from fedmosaic_cli.storage.runs import RunDirectory
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
@@ -203,7 +204,7 @@ def test_who_waits_for_sites_can_be_asked_to_stop(shards, tmp_path):
     seen = []
     terms = RunOptions(
         device="cpu",
-        remote_options=RemoteOptions("test", sites.opened),
+        remote=RemoteCoordinator("test", sites.opened),
         should_stop=lambda: WaitingForClients({0, 1, 2}) in seen,
     )
     for event in run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), terms):
@@ -231,7 +232,7 @@ def test_a_run_is_not_continued_where_its_clients_are_not(first, shards, tmp_pat
     short, long = (configured(shards, "fedmosaic", tmp_path, f"train.rounds={n}") for n in (2, 4))
     sites = Sites(shards, tmp_path)
     play(short, shards, tmp_path / "run", sites if first == "there" else None)
-    with pytest.raises(RequestError, match=r"go on with --engine (local|flower)"):
+    with pytest.raises(RequestError, match=r"continue it with --engine (local|flower)"):
         play(long, shards, tmp_path / "run", None if first == "there" else sites)
 
 
@@ -312,13 +313,13 @@ def test_who_never_answers_does_not_make_everybody_wait_longer_and_longer(shards
 
 def test_events_name_the_lost(shards, tmp_path):
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.federation.coordinator import RemoteOptions
-    from fedmosaic_cli.runner.run import RoundCompleted
+    from fedmosaic_cli.federation.coordinator import RemoteCoordinator
+    from fedmosaic_cli.runner.events import RoundCompleted
 
     config, sites = configured(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.spoil = lambda client, letter, answer: None if client == 2 and asked(letter, "turn", 1) else answer
     (tmp_path / "run").mkdir()
-    terms = RunOptions(device="cpu", remote_options=RemoteOptions("test", sites.opened))
+    terms = RunOptions(device="cpu", remote=RemoteCoordinator("test", sites.opened))
     events = run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), terms)
     assert [event.failed_clients for event in events if isinstance(event, RoundCompleted)] == [
         {2: "deadline"},

@@ -14,31 +14,21 @@ from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 from fedmosaic_cli.runner.privacy_section import planned_privacy_section
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.config.layers import ConfigLayers
-    from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.storage.runs import RunDirectory
-    from fedmosaic_cli.storage.shards import ShardSet
+    from fedmosaic_cli.runner.plan import RunPlan
 
 
-def print_dry_run(
-    configs: list[RunConfig],
-    layers: ConfigLayers,
-    files: list[RunDirectory],
-    given_shards: ShardSet | None,
-    data_dirs: DataDirs,
-    device_name: str,
-    as_json: bool,
-) -> None:
-    """The configuration with the origin of each value, the runs, and their work, memory and traffic."""
+def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
+    """Print the configuration with the origin of each value, and the runs with their work, memory and traffic."""
     from fedmosaic_cli.runner.build import check_networks, find_devices
     from fedmosaic_cli.runner.cost_estimates import dimensions_from_dataset, dimensions_from_shards, estimate_costs
 
-    device = find_devices(device_name)[0]
+    device = find_devices(plan.request.device)[0]
+    configs, given_shards = [run.config for run in plan.runs], plan.request.shards
     values: dict[str, object] = {}
     for config in configs:
         values |= flatten_keys({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
-    settings = [{"key": k, "value": v, "origin": layers.origin(k)} for k, v in values.items()]
+    settings = [{"key": k, "value": v, "origin": plan.layers.origin(k)} for k, v in values.items()]
     # Runs with one seed share their data.
     one_a_seed = {config.partition_seed: config.data for config in configs}
     facts = {
@@ -50,14 +40,14 @@ def print_dry_run(
         check_networks(config, (height, width, channels), device)
     runs = [
         {
-            "path": str(spot.path),
-            "exists": spot.has_content(),
-            **estimate_costs(config, facts[config.partition_seed], device),
+            "path": str(run.files.path),
+            "exists": run.files.has_content(),
+            **estimate_costs(run.config, facts[run.config.partition_seed], device),
             "privacy": planned_privacy_section(
-                config, facts[config.partition_seed].num_classes, facts[config.partition_seed].train_sizes
+                run.config, facts[run.config.partition_seed].num_classes, facts[run.config.partition_seed].train_sizes
             ),
         }
-        for config, spot in zip(configs, files, strict=True)
+        for run in plan.runs
     ]
     noisy = [config for config in configs if config.noise]
     warnings = [delta_warning(config.privacy.delta, facts[config.partition_seed].train_sizes or []) for config in noisy]

@@ -13,7 +13,7 @@ from fedmosaic_cli.cli.console import print_stderr, stderr_console
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fedmosaic_cli.runner.run import RoundCompleted, RunStarted
+    from fedmosaic_cli.runner.events import RoundCompleted, RunStarted
 
 MIN_COLUMNS_FOR_BAR = 100
 EXECUTION_DESCRIPTIONS = {
