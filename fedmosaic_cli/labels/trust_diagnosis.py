@@ -1,4 +1,4 @@
-"""What the log of a run tells of its co-training: a few numbers, and a warning where they mean something else."""
+"""Diagnosis of co-training from the log of a run: statistics of lambda, and warnings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     LogRows = Sequence[dict[str, Any]]
 
 MIN_EFFECTIVE_TRUST = 1e-6
-"""With less trust than this, no step notices the public set."""
+"""Below this lambda the public set has no effect on training."""
 MAX_LOGGED_VALUE = 1e300
 
 UnitFraction = Annotated[float, Field(ge=0, le=1)]
@@ -24,8 +24,7 @@ TrustValue = Annotated[float, Field(ge=0)]
 
 
 class GateOutcome(Record):
-    """What a client's gate decided: whether a consensus that it trusts so far (`trust`) and agrees with so often may
-    join its training, by the mean gain out of fold and its standard error."""
+    """The decision of a client's gate (`on`: collaboration is accepted), from the held-out gain and its error."""
 
     client: NonNegativeCount
     round: Annotated[int, Field(ge=1)]
@@ -37,25 +36,24 @@ class GateOutcome(Record):
 
 
 class VoteAccuracy(Record):
-    """How many labels of the last vote are right, weighted by expertise and by plain majority: by labels that nobody
-    in a federation has."""
+    """Accuracy of the last weighted and majority vote, by the true labels of the public set."""
 
     weighted: UnitFraction | None = None
     majority: UnitFraction | None = None
 
 
 class TrustDiagnosis(Record):
-    """Lambda in the last round that each client took part in, and what clients made of the consensus until then.
+    """Statistics over the clients and rounds with a received consensus.
 
-    Counted are `clients` that were sent a consensus, in so many `rounds`. Silent is a lambda below 1e-6. Self-training
-    is a lambda above 1 for pseudo-labels that fit better than the client's own labels, while these fit worse than when
-    the first consensus came. Agreement, difference of votes and public share are means over clients and rounds.
+    Lambda is that of each client's last round. A client is silent if its lambda is below 1e-6. It is self-training if
+    its lambda is above 1, the pseudo-labels fit better than its own labels, and its private loss is above that of its
+    first round with a consensus. `vote_agreement`, `votes_differ` and `public_share` are means over clients and rounds.
     """
 
     clients: Annotated[int, Field(ge=1)]
     rounds: Annotated[int, Field(ge=1)]
     by_losses: bool = False
-    """Whether lambda follows from the ratio of two training losses."""
+    """True if lambda is computed from the ratio of two training losses."""
     median_lambda: TrustValue | None = None
     least_lambda: TrustValue | None = None
     largest_lambda: TrustValue | None = None
@@ -71,53 +69,62 @@ class TrustDiagnosis(Record):
     gate: list[GateOutcome] = Field(default_factory=list)
 
     def warnings(self) -> list[str]:
-        """What a reader of the accuracies should know, a sentence each."""
-        found, faded = [], self.silent_clients - self.silent_by_gate
+        """One sentence per problem that affects the interpretation of the accuracies."""
+        messages, faded = [], self.silent_clients - self.silent_by_gate
         if self.by_losses and self.silent_since is not None and 2 * faded > self.clients:
-            found.append(
+            messages.append(
                 f"lambda is below 1e-6 for {faded} of {self.clients} clients since round {self.silent_since}: for "
                 "them this is Local training, and nothing here tells of collaboration"
             )
         if 2 * self.self_training_clients > self.clients:
-            found.append(
+            messages.append(
                 f"lambda is above 1 for {self.self_training_clients} of {self.clients} clients while their private "
                 "loss rises: they follow pseudo-labels that they memorised (self-training)"
             )
-        return found
+        return messages
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry of a summary; the warnings are for those who read it there."""
+        """The entry of the summary, including the warnings."""
         return {**self.model_dump(), "warnings": self.warnings()}
 
 
 def diagnose_trust(rows: LogRows, is_loss_based: bool) -> TrustDiagnosis | None:
-    """The diagnosis of a co-training run from the lines of its log, in the order of the rounds.
+    """Diagnose a co-training run.
 
-    None where nobody was ever sent a consensus. Raises KeyError, TypeError or ValueError where these are no such lines.
+    Args:
+        rows: Lines of the log, ordered by round.
+        is_loss_based: Whether lambda is computed from two training losses.
+
+    Returns:
+        The diagnosis, or None if no client received a consensus.
+
+    Raises:
+        KeyError, TypeError, ValueError: The rows are not lines of a log.
     """
-    courses: dict[int, list[dict[str, Any]]] = {}
+    rows_by_client: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         if (finite_metric(row, "bits_down") or 0) > 0 and finite_metric(row, "lambda") is not None:
-            courses.setdefault(row["client"], []).append(row)
-    if not courses:
+            rows_by_client.setdefault(row["client"], []).append(row)
+    if not rows_by_client:
         return None
-    exchanged = [row for course in courses.values() for row in course]
-    lasts = [course[-1]["lambda"] for course in courses.values()]
+    exchanged = [row for client_rows in rows_by_client.values() for row in client_rows]
+    last_lambdas = [client_rows[-1]["lambda"] for client_rows in rows_by_client.values()]
     decisions = gate_outcomes(rows)
-    fades = {client: start for client, course in courses.items() if (start := silent_since_round(course)) is not None}
-    shut = {decision.client for decision in decisions if not decision.on} & fades.keys()
+    starts = {client: silent_since_round(client_rows) for client, client_rows in rows_by_client.items()}
+    silent_since = {client: start for client, start in starts.items() if start is not None}
+    gated = {decision.client for decision in decisions if not decision.on} & silent_since.keys()
     return TrustDiagnosis(
-        clients=len(courses),
+        clients=len(rows_by_client),
         rounds=len({row["round"] for row in exchanged}),
         by_losses=is_loss_based,
-        median_lambda=float(median(lasts)),
-        least_lambda=float(min(lasts)),
-        largest_lambda=float(max(lasts)),
+        median_lambda=float(median(last_lambdas)),
+        least_lambda=float(min(last_lambdas)),
+        largest_lambda=float(max(last_lambdas)),
         silent_share=fmean(row["lambda"] < MIN_EFFECTIVE_TRUST for row in exchanged),
-        silent_clients=len(fades),
-        silent_by_gate=len(shut),
-        silent_since=max((start for client, start in fades.items() if client not in shut), default=None),
-        self_training_clients=sum(map(is_self_training, courses.values())),
+        silent_clients=len(silent_since),
+        silent_by_gate=len(gated),
+        silent_since=max((start for client, start in silent_since.items() if client not in gated), default=None),
+        self_training_clients=sum(map(is_self_training, rows_by_client.values())),
         vote_agreement=mean_metric(rows, "vote_agreement"),
         votes_differ=mean_metric(rows, "votes_differ"),
         public_share=mean_metric(exchanged, "public_share"),
@@ -129,7 +136,7 @@ def diagnose_trust(rows: LogRows, is_loss_based: bool) -> TrustDiagnosis | None:
 
 
 def silent_since_round(client_rows: LogRows) -> int | None:
-    """The round since which a client's lambda is below what matters; None where it is not at the end."""
+    """The round since which lambda is below MIN_EFFECTIVE_TRUST; None if the last lambda is not."""
     start = None
     for row in reversed(client_rows):
         if row["lambda"] >= MIN_EFFECTIVE_TRUST:
@@ -139,7 +146,7 @@ def silent_since_round(client_rows: LogRows) -> int | None:
 
 
 def is_self_training(client_rows: LogRows) -> bool:
-    """Whether a client follows pseudo-labels that it knows better than its own labels, which it forgets."""
+    """True if a client is self-training; see `TrustDiagnosis`."""
     first, private = finite_metric(client_rows[0], "loss_private"), finite_metric(client_rows[-1], "loss_private")
     public = finite_metric(client_rows[-1], "loss_public")
     if first is None or private is None or public is None:
@@ -148,7 +155,7 @@ def is_self_training(client_rows: LogRows) -> bool:
 
 
 def gate_outcomes(rows: LogRows) -> list[GateOutcome]:
-    """The last decision of every client's gate, where clients have one. How far a client agrees may be known before."""
+    """The last decision of every client's gate. The agreement may be logged in an earlier round."""
     last = {row["client"]: row for row in rows if finite_metric(row, "gate_on") is not None}
     agreement = {
         row["client"]: row["gate_agreement"] for row in rows if finite_metric(row, "gate_agreement") is not None
@@ -177,12 +184,8 @@ def last_metric(rows: LogRows, name: str) -> float | None:
 
 
 def finite_metric(row: dict[str, Any], name: str) -> float | None:
-    """A value of a line, if it is a number to calculate with."""
+    """A value of a row; None unless it is a number of usable size."""
     value = row.get(name)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not -MAX_LOGGED_VALUE <= value <= MAX_LOGGED_VALUE
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if -MAX_LOGGED_VALUE <= value <= MAX_LOGGED_VALUE else None

@@ -1,7 +1,7 @@
-"""What the crowd says: one pseudo-label per public example, counted from sealed ballots.
+"""Aggregation of clients' votes into one pseudo-label per public example.
 
-Ballots are read one after the other, in the order of the clients' numbers, and sums are formed in float64: so neither
-the order in which they came nor the number of clients that a memory can hold decides about the outcome.
+Ballots are decoded one by one in the order of client ids and summed in float64. So the result does not depend on their
+order of arrival, and memory does not limit the number of clients.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     LabelArray = NDArray[Any]
     FloatArray = NDArray[np.float64]
 
-# Far above the rounding of float64 sums, far below a level of quantised expertise.
+# Far above the rounding errors of float64 sums, far below one level of quantised expertise.
 TIE_TOLERANCE = 1e-9
-# Keeps every vote alive: where no client claims any expertise, the plain majority decides.
+# Added to every weight, so that the majority decides if no client claims expertise.
 MIN_VOTE_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True)
 class ReportingRates:
-    """How often a class is reported where it was meant, and where it was not. Without noise: always and never."""
+    """The probabilities that a class is reported if it is the true label, and if it is not."""
 
     true_positive: float = 1.0
     false_positive: float = 0.0
@@ -51,29 +51,27 @@ NOISELESS_RATES = ReportingRates()
 
 @dataclass(frozen=True)
 class Ballot:
-    """An opinion that passed all checks, kept as the bytes it came in until it is counted."""
+    """A validated upload, kept as bytes until it is counted."""
 
     client_id: int
     data: bytes
     spec: wire.MessageSpec
 
     def labels(self) -> LabelArray:
-        """A class an example; or, as some noise leaves them, a bit for each example and class."""
+        """Classes [examples] or, with noise on bits, [examples, classes]."""
         return wire.decode_labels(self.data, self.spec)
 
     def weights(self) -> FloatArray:
-        """What the vote on each example weighs: the client's expertise and a little more. [examples] or, where there is
-        a value a class, [1, classes]."""
+        """Expertise plus MIN_VOTE_WEIGHT: [examples] or, with a value per class, [1, classes]."""
         expertise = wire.decode_expertise(self.data, self.spec)
         if expertise is None:
             return np.ones(self.spec.public_size)
-        return (
-            expertise[None, :] if self.spec.expertise_encoding is wire.ExpertiseEncoding.HISTOGRAM else expertise
-        ) + MIN_VOTE_WEIGHT
+        by_class = self.spec.expertise_encoding is wire.ExpertiseEncoding.HISTOGRAM
+        return (expertise[None, :] if by_class else expertise) + MIN_VOTE_WEIGHT
 
 
 class VoteTally:
-    """Votes as they are counted: the sum of weights for each example and class."""
+    """The sum of vote weights for each example and class."""
 
     def __init__(self, public_size: int, num_classes: int) -> None:
         self.weight_sums = np.zeros((public_size, num_classes))
@@ -89,7 +87,7 @@ class VoteTally:
         self.total_weights = self.total_weights + as_column(weights)
 
     def scores(self, rates: ReportingRates) -> FloatArray:
-        """S = sum_i diag(E_i) L_i, [examples, classes]; of noisy labels, what it would have been on average."""
+        """S = sum_i diag(E_i) L_i [examples, classes]; for noisy labels an unbiased estimate of it."""
         scores = (self.weight_sums - rates.false_positive * self.total_weights) / (
             rates.true_positive - rates.false_positive
         )
@@ -98,28 +96,31 @@ class VoteTally:
         return scores
 
     def winning_labels(self, rates: ReportingRates, previous_labels: LabelArray | None = None) -> LabelArray:
-        """The class with the highest score, of equal ones the lowest. Where nothing was weighed, the `previous` one
-        or none."""
+        """The class with the highest score, the lowest one in a tie; without votes the previous label, or NO_LABEL."""
         labels = tie_tolerant_argmax(self.scores(rates))
-        kept = np.full(len(labels), NO_LABEL) if previous_labels is None else previous_labels
-        return np.where(self.total_weights.max(axis=1) > 0, labels, kept)
+        fallback = np.full(len(labels), NO_LABEL) if previous_labels is None else previous_labels
+        return np.where(self.total_weights.max(axis=1) > 0, labels, fallback)
 
 
 def tie_tolerant_argmax(scores: FloatArray) -> NDArray[np.int64]:
-    """The class with the highest score in each row; a tie goes to the lowest class."""
+    """The class with the highest score in each row, the lowest one in a tie."""
     best = scores.max(axis=1, keepdims=True)
-    # Equal sums round differently when they are added up in another order: what is equal but for that is a tie.
+    # Sums that differ only by the rounding of another order of summation are a tie.
     winners: NDArray[np.int64] = (scores >= best - TIE_TOLERANCE * np.abs(best)).argmax(axis=1)
     return winners
 
 
 @dataclass(frozen=True)
 class VoteResult:
-    """What came of a vote.
+    """The result of a vote.
 
-    `labels` is what the server sends out. Beside it stands what the votes come to if they are weighed by expertise, and
-    if everybody's weighs the same. Of each client: its share of all weight, how far it agrees with the labels and,
-    where somebody keeps count of that, with the majority of the others.
+    Attributes:
+        labels: Pseudo-labels that the server broadcasts.
+        weighted_labels: Result of the vote weighted by expertise.
+        majority_labels: Result of the majority vote.
+        weight_share: Fraction of the total weight per client.
+        consensus_agreement: Fraction of examples on which each client agrees with `labels`.
+        leave_one_out_agreement: Agreement with the majority of the other clients; empty without reputations.
     """
 
     labels: LabelArray
@@ -131,7 +132,7 @@ class VoteResult:
 
     @property
     def disagreement_rate(self) -> float:
-        """The share of examples on which the weighted vote and the plain majority differ."""
+        """The fraction of examples on which the weighted and the majority vote differ."""
         return mean_or_zero(self.weighted_labels != self.majority_labels)
 
 
@@ -142,10 +143,14 @@ def aggregate_votes(
     rates: ReportingRates = NOISELESS_RATES,
     previous_labels: LabelArray | None = None,
 ) -> VoteResult:
-    """Count the ballots, of which there is at least one, in the order of their clients' numbers.
+    """Compute pseudo-labels from votes.
 
-    `reputation` is what each client's votes are multiplied with, 1 where nothing is known of it; None where nobody
-    keeps any.
+    Args:
+        ballots: At least one ballot.
+        rules: Weighting and defences.
+        reputation: Factor of each client's votes, by default 1; None if reputations are not used.
+        rates: Probabilities of noisy labels.
+        previous_labels: Pseudo-labels for examples without votes.
     """
     ballots = sorted(ballots, key=lambda ballot: ballot.client_id)
     size = ballots[0].spec.public_size, ballots[0].spec.num_classes
@@ -162,34 +167,36 @@ def aggregate_votes(
     if rules.vote == "trimmed":
         used = VoteTally(*size)
         used.weight_sums[:] = trimmed_vote_sums(votes, weighted.weight_sums, rules.trim)
-        used.total_weights = weighted.total_weights * used.weight_sums.any(
-            axis=1, keepdims=True
-        )  # where all was trimmed, nobody voted
-    outcome, total = used.winning_labels(rates, previous_labels), sum(weight.values())
+        # An example whose votes are all trimmed has no votes.
+        used.total_weights = weighted.total_weights * used.weight_sums.any(axis=1, keepdims=True)
+    labels, total = used.winning_labels(rates, previous_labels), sum(weight.values())
     return VoteResult(
-        outcome,
+        labels,
         weighted.winning_labels(rates, previous_labels),
         majority.winning_labels(rates, previous_labels),
         {client: own / total if total else 0.0 for client, own in weight.items()},
-        {ballot.client_id: agreement_rate(ballot.labels(), outcome) for ballot in ballots},
+        {ballot.client_id: agreement_rate(ballot.labels(), labels) for ballot in ballots},
         {} if reputation is None else leave_one_out_agreement(ballots, majority, reputation),
     )
 
 
 def leave_one_out_votes(ballots: Sequence[Ballot], *rules: Any) -> dict[int, LabelArray]:
-    """For each client what the others would come to without it; see `hold_vote`. No label where it is alone."""
-    nobody = np.full(ballots[0].spec.public_size, NO_LABEL)
-    found = {}
+    """The pseudo-labels of the other clients, for each client; NO_LABEL if there are no others.
+
+    `rules` are the remaining arguments of `aggregate_votes`.
+    """
+    results = {}
     for ballot in ballots:
         others = [other for other in ballots if other is not ballot]
-        found[ballot.client_id] = aggregate_votes(others, *rules).labels if others else nobody
-    return found
+        no_labels = np.full(ballot.spec.public_size, NO_LABEL)
+        results[ballot.client_id] = aggregate_votes(others, *rules).labels if others else no_labels
+    return results
 
 
 def weighted_ballots(
     ballots: Sequence[Ballot], rules: VotingRules, reputation: Mapping[int, float]
 ) -> Iterator[tuple[Ballot, LabelArray, FloatArray]]:
-    """Each ballot with its labels and what they weigh in the end."""
+    """Each ballot with its labels and their final weights."""
     totals = None if rules.cap_share is None else sum(vote_weights(*ballot_votes(ballot, rules)) for ballot in ballots)
     for ballot in ballots:
         labels, weights = ballot_votes(ballot, rules)
@@ -199,7 +206,7 @@ def weighted_ballots(
 
 
 def ballot_votes(ballot: Ballot, rules: VotingRules) -> tuple[LabelArray, FloatArray]:
-    """A ballot's labels and weights, as far as they depend on nobody else."""
+    """The labels and weights of a ballot before they are capped."""
     labels, weights = ballot.labels(), ballot.weights()
     return labels, normalised_weights(labels, weights) if rules.normalise else weights
 
@@ -209,48 +216,46 @@ def reputation_of(ballot: Ballot, reputation: Mapping[int, float]) -> float:
 
 
 def agreement_rate(labels: LabelArray, consensus: LabelArray) -> float:
-    """The share of examples on which a client says what the outcome says."""
+    """The fraction of examples on which a client's labels contain the consensus label."""
     if labels.ndim == 1:
         return mean_or_zero(labels == consensus)
     return mean_or_zero(labels[np.arange(len(consensus)), np.maximum(consensus, 0)] * (consensus >= 0))
 
 
 def mean_or_zero(values: NDArray[Any]) -> float:
-    """0 of nothing."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
 def leave_one_out_agreement(
     ballots: Sequence[Ballot], majority: VoteTally, reputation: Mapping[int, float]
 ) -> dict[int, float]:
-    """How far each client agrees with the majority of the others, each of whom counts its reputation.
+    """Each client's agreement with the majority of the others, weighted by their reputation.
 
-    Expertise has no part in this: clients declare it themselves, and whoever lies about labels lies about it, too.
+    Expertise is not used: clients declare it themselves, so an attacker can claim any value.
     """
     lower, higher = lower_and_higher_maxima(majority.weight_sums)
-    found = {}
+    agreement = {}
     for ballot in ballots:
-        labels, standing = ballot.labels(), reputation_of(ballot, reputation)
+        labels, weight = ballot.labels(), reputation_of(ballot, reputation)
         if labels.ndim == 1:
             cells = np.arange(len(labels)), labels
-            left = subtract_own_votes(majority.weight_sums[cells], standing)
-            found[ballot.client_id] = mean_or_zero(is_winning_score(left, lower[cells], higher[cells]))
+            rest = subtract_own_votes(majority.weight_sums[cells], weight)
+            agreement[ballot.client_id] = mean_or_zero(is_winning_score(rest, lower[cells], higher[cells]))
         else:
-            left = subtract_own_votes(majority.weight_sums, labels * standing)
-            found[ballot.client_id] = agreement_rate(
-                labels, np.where(left.any(axis=1), tie_tolerant_argmax(left), NO_LABEL)
-            )
-    return found
+            rest = subtract_own_votes(majority.weight_sums, labels * weight)
+            consensus = np.where(rest.any(axis=1), tie_tolerant_argmax(rest), NO_LABEL)
+            agreement[ballot.client_id] = agreement_rate(labels, consensus)
+    return agreement
 
 
 def subtract_own_votes(sums: FloatArray, own_votes: FloatArray | float) -> FloatArray:
-    """Sums less one's own part of them. What is left of a sum that had no other part is rounding."""
-    left: FloatArray = sums - own_votes
-    return np.where(left < TIE_TOLERANCE * sums, 0.0, left)
+    """Sums without a client's votes; rounding errors are set to 0."""
+    rest: FloatArray = sums - own_votes
+    return np.where(rest < TIE_TOLERANCE * sums, 0.0, rest)
 
 
 def lower_and_higher_maxima(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """For each example and class the highest sum of a lower class, and that of a higher one."""
+    """For each example and class: the highest sum of a lower class, and of a higher class."""
     lower, higher = np.zeros_like(sums), np.zeros_like(sums)
     lower[:, 1:] = np.maximum.accumulate(sums[:, :-1], axis=1)
     higher[:, :-1] = np.maximum.accumulate(sums[:, :0:-1], axis=1)[:, ::-1]
@@ -258,7 +263,7 @@ def lower_and_higher_maxima(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def is_winning_score(score: FloatArray, lower: FloatArray, higher: FloatArray) -> NDArray[np.bool_]:
-    """Whether `highest` would choose a class with this score over lower and over higher ones."""
+    """True if `tie_tolerant_argmax` chooses a class with this score over the lower and the higher classes."""
     best = np.maximum(np.maximum(lower, higher), score)
-    enough = best - TIE_TOLERANCE * best
-    return (score > 0) & (score >= enough) & (lower < enough)
+    threshold = best - TIE_TOLERANCE * best
+    return (score > 0) & (score >= threshold) & (lower < threshold)

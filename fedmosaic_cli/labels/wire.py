@@ -1,8 +1,8 @@
-"""Messages about the public set as bytes: what a client says of it, and what the crowd came to.
+"""Binary format of label uploads and consensus labels.
 
-A message is a header, a payload and a checksum over both. The header says what the payload is of: which run, which
-public set in which order, which round, whose words. Whoever reads one knows what it should be like, compares before
-anything is allocated or decoded, and refuses as a whole what is not like that, with the reason. Nothing is repaired.
+A message is a header, a payload and a checksum over both. The header identifies the run, the public set, the round and
+the sender. The receiver knows the expected format. It validates a message before it allocates or decodes anything, and
+rejects an invalid one as a whole, with a reason.
 """
 
 from __future__ import annotations
@@ -27,23 +27,21 @@ if TYPE_CHECKING:
 
 MAGIC = b"FMOS"
 MAJOR_VERSION, MINOR_VERSION = 1, 0
-# Magic, version, kind, encodings, bits of a score; run, public set; round, client, examples, classes; range, payload.
+# Magic, version, kind, encodings, bits per level; run, public set; round, client, examples, classes; range, payload.
 HEADER_STRUCT = struct.Struct("<4sBBBBBB16s16sIIIIdI")
 CHECKSUM_BYTES = 8
-# What floating point may add to a value at the end of its range, and to a sum of shares that should be 1.
+# Tolerances for rounding, of a value at the end of its range and of fractions that sum up to 1.
 RANGE_TOLERANCE, SHARE_SUM_TOLERANCE = 1e-6, 1e-3
 FLOAT_DTYPE = np.dtype("<f4")
 
 
 class LabelMessageKind(IntEnum):
-    """What a message is."""
-
     UPLOAD = 1
     CONSENSUS = 2
 
 
 class LabelEncoding(IntEnum):
-    """How labels are written: a class each, a bit for every class, or a class each where there is one."""
+    """Labels as class indices, as a bit per class, or as class indices with a mask for missing labels."""
 
     INDEX = 1
     BITS = 2
@@ -51,7 +49,7 @@ class LabelEncoding(IntEnum):
 
 
 class ExpertiseEncoding(IntEnum):
-    """How expertise is written: not at all, in levels, in single precision, or as a value for each class."""
+    """Expertise: none, quantised levels, single precision, or a quantised value per class."""
 
     NONE = 0
     LEVELS = 1
@@ -60,7 +58,7 @@ class ExpertiseEncoding(IntEnum):
 
 
 class RejectionReason(StrEnum):
-    """Why a message is not used. These names are logged: they stay as they are."""
+    """Why a message is rejected. The values are logged and must not change."""
 
     TOO_LARGE = "too_large"
     BAD_MAGIC = "bad_magic"
@@ -83,7 +81,7 @@ class RejectionReason(StrEnum):
 
 
 class InvalidMessageError(Exception):
-    """A message that is not used."""
+    """A rejected message."""
 
     def __init__(self, reason: RejectionReason) -> None:
         super().__init__(reason.value)
@@ -92,10 +90,17 @@ class InvalidMessageError(Exception):
 
 @dataclass(frozen=True)
 class MessageSpec:
-    """What the messages of a run look like; both sides know it.
+    """The format of the messages of a run, known to both sides.
 
-    `high` is the upper end of expertise. Where it is a `share` of a client's data, a class has one value and all of
-    them together are not more than 1.
+    Attributes:
+        public_size: Number of public examples.
+        num_classes: Number of classes.
+        kind: Upload or consensus.
+        label_encoding: Encoding of labels.
+        expertise_encoding: Encoding of expertise.
+        expertise_bits: Bits per quantised level.
+        max_expertise: Upper bound of expertise.
+        is_distribution: Expertise is a fraction of the client's data: one value per class, and a sum of at most 1.
     """
 
     public_size: int
@@ -109,12 +114,14 @@ class MessageSpec:
 
     @property
     def level_bits(self) -> int:
-        """The bits of a level; 0 where nothing is written in levels."""
-        return (
-            self.expertise_bits
-            if self.expertise_encoding in (ExpertiseEncoding.LEVELS, ExpertiseEncoding.HISTOGRAM)
-            else 0
-        )
+        """Bits per level in the header; 0 if expertise is not quantised."""
+        is_quantised = self.expertise_encoding in (ExpertiseEncoding.LEVELS, ExpertiseEncoding.HISTOGRAM)
+        return self.expertise_bits if is_quantised else 0
+
+    @property
+    def num_levels(self) -> int:
+        """Number of quantised values."""
+        return self.num_classes if self.expertise_encoding is ExpertiseEncoding.HISTOGRAM else self.public_size
 
     @property
     def label_bytes(self) -> int:
@@ -129,8 +136,7 @@ class MessageSpec:
             return 0
         if self.expertise_encoding is ExpertiseEncoding.FLOATS:
             return FLOAT_DTYPE.itemsize * self.public_size
-        count = self.num_classes if self.expertise_encoding is ExpertiseEncoding.HISTOGRAM else self.public_size
-        return codecs.packed_bits(count, self.expertise_bits) // 8
+        return codecs.packed_bits(self.num_levels, self.expertise_bits) // 8
 
     @property
     def payload_bytes(self) -> int:
@@ -142,7 +148,7 @@ class MessageSpec:
 
 
 def encode_message(header_fields: MessageHeader, spec: MessageSpec, payload: bytes) -> bytes:
-    """A message as it travels."""
+    """A complete message: header, payload and checksum."""
     header = HEADER_STRUCT.pack(
         MAGIC,
         MAJOR_VERSION,
@@ -168,7 +174,7 @@ def message_checksum(data: bytes | memoryview) -> bytes:
 
 
 def encode_labels(labels: NDArray[Any], spec: MessageSpec) -> bytes:
-    """Classes [examples], or bits [examples, classes]. Where labels may be missing, those below 0 are."""
+    """Encode classes [examples] or bits [examples, classes]. With a mask, negative classes are missing labels."""
     if spec.label_encoding is LabelEncoding.BITS:
         return codecs.pack_bits(labels.reshape(-1), 1)
     bits = codecs.label_bits(spec.num_classes)
@@ -178,7 +184,7 @@ def encode_labels(labels: NDArray[Any], spec: MessageSpec) -> bytes:
 
 
 def encode_expertise(values: FloatArray | None, spec: MessageSpec) -> bytes:
-    """A value an example or, as a histogram, a class; what lies outside of the range is moved to its end."""
+    """Encode a value per example or, as a histogram, per class. Levels are clipped to the range."""
     if spec.expertise_encoding is ExpertiseEncoding.NONE or values is None:
         return b""
     if spec.expertise_encoding is ExpertiseEncoding.FLOATS:
@@ -189,13 +195,13 @@ def encode_expertise(values: FloatArray | None, spec: MessageSpec) -> bytes:
 def encode_label_upload(
     header: MessageHeader, spec: MessageSpec, labels: NDArray[Any], expertise: FloatArray | None
 ) -> bytes:
-    """What a client sends."""
+    """The message of a client."""
     return encode_message(header, spec, encode_labels(labels, spec) + encode_expertise(expertise, spec))
 
 
 @dataclass(frozen=True)
 class ExpectedMessage:
-    """What somebody waits for: messages of this form about this round, from these clients."""
+    """What a receiver accepts: the format, run, public set, round and senders."""
 
     spec: MessageSpec
     run_id: bytes
@@ -205,7 +211,16 @@ class ExpectedMessage:
 
 
 def validate_header(data: bytes, expected: ExpectedMessage, sender_id: int) -> MessageHeader:
-    """The envelope of a message that `sender` handed over, if it is meant for us. Raises RefusedError if not."""
+    """Validate length, checksum and origin of a message.
+
+    Args:
+        data: The message.
+        expected: What the receiver accepts.
+        sender_id: Sender according to the transport.
+
+    Raises:
+        InvalidMessageError: The message is damaged, or belongs to another run, public set, client or round.
+    """
     if len(data) > expected.spec.total_bytes:
         raise InvalidMessageError(RejectionReason.TOO_LARGE)
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
@@ -214,44 +229,45 @@ def validate_header(data: bytes, expected: ExpectedMessage, sender_id: int) -> M
         raise InvalidMessageError(RejectionReason.BAD_VERSION)
     if len(data) < HEADER_STRUCT.size + CHECKSUM_BYTES:
         raise InvalidMessageError(RejectionReason.TRUNCATED)
-    told = HEADER_STRUCT.size + HEADER_STRUCT.unpack_from(data)[-1] + CHECKSUM_BYTES
-    if len(data) != told:
-        raise InvalidMessageError(RejectionReason.TRUNCATED if len(data) < told else RejectionReason.TRAILING)
+    declared = HEADER_STRUCT.size + HEADER_STRUCT.unpack_from(data)[-1] + CHECKSUM_BYTES
+    if len(data) != declared:
+        raise InvalidMessageError(RejectionReason.TRUNCATED if len(data) < declared else RejectionReason.TRAILING)
     if message_checksum(memoryview(data)[:-CHECKSUM_BYTES]) != data[-CHECKSUM_BYTES:]:
         raise InvalidMessageError(RejectionReason.CHECKSUM)
-    envelope = parse_header(data)
-    if envelope.run_id != expected.run_id:
+    header = parse_header(data)
+    if header.run_id != expected.run_id:
         raise InvalidMessageError(RejectionReason.WRONG_RUN)
-    if envelope.public_set_id != expected.public_set_id:
+    if header.public_set_id != expected.public_set_id:
         raise InvalidMessageError(RejectionReason.WRONG_PUBLIC_SET)
-    if envelope.client_id != sender_id or sender_id not in expected.client_ids:
+    if header.client_id != sender_id or sender_id not in expected.client_ids:
         raise InvalidMessageError(RejectionReason.UNKNOWN_CLIENT)
-    if envelope.round != expected.round:
+    if header.round != expected.round:
         raise InvalidMessageError(
-            RejectionReason.STALE_ROUND if envelope.round < expected.round else RejectionReason.FUTURE_ROUND
+            RejectionReason.STALE_ROUND if header.round < expected.round else RejectionReason.FUTURE_ROUND
         )
-    return envelope
+    return header
 
 
 def parse_header(data: bytes) -> MessageHeader:
-    """What a message, of which there is at least a header, says of itself. Nothing is checked."""
+    """The header of a message that is at least as long as a header, without validation."""
     return MessageHeader(*HEADER_STRUCT.unpack_from(data)[7:11])
 
 
 def validate_encoding(data: bytes, spec: MessageSpec) -> None:
-    """Refuse a message, whose envelope was opened, if it is about other things, or in other words, than expected."""
-    _, _, _, kind, labels, expertise, bits, _, _, _, _, public_size, classes, high, _ = HEADER_STRUCT.unpack_from(data)
-    if (public_size, classes) != (spec.public_size, spec.num_classes):
+    """Validate counts and encodings of a message with a valid header. Raises InvalidMessageError."""
+    fields = HEADER_STRUCT.unpack_from(data)
+    (kind, labels, expertise, bits), (public_size, num_classes, max_expertise) = fields[3:7], fields[11:14]
+    if (public_size, num_classes) != (spec.public_size, spec.num_classes):
         raise InvalidMessageError(RejectionReason.WRONG_COUNT)
-    wanted = spec.kind, spec.label_encoding, spec.expertise_encoding, spec.level_bits, spec.max_expertise
-    if (kind, labels, expertise, bits, high) != wanted:
+    encoding = spec.kind, spec.label_encoding, spec.expertise_encoding, spec.level_bits, spec.max_expertise
+    if (kind, labels, expertise, bits, max_expertise) != encoding:
         raise InvalidMessageError(RejectionReason.WRONG_ENCODING)
     if len(data) != spec.total_bytes:
         raise InvalidMessageError(RejectionReason.TRUNCATED)
 
 
 def decode_labels(data: bytes, spec: MessageSpec) -> NDArray[Any]:
-    """The labels of a message whose form was checked: as they were given to `write_labels`."""
+    """The labels of a message with a valid encoding, as passed to `encode_labels`."""
     part = memoryview(data)[HEADER_STRUCT.size : HEADER_STRUCT.size + spec.label_bytes]
     if spec.label_encoding is LabelEncoding.BITS:
         count = spec.public_size * spec.num_classes
@@ -262,51 +278,57 @@ def decode_labels(data: bytes, spec: MessageSpec) -> NDArray[Any]:
     if spec.num_classes < 1 << bits and labels.max(initial=0) >= spec.num_classes:
         raise InvalidMessageError(RejectionReason.LABEL_RANGE)
     if spec.label_encoding is LabelEncoding.MASKED:
-        there = unpack_zero_padded(part[split:], 1, spec.public_size)
-        if labels[there == 0].any():  # one way to say nothing is enough
+        has_label = unpack_zero_padded(part[split:], 1, spec.public_size)
+        if labels[has_label == 0].any():  # a missing label has a single encoding
             raise InvalidMessageError(RejectionReason.LABEL_RANGE)
-        return np.where(there, labels.astype(np.int64), -1)
+        return np.where(has_label, labels.astype(np.int64), -1)
     return labels
 
 
 def unpack_zero_padded(part: memoryview, bits: int, count: int) -> NDArray[Any]:
-    """What is packed in a part, behind which nothing is hidden."""
+    """Unpack values and reject padding that is not zero."""
     if not codecs.has_zero_padding(part, bits, count):
         raise InvalidMessageError(RejectionReason.LABEL_RANGE)
     return codecs.unpack_bits(part, bits, count)
 
 
 def decode_expertise(data: bytes, spec: MessageSpec) -> FloatArray | None:
-    """The expertise of a message whose form was checked, in [0, high]: a value an example or, as a histogram, a class;
-    None where none is sent."""
+    """The expertise of a message with a valid encoding, in [0, max_expertise].
+
+    A value per example or, as a histogram, per class; None if the format has no expertise.
+    """
     part = memoryview(data)[HEADER_STRUCT.size + spec.label_bytes : -CHECKSUM_BYTES]
     if spec.expertise_encoding is ExpertiseEncoding.NONE:
         return None
     if spec.expertise_encoding is ExpertiseEncoding.FLOATS:
         single = np.frombuffer(part, dtype=FLOAT_DTYPE)
-        if not np.isfinite(single).all():  # some of what is no number cannot even be converted without a warning
+        if not np.isfinite(single).all():  # converting some NaN values would emit a warning
             raise InvalidMessageError(RejectionReason.EXPERTISE_NONFINITE)
         values = single.astype(np.float64)
         if values.min(initial=0.0) < -RANGE_TOLERANCE or values.max(initial=0.0) > spec.max_expertise + RANGE_TOLERANCE:
             raise InvalidMessageError(RejectionReason.EXPERTISE_RANGE)
         return values.clip(0.0, spec.max_expertise)
-    count = spec.num_classes if spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM else spec.public_size
-    if not codecs.has_zero_padding(part, spec.expertise_bits, count):
+    if not codecs.has_zero_padding(part, spec.expertise_bits, spec.num_levels):
         raise InvalidMessageError(RejectionReason.EXPERTISE_RANGE)
-    return codecs.dequantise(
-        codecs.unpack_bits(part, spec.expertise_bits, count), spec.max_expertise, spec.expertise_bits
-    )
+    levels = codecs.unpack_bits(part, spec.expertise_bits, spec.num_levels)
+    return codecs.dequantise(levels, spec.max_expertise, spec.expertise_bits)
 
 
 def validate_payload(data: bytes, spec: MessageSpec) -> bool:
-    """Refuse a message, whose form was checked, if what it says cannot be. Whether it says that all its votes weigh
-    nothing."""
+    """Validate labels and expertise of a message with a valid encoding.
+
+    Returns:
+        True if the client abstains: all its votes have weight 0.
+
+    Raises:
+        InvalidMessageError: Labels or expertise are out of range or inconsistent.
+    """
     labels = decode_labels(data, spec)
     expertise = decode_expertise(data, spec)
     if expertise is None:
         return False
     by_class = spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM
-    if spec.is_distribution and (by_class or labels.ndim == 1):  # a row of bits is of no one class
+    if spec.is_distribution and (by_class or labels.ndim == 1):  # a row of bits has no single class
         validate_class_shares(expertise, np.arange(spec.num_classes) if by_class else labels, spec)
     if by_class and labels.ndim == 1:
         expertise = expertise[labels]
@@ -314,25 +336,22 @@ def validate_payload(data: bytes, spec: MessageSpec) -> bool:
 
 
 def validate_class_shares(values: FloatArray, labels: NDArray[Any], spec: MessageSpec) -> None:
-    """Refuse shares of a client's data that contradict each other: two for one class, or more than there is."""
-    of_class = np.zeros(spec.num_classes)
-    of_class[labels] = values
-    rounding = (
-        0.0
-        if spec.expertise_encoding is ExpertiseEncoding.FLOATS
-        else spec.num_classes / ((1 << spec.expertise_bits) - 1)
-    )
-    if (of_class[labels] != values).any() or of_class.sum() > 1 + SHARE_SUM_TOLERANCE + rounding:
+    """Reject class fractions that differ within a class or sum up to more than 1."""
+    class_values = np.zeros(spec.num_classes)
+    class_values[labels] = values
+    is_exact = spec.expertise_encoding is ExpertiseEncoding.FLOATS
+    rounding = 0.0 if is_exact else spec.num_classes / ((1 << spec.expertise_bits) - 1)
+    if (class_values[labels] != values).any() or class_values.sum() > 1 + SHARE_SUM_TOLERANCE + rounding:
         raise InvalidMessageError(RejectionReason.EXPERTISE_INCONSISTENT)
 
 
 def encode_consensus_labels(header: MessageHeader, spec: MessageSpec, labels: NDArray[Any]) -> bytes:
-    """What the server sends."""
+    """The message of the server."""
     return encode_message(header, spec, encode_labels(labels, spec))
 
 
 def decode_consensus_labels(data: bytes, expected: ExpectedMessage) -> NDArray[Any]:
-    """What the crowd says of each public example, -1 where it says nothing. Raises RefusedError."""
+    """The label of each public example, -1 if it has none. Raises InvalidMessageError."""
     validate_header(data, expected, SERVER_ID)
     validate_encoding(data, expected.spec)
     return decode_labels(data, expected.spec)

@@ -1,8 +1,8 @@
-"""What a client has given away: releases, and the one epsilon that they come to.
+"""Privacy accounting: the releases of a client and their total epsilon.
 
-Gaussian noise is judged by its exact curve; as soon as labels are among the releases, everything is added up as
-zero-concentrated differential privacy (Bun and Steinke, 2016) and converted in the end (Canonne, Kamath and Steinke,
-2020). Nobody is drawn in secret here, so nothing is gained from sampling.
+Gaussian releases alone use the exact privacy curve. With label releases, all costs are added as zero-concentrated
+differential privacy (zCDP; Bun and Steinke, 2016) and converted to epsilon (Canonne, Kamath and Steinke, 2020). There
+is no amplification by subsampling, because the participating clients are public.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ GuaranteeRating = Literal["strong", "good", "weak", "no meaningful guarantee"]
 GUARANTEE_THRESHOLDS: tuple[tuple[float, GuaranteeRating], ...] = ((1.0, "strong"), (3.0, "good"), (10.0, "weak"))
 NO_GUARANTEE: GuaranteeRating = "no meaningful guarantee"
 JSON_INFINITY = "inf"
-"""As it is written to files: JSON knows no such number."""
+"""Infinity in JSON files."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What one client let go in one round: `count` values through one mechanism.
+    """`count` values that a client released in one round through one mechanism.
 
-    Of labels `epsilon` is the budget of a single one; of Gaussian noise `mu` is the sensitivity of all values together
-    in units of the standard deviation `sigma`, and they count as one release.
+    Labels have an `epsilon` per label. Gaussian noise has a joint sensitivity `mu` of all values, in units of the
+    standard deviation `sigma`; these values count as one release.
     """
 
     round: int
@@ -39,17 +39,16 @@ class Release:
 
     @property
     def rho(self) -> float:
-        """What it costs as zero-concentrated differential privacy."""
+        """The zCDP cost."""
         each = gaussian_rho(self.mu) if self.mu is not None else pure_dp_rho(self.epsilon or 0.0)
         return self.count * each
 
     @property
     def pure_epsilon(self) -> float | None:
-        """What it costs without any delta; Gaussian noise cannot be had that way."""
+        """The cost with delta 0; None for Gaussian noise, which has no such bound."""
         return None if self.epsilon is None else self.count * self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written down."""
         return {key: to_json_number(value) for key, value in asdict(self).items() if value is not None}
 
     @classmethod
@@ -59,14 +58,14 @@ class Release:
 
 
 def to_json_number(value: Any) -> Any:
-    """A number that JSON can hold."""
+    """The value, or JSON_INFINITY if it is infinite."""
     return JSON_INFINITY if value == math.inf else value
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), in logarithms until the end.
+    """delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang, 2018).
 
-    Balle and Wang, 2018. e^epsilon Phi(-x) is written with the scaled erfcx, which neither overflows nor loses digits.
+    The terms are computed as logarithms; e^epsilon Phi(-x) uses erfcx, which neither overflows nor loses precision.
     """
     from scipy.special import erfcx, log_ndtr
 
@@ -79,7 +78,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon of Gaussian noise with sensitivity `mu` at this delta."""
+    """The smallest epsilon of a Gaussian release with sensitivity `mu` at this delta."""
     from scipy.optimize import brentq
 
     highest = zcdp_epsilon_bound(gaussian_rho(mu), delta)
@@ -87,48 +86,48 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    found: float = brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, highest, xtol=1e-12, rtol=1e-14)
-    return found
+    root: float = brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, highest, xtol=1e-12, rtol=1e-14)
+    return root
 
 
 def gaussian_rho(mu: float) -> float:
-    """mu^2 / 2."""
+    """mu^2 / 2: the zCDP cost of a Gaussian release."""
     return mu * mu / 2
 
 
 def pure_dp_rho(epsilon: float) -> float:
-    """epsilon tanh(epsilon / 2), of one release with this budget; never more than epsilon^2 / 2."""
+    """epsilon tanh(epsilon / 2): the zCDP cost of one epsilon-DP release; at most epsilon^2 / 2."""
     return epsilon * math.tanh(epsilon / 2)
 
 
 def zcdp_epsilon_bound(rho: float, delta: float) -> float:
-    """rho + 2 sqrt(rho ln(1/delta)): a bound that is easy to check by hand."""
+    """rho + 2 sqrt(rho ln(1/delta)): the simple conversion of zCDP, an upper bound."""
     return rho + 2 * math.sqrt(rho * -math.log(delta))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The least of rho a + ln(1 - 1/a) - (ln delta + ln a) / (a - 1) over all a > 1."""
+    """The minimum of rho a + ln(1 - 1/a) - (ln delta + ln a) / (a - 1) over all a > 1."""
     from scipy.optimize import minimize_scalar
 
     if rho == 0 or math.isinf(rho):
         return rho
 
-    def at(place: float) -> float:
-        above = math.exp(place)  # a - 1
-        return rho * (1 + above) - math.log1p(1 / above) - (math.log(delta) + math.log1p(above)) / above
+    def epsilon_at(log_excess: float) -> float:
+        excess = math.exp(log_excess)  # a - 1
+        return rho * (1 + excess) - math.log1p(1 / excess) - (math.log(delta) + math.log1p(excess)) / excess
 
-    # Where the simple bound has its least value, this one is not far from it; any a is a valid bound.
+    # The minimum is near that of the simple bound; every a gives a valid bound.
     middle = math.log(-math.log(delta) / rho) / 2
-    found = minimize_scalar(at, bounds=(middle - 5, middle + 5), method="bounded", options={"xatol": 1e-10})
-    return max(0.0, min(float(found.fun), at(middle)))
+    minimum = minimize_scalar(epsilon_at, bounds=(middle - 5, middle + 5), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(minimum.fun), epsilon_at(middle)))
 
 
 def total_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The epsilon of all releases of a client together; infinite where one of them has no noise."""
+    """The total epsilon of a client's releases; infinite if one of them has no noise."""
     kinds: Counter[tuple[float | None, float | None]] = Counter()
     for release in releases:
         kinds[release.epsilon, release.mu] += release.count
-    # The sums must not depend on the order of rounds.
+    # Exact sums do not depend on the order of the releases.
     squares = math.fsum(count * mu * mu for (_, mu), count in kinds.items() if mu is not None)
     labels = {epsilon: count for (epsilon, mu), count in kinds.items() if epsilon is not None and mu is None}
     pure = math.fsum(count * epsilon for epsilon, count in labels.items())
@@ -142,10 +141,9 @@ def total_epsilon(releases: Iterable[Release], delta: float) -> float:
 
 
 def classic_gaussian_epsilon(mu: float, delta: float) -> float:
-    """mu sqrt(2 ln(1.25/delta)): the classic bound on one release of Gaussian noise, which is proven up to 1 only."""
+    """mu sqrt(2 ln(1.25/delta)): the classic bound for one Gaussian release; proven up to epsilon 1 only."""
     return mu * math.sqrt(2 * math.log(1.25 / delta))
 
 
 def guarantee_rating(total: float) -> GuaranteeRating:
-    """What a total is worth, in a word."""
-    return next((word for limit, word in GUARANTEE_THRESHOLDS if total <= limit), NO_GUARANTEE)
+    return next((rating for limit, rating in GUARANTEE_THRESHOLDS if total <= limit), NO_GUARANTEE)

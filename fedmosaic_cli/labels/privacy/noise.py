@@ -1,6 +1,6 @@
-"""The noise of a run: what the section `privacy` comes to once everything is known that anybody may know.
+"""The noise of a run: mechanisms and parameters that follow from the section `privacy`.
 
-It depends on the configuration, the size of the public set and the number of exchanges, never on anybody's data.
+They depend on the configuration, the size of the public set and the number of exchanges, never on a client's data.
 """
 
 from __future__ import annotations
@@ -26,15 +26,23 @@ if TYPE_CHECKING:
 
 ExpertiseMechanism = Literal["none", "gaussian", "histogram"]
 MIN_LABEL_EPSILON = 1e-9
-"""With less than this, a label cannot be told from a guess in double precision."""
+"""Below this budget a label is indistinguishable from a guess in double precision."""
 MAX_BISECTIONS = 200
 
 
 @dataclass(frozen=True)
 class PrivacyNoise:
-    """How labels and expertise are told. Without noise `label_epsilon` is infinite and `noise_multiplier` is 0.
+    """Noise on labels and expertise.
 
-    `noise_multiplier` is the standard deviation of Gaussian noise in units of the sensitivity.
+    Attributes:
+        label_mechanism: k-ary randomised response, or flips of one-hot bits.
+        expertise_mechanism: Noise on expertise, on a class histogram instead of expertise, or no expertise at all.
+        label_epsilon: Budget per label; infinite without noise.
+        noise_multiplier: Standard deviation of Gaussian noise in units of the sensitivity; 0 without noise.
+        unit: What the guarantee protects: all data of a client, or one record under the assumption `changed_rows`.
+        changed_rows: Assumed number of public labels that one record can change.
+        delta: Delta of the guarantee.
+        max_epsilon: Limit of the total epsilon.
     """
 
     label_mechanism: Literal["krr", "xor"]
@@ -47,86 +55,88 @@ class PrivacyNoise:
     max_epsilon: float | None = None
 
     def keep_probability(self, num_classes: int) -> float:
-        """How often `krr` tells a label as it is."""
+        """The probability that `krr` keeps a label."""
         return keep_probability(self.label_epsilon, num_classes)
 
     def other_label_probability(self, num_classes: int) -> float:
-        """How often it tells one certain other label."""
+        """The probability that `krr` reports a specific other label."""
         return other_label_probability(self.label_epsilon, num_classes)
 
     def flip_probability(self) -> float:
-        """How often `xor` flips a bit."""
+        """The probability that `xor` flips a bit."""
         return flip_probability(self.label_epsilon, CHANGED_BITS_PER_LABEL)
 
-    def max_changed_labels(self, public_size: int) -> int:
-        """How many public labels may be others for somebody else."""
-        return public_size if self.changed_rows is None else self.changed_rows
-
     def histogram_sigma(self, num_examples: int) -> float:
-        """The noise on each share of a client's histogram, which has `size` examples behind it.
+        """The standard deviation of the noise on each class fraction of a client with `num_examples` examples.
 
-        Two histograms of shares are at most sqrt(2) apart; with one record replaced, sqrt(2) / size.
+        The L2 sensitivity is sqrt(2), or sqrt(2) / num_examples if one record is replaced.
         """
-        apart = math.sqrt(2) / (max(num_examples, 1) if self.unit == "record-assumed" else 1)
-        return self.noise_multiplier * apart
+        sensitivity = math.sqrt(2) / (max(num_examples, 1) if self.unit == "record-assumed" else 1)
+        return self.noise_multiplier * sensitivity
 
     def expertise_sigma(self, public_size: int, max_expertise: float) -> float:
-        """The noise on each of `public_size` values between 0 and `high`.
+        """The standard deviation of the noise on each of `public_size` values in [0, max_expertise].
 
-        All of them may change by all there is. This holds for a record too: whoever vouches for labels says nothing
-        about how sure a network is of them, and one record moves that everywhere.
+        All values can change by the whole range. This also holds for a single record: `changed_rows` limits the changed
+        labels, but not the changes in the confidence of a network.
         """
         return self.noise_multiplier * max_expertise * math.sqrt(public_size)
 
     def round_releases(
         self, round_number: int, num_examples: int, public_size: int, max_expertise: float, is_first: bool
     ) -> list[Release]:
-        """What a client lets go with its message in round `number`; its histogram only with the `first`."""
-        told = [
-            Release(
-                round_number, self.label_mechanism, self.max_changed_labels(public_size), epsilon=self.label_epsilon
-            )
-        ]
+        """The releases of a client's upload in one round. The histogram is released with the first upload only."""
+        num_labels = public_size if self.changed_rows is None else self.changed_rows
+        releases = [Release(round_number, self.label_mechanism, num_labels, epsilon=self.label_epsilon)]
         mu = 1 / self.noise_multiplier if self.noise_multiplier else math.inf
         if self.expertise_mechanism == "gaussian":
-            told.append(
-                Release(round_number, "gaussian", 1, mu=mu, sigma=self.expertise_sigma(public_size, max_expertise))
-            )
+            sigma = self.expertise_sigma(public_size, max_expertise)
+            releases.append(Release(round_number, "gaussian", 1, mu=mu, sigma=sigma))
         if self.expertise_mechanism == "histogram" and is_first:
-            told.append(Release(round_number, "histogram", 1, mu=mu, sigma=self.histogram_sigma(num_examples)))
-        return told
+            releases.append(Release(round_number, "histogram", 1, mu=mu, sigma=self.histogram_sigma(num_examples)))
+        return releases
 
     def planned_releases(
         self, num_exchanges: int, num_examples: int, public_size: int, max_expertise: float
     ) -> list[tuple[Release, int]]:
-        """What a client lets go that takes part in all of so many exchanges, and in how many of them each."""
+        """The releases of a client that takes part in all exchanges, each with its number of rounds."""
         if not num_exchanges:
             return []
-        every = self.round_releases(1, num_examples, public_size, max_expertise, is_first=True)
-        return [(each, 1 if each.mechanism == "histogram" else num_exchanges) for each in every]
+        releases = self.round_releases(1, num_examples, public_size, max_expertise, is_first=True)
+        return [(release, 1 if release.mechanism == "histogram" else num_exchanges) for release in releases]
 
     def planned_epsilon(self, num_exchanges: int, public_size: int) -> float:
-        """The epsilon that such a client comes to. It depends on nothing that only the data could tell."""
-        every = self.planned_releases(num_exchanges, 1, public_size, 1.0)
-        return total_epsilon([replace(each, count=each.count * number) for each, number in every], self.delta)
+        """The total epsilon of such a client; independent of the data."""
+        planned = self.planned_releases(num_exchanges, 1, public_size, 1.0)
+        return total_epsilon([replace(release, count=release.count * n) for release, n in planned], self.delta)
 
 
 def expertise_noise_bound(expertise_rule: str | None, num_classes: int) -> float:
-    """The upper end of what a client may claim: 1 for shares, log C for entropies."""
+    """The upper bound of expertise that noise is scaled to: 1 for fractions, log C for entropies."""
     return EXPERTISE_RULES[expertise_rule or "uniform"].max_value(num_classes, 1)
 
 
 def num_exchange_rounds(num_rounds: int, warmup_rounds: int) -> int:
-    """In how many rounds clients tell their labels."""
+    """The number of rounds in which clients upload labels."""
     return max(0, num_rounds - max(warmup_rounds, 1) + 1)
 
 
 def resolve_noise(
     settings: PrivacySettings, public_size: int, num_exchanges: int, expertise_rule: str | None
 ) -> PrivacyNoise | None:
-    """The noise of a run with so many exchanges (`times`), None where there is to be none at all.
+    """The noise of a run.
 
-    `kind` is what the method takes for expertise, None where it has no such thing.
+    Args:
+        settings: Section `privacy`.
+        public_size: Number of public examples.
+        num_exchanges: Number of rounds in which clients upload labels.
+        expertise_rule: Expertise rule of the method, if it has one.
+
+    Returns:
+        The noise, or None if labels are uploaded without noise.
+
+    Raises:
+        RequestError: The settings contradict the method or the public set.
     """
     if settings.labels == "off":
         return None
@@ -141,8 +151,8 @@ def resolve_noise(
     )
     if label_epsilon < MIN_LABEL_EPSILON:
         raise RequestError(
-            f"a budget of {label_epsilon:.2g} for a label tells nothing at all (privacy): give more, or share fewer "
-            "public examples in fewer rounds"
+            f"an epsilon of {label_epsilon:.2g} per label is no better than guessing (privacy): increase the budget, "
+            "or share fewer public examples in fewer rounds"
         )
     return PrivacyNoise(
         label_mechanism=settings.labels,
@@ -157,11 +167,11 @@ def resolve_noise(
 
 
 def resolve_expertise_mechanism(settings: PrivacySettings, expertise_rule: str | None) -> ExpertiseMechanism:
-    """How expertise is told; where a method has none to tell, not at all."""
+    """The mechanism for expertise; `none` for methods without expertise."""
     if expertise_rule in ("count", "count-confidence") and settings.expertise in ("gaussian", "histogram"):
         raise RequestError(
-            f"{expertise_rule} has no bound that holds for every client, so no noise could hide it (privacy.expertise): use "
-            "none, or the expertise frequency or entropy"
+            f"{expertise_rule} has no bound that holds for every client, so noise cannot protect it "
+            "(privacy.expertise): use none, or the expertise frequency or entropy"
         )
     if settings.expertise == "none" or expertise_rule not in ("frequency", "entropy"):
         return "none"
@@ -169,7 +179,8 @@ def resolve_expertise_mechanism(settings: PrivacySettings, expertise_rule: str |
         return "histogram" if expertise_rule == "frequency" else "gaussian"
     if settings.expertise == "histogram" and expertise_rule != "frequency":
         raise RequestError(
-            f"a histogram says nothing of {expertise_rule} (privacy.expertise): use gaussian or none, or the expertise frequency"
+            f"a class histogram does not determine {expertise_rule} (privacy.expertise): use gaussian or none, or the "
+            "expertise frequency"
         )
     return settings.expertise
 
@@ -177,20 +188,20 @@ def resolve_expertise_mechanism(settings: PrivacySettings, expertise_rule: str |
 def resolve_noise_parameters(
     settings: PrivacySettings, expertise_mechanism: ExpertiseMechanism, max_changed_labels: int, num_exchanges: int
 ) -> tuple[float, float]:
-    """The budget of a label and the noise multiplier, as they are given or as a whole budget allows."""
+    """The epsilon per label and the noise multiplier: as configured, or calibrated to the total epsilon."""
     if settings.epsilon == "inf":
         return math.inf, 0.0
     if settings.epsilon is not None:
         gaussians = {"none": 0, "histogram": 1, "gaussian": num_exchanges}[expertise_mechanism]
         share = 1.0 if expertise_mechanism == "none" else settings.label_share
-        # Where nothing is exchanged nothing is spent, whatever the noise.
+        # Without an exchange nothing is spent, and any noise is valid.
         return calibrate_noise(
             settings.epsilon, settings.delta, max(num_exchanges, 1) * max_changed_labels, max(gaussians, 1), share
         )
     if expertise_mechanism != "none" and settings.noise_multiplier is None:
         raise RequestError(
-            f"privacy.label_epsilon is given, but no privacy.noise_multiplier for {expertise_mechanism} noise (privacy): set it, "
-            "or privacy.epsilon alone, or privacy.expertise=none"
+            f"privacy.label_epsilon is given, but no privacy.noise_multiplier for {expertise_mechanism} noise "
+            "(privacy): set it, or privacy.epsilon alone, or privacy.expertise=none"
         )
     label_epsilon = math.inf if settings.label_epsilon in (None, "inf") else float(settings.label_epsilon or 0)
     return label_epsilon, (settings.noise_multiplier or 0.0) if expertise_mechanism != "none" else 0.0
@@ -199,21 +210,26 @@ def resolve_noise_parameters(
 def calibrate_noise(
     epsilon: float, delta: float, num_label_releases: int, num_gaussian_releases: int, label_share: float
 ) -> tuple[float, float]:
-    """The budget of a label and the noise multiplier with which so many releases come to `epsilon`, and not above.
+    """The least noise with a total of at most `epsilon`.
 
-    Of what is spent (as rho), `label_share` goes to labels; with a share of 1 there is no Gaussian noise to pay for.
+    Args:
+        epsilon: Total budget.
+        delta: Delta of the guarantee.
+        num_label_releases: Number of label releases.
+        num_gaussian_releases: Number of Gaussian releases.
+        label_share: Fraction of the zCDP budget for labels; 1 without Gaussian releases.
+
+    Returns:
+        The epsilon per label and the noise multiplier.
     """
 
-    def parts(rho: float) -> tuple[float, float]:
-        label = bisect_largest(
-            lambda budget: pure_dp_rho(budget) <= label_share * rho / num_label_releases,
-            0.0,
-            2 + rho / num_label_releases,
-        )
+    def split(rho: float) -> tuple[float, float]:
+        label_rho = label_share * rho / num_label_releases
+        label = bisect_largest(lambda budget: pure_dp_rho(budget) <= label_rho, 0.0, 2 + rho / num_label_releases)
         return label, math.inf if label_share == 1 else math.sqrt(num_gaussian_releases / (2 * (1 - label_share) * rho))
 
     def total(rho: float) -> float:
-        label, multiplier = parts(rho)
+        label, multiplier = split(rho)
         noisy = [Release(1, "gaussian", num_gaussian_releases, mu=1 / multiplier)] if label_share < 1 else []
         return total_epsilon([Release(1, "labels", num_label_releases, epsilon=label), *noisy], delta)
 
@@ -221,14 +237,14 @@ def calibrate_noise(
     while zcdp_epsilon(highest, delta) < epsilon:
         highest *= 2
     if label_share == 1:
-        # Few labels may cost no more than the sum of their budgets.
+        # The cost of a few labels is bounded by the sum of their budgets.
         highest = max(highest, num_label_releases * pure_dp_rho(epsilon / num_label_releases))
-    label, multiplier = parts(bisect_largest(lambda rho: total(rho) <= epsilon, 0.0, 2 * highest))
+    label, multiplier = split(bisect_largest(lambda rho: total(rho) <= epsilon, 0.0, 2 * highest))
     return label, 0.0 if label_share == 1 else multiplier
 
 
 def bisect_largest(predicate: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest number between two for which something holds that holds for all below it, by halving."""
+    """The largest number in [low, high] that satisfies a monotone predicate, by bisection."""
     for _ in range(MAX_BISECTIONS):
         middle = (low + high) / 2
         if middle in (low, high):
@@ -238,21 +254,21 @@ def bisect_largest(predicate: Callable[[float], bool], low: float, high: float) 
 
 
 def require_planned_budget(noise: PrivacyNoise, planned_epsilon: float) -> None:
-    """Refuse a run that is going to spend more than it may."""
+    """Raise RequestError if a run is planned to exceed its privacy budget."""
     if noise.max_epsilon is not None and planned_epsilon > noise.max_epsilon:
         raise RequestError(
             f"the planned total epsilon of {planned_epsilon:.6g} is above the limit of {noise.max_epsilon:g} "
-            "(privacy.max_epsilon, --dp-max-eps): share fewer public examples, play fewer rounds, or add more noise"
+            "(privacy.max_epsilon, --dp-max-eps): share fewer public examples, run fewer rounds, or add more noise"
         )
 
 
 def require_budget(ledger: Sequence[Release], new_releases: Iterable[Release], noise: PrivacyNoise) -> None:
-    """Refuse a release that would bring a client above what it may spend, before it is drawn."""
+    """Raise RequestError, before any noise is drawn, if releases would exceed a client's privacy budget."""
     if noise.max_epsilon is None:
         return
     total = total_epsilon([*ledger, *new_releases], noise.delta)
     if total > noise.max_epsilon:
         raise RequestError(
             f"the next message would bring a client's total epsilon to {total:.6g}, above the limit of "
-            f"{noise.max_epsilon:g} (privacy.max_epsilon): nothing was sent; raise the limit or stop here"
+            f"{noise.max_epsilon:g} (privacy.max_epsilon): nothing was sent; raise the limit or stop the run"
         )

@@ -1,4 +1,4 @@
-"""What a run tells of its noise: before it starts what is planned, in the end what was spent. One block a run."""
+"""The privacy section of a run: the planned budget before it starts, the spent budget at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SYSTEM_NOISE_NOTE = (
     "its last digits; accuracies and losses told for the log, and class counts in the manifest, have no noise"
 )
 MAX_VALID_PAPER_EPSILON = 1.0
-"""Up to this epsilon the paper's formula is proven."""
+"""The paper's formula is proven up to this epsilon."""
 
 
 def planned_privacy_report(
@@ -39,34 +39,40 @@ def planned_privacy_report(
     max_expertise: float,
     client_sizes: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """The block of a client that takes part in all of so many exchanges (`times`).
+    """The section for a client that takes part in all exchanges.
 
-    `sizes` are those of the clients' training parts, None where only the data could tell; the smallest has the most
-    noise on its histogram, if that depends on it.
+    Args:
+        noise: Noise of the run.
+        num_exchanges: Number of rounds in which clients upload labels.
+        public_size: Number of public examples.
+        num_classes: Number of classes.
+        max_expertise: Upper bound of expertise.
+        client_sizes: Numbers of training examples, if known. The smallest client has the most noise on its histogram.
     """
     planned = noise.planned_releases(
         num_exchanges, min(client_sizes) if client_sizes else 1, public_size, max_expertise
     )
     if not client_sizes and noise.unit != "client":
-        planned = [(replace(each, sigma=None) if each.mechanism == "histogram" else each, n) for each, n in planned]
-    entries = [ledger_entry(each, number, each.count * number) for each, number in planned]
+        planned = [
+            (replace(release, sigma=None) if release.mechanism == "histogram" else release, n) for release, n in planned
+        ]
+    entries = [ledger_entry(release, n, release.count * n) for release, n in planned]
     total = noise.planned_epsilon(num_exchanges, public_size)
-    facts = {"stage": "planned", "rounds": num_exchanges, "worst_client": None}
-    return build_privacy_report(noise, facts, [each for each, _ in planned], entries, total, num_classes)
+    stage = {"stage": "planned", "rounds": num_exchanges, "worst_client": None}
+    return build_privacy_report(noise, stage, [release for release, _ in planned], entries, total, num_classes)
 
 
 def spent_privacy_report(
     noise: PrivacyNoise, ledgers: Mapping[int, Iterable[Release]], num_classes: int
 ) -> dict[str, Any]:
-    """The block of the client that gave away most, from what everybody's ledger says."""
+    """The section for the client with the largest total epsilon, from the ledgers of all clients."""
     spent = {client: list(releases) for client, releases in ledgers.items()}
     totals = {client: total_epsilon(releases, noise.delta) for client, releases in spent.items()}
     worst = max(totals, key=lambda client: (totals[client], -client), default=None)
     releases = [] if worst is None else spent[worst]
-    facts = {"stage": "spent", "rounds": len({each.round for each in releases}), "worst_client": worst}
-    return build_privacy_report(
-        noise, facts, releases, condense_ledger(releases), 0.0 if worst is None else totals[worst], num_classes
-    )
+    stage = {"stage": "spent", "rounds": len({release.round for release in releases}), "worst_client": worst}
+    total = 0.0 if worst is None else totals[worst]
+    return build_privacy_report(noise, stage, releases, condense_ledger(releases), total, num_classes)
 
 
 def build_privacy_report(
@@ -77,9 +83,9 @@ def build_privacy_report(
     total: float,
     num_classes: int,
 ) -> dict[str, Any]:
-    """All of it as it is written to files, where an infinite number is a word."""
-    labels = next((each for each in releases if each.epsilon is not None), None)
-    expertise = next((each for each in releases if each.mu is not None), None)
+    """The section as it is written to files, with infinite numbers as JSON_INFINITY."""
+    labels = next((release for release in releases if release.epsilon is not None), None)
+    expertise = next((release for release in releases if release.mu is not None), None)
     formula = None if expertise is None or expertise.mu is None else classic_gaussian_epsilon(expertise.mu, noise.delta)
     content = {
         **stage_fields,
@@ -95,7 +101,7 @@ def build_privacy_report(
         },
         "round_epsilon": {
             "labels": labels.pure_epsilon if labels else 0.0,
-            "expertise": gaussian_release_epsilon(expertise, noise.delta),
+            "expertise": 0.0 if expertise is None else gaussian_epsilon(expertise.mu or 0.0, noise.delta),
         },
         "eps_paper_formula": formula,
         "eps_paper_formula_valid": None if formula is None else formula <= MAX_VALID_PAPER_EPSILON,
@@ -109,26 +115,21 @@ def build_privacy_report(
 
 
 def with_system_noise(report: dict[str, Any]) -> dict[str, Any]:
-    """The same where clients are somebody: their noise comes from no seed."""
+    """The section of a run on real sites, which draw their noise from the operating system."""
     return {**report, "noise": "system", "noise_means": SYSTEM_NOISE_NOTE}
 
 
 def label_noise_fields(noise: PrivacyNoise, num_classes: int) -> dict[str, Any]:
-    """How labels are told."""
+    """The mechanism for labels and its probabilities."""
     guess = 0.5 if noise.label_mechanism == "xor" else 1 / num_classes
-    told = {"mechanism": noise.label_mechanism, "epsilon": noise.label_epsilon, "guess": guess}
+    fields = {"mechanism": noise.label_mechanism, "epsilon": noise.label_epsilon, "guess": guess}
     if noise.label_mechanism == "xor":
-        return {**told, "flip": noise.flip_probability()}
-    return {**told, "keep": noise.keep_probability(num_classes), "other": noise.other_label_probability(num_classes)}
-
-
-def gaussian_release_epsilon(release: Release | None, delta: float) -> float:
-    """What one release of Gaussian noise costs by itself."""
-    return 0.0 if release is None or release.mu is None else gaussian_epsilon(release.mu, delta)
+        return {**fields, "flip": noise.flip_probability()}
+    return {**fields, "keep": noise.keep_probability(num_classes), "other": noise.other_label_probability(num_classes)}
 
 
 def condense_ledger(releases: Iterable[Release]) -> list[dict[str, Any]]:
-    """A ledger with one entry for all releases that are alike but for their round."""
+    """The ledger with one entry per kind of release, whatever its round."""
     rounds: dict[Release, set[int]] = {}
     counts: dict[Release, int] = {}
     for release in releases:
@@ -139,30 +140,29 @@ def condense_ledger(releases: Iterable[Release]) -> list[dict[str, Any]]:
 
 
 def ledger_entry(release: Release, num_rounds: int, count: int) -> dict[str, Any]:
-    """A line of the condensed ledger: in how many rounds, how many releases in all, with which parameters."""
-    told = {"epsilon": release.epsilon, "mu": release.mu, "sigma": release.sigma}
-    parameters = {key: to_json_number(value) for key, value in told.items() if value is not None}
+    """An entry of the condensed ledger: number of rounds, number of releases, and parameters."""
+    values = {"epsilon": release.epsilon, "mu": release.mu, "sigma": release.sigma}
+    parameters = {key: to_json_number(value) for key, value in values.items() if value is not None}
     return {"mechanism": release.mechanism, "rounds": num_rounds, "count": count, **parameters}
 
 
 def read_ledger(entries: Iterable[Mapping[str, Any]]) -> list[Release]:
-    """The releases that a client wrote down."""
     return [Release.from_dict(entry) for entry in entries]
 
 
 def to_json_value(value: Any) -> Any:
-    """A value that JSON can hold."""
+    """The value with infinite numbers as JSON_INFINITY."""
     if isinstance(value, dict):
         return {key: to_json_value(inner) for key, inner in value.items()}
     return to_json_number(value) if isinstance(value, float) else value
 
 
 def delta_warning(delta: float, client_sizes: Sequence[int]) -> str:
-    """A word where a delta is no promise: at 1/n, to publish one record in n at random would pass."""
+    """A warning if delta is at least 1/n: publishing one of n records at random would satisfy such a delta."""
     smallest = min(client_sizes, default=0)
     if not smallest or delta < 1 / smallest:
         return ""
     return (
         f"delta {delta:g} is not below 1/{smallest}, one over the examples of the smallest client: at such a delta one "
-        "whole record may be given away (privacy.delta)"
+        "whole record may be released (privacy.delta)"
     )
