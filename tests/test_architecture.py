@@ -236,7 +236,7 @@ INSTANT = [
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
     ["evaluate", "no-such-run", "--lira"],
-    ["evaluate", "no-such-run", "--privacy", "--lira", "--references", "1"],
+    ["evaluate", "no-such-run", "--privacy", "--lira", "--shadow-models", "1"],
     ["evaluate", "no-such-run", "--privacy", "--split", "test"],
 ]
 

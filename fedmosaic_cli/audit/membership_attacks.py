@@ -1,7 +1,4 @@
-"""How well examples that a model was trained on can be told from others: scores of attacks, and what they are worth.
-
-Everywhere, the larger score says "member". Arrays in, arrays and numbers out; nothing here knows of models or files.
-"""
+"""Scores of membership-inference attacks. A larger score means "member". Only arrays: no models, no files, no torch."""
 
 from __future__ import annotations
 
@@ -16,82 +13,68 @@ if TYPE_CHECKING:
     IndexArray = NDArray[np.int64]
     BoolArray = NDArray[np.bool_]
 
-NUM_BOOTSTRAP = 1000
-CONFIDENCE_LEVEL = 0.95
-# Resamples are worked on in portions of about so many numbers: more would not fit a processor's cache.
-CHUNK_ELEMENTS = 1_000_000
-# With fewer reference models than this, a standard deviation an example would be mostly noise.
+# With fewer shadow models, a standard deviation per example would be mostly noise.
 MIN_MODELS_FOR_EXAMPLE_STD = 64
 MIN_STD = 1e-6
-# Stands for the logarithm of 0, so that a difference of two of them is a number.
+# Replaces the logarithm of 0, so that differences stay finite.
 MIN_LOGIT = -1e30
 
 
-def match_by_stratum(
-    member_strata: IndexArray, non_member_strata: IndexArray, rng: np.random.Generator
-) -> tuple[IndexArray, IndexArray]:
-    """Positions among members and among others, pairwise of the same kind: as many of each kind as both can give.
-
-    `members` and `others` say of what kind each is. Whoever has more of a kind gives some drawn by `rng`.
-    """
-    pairs = []
-    for kind in np.intersect1d(member_strata, non_member_strata):
-        ours, theirs = (rng.permutation(np.flatnonzero(kinds == kind)) for kinds in (member_strata, non_member_strata))
-        count = min(len(ours), len(theirs))
-        pairs.append((np.sort(ours[:count]), np.sort(theirs[:count])))
-    nothing = np.empty(0, dtype=np.int64)
-    return (
-        np.concatenate([nothing, *(ours for ours, _ in pairs)]),
-        np.concatenate([nothing, *(theirs for _, theirs in pairs)]),
-    )
-
-
 def message_scores(labels: IndexArray, expertise: FloatArray | None, candidate_labels: IndexArray) -> FloatArray:
-    """What a label sent in one round tells: +E where it is the candidate's own label, else -E.
+    """Score candidates by the message of one round: +E if the sent label is the candidate's label, else -E.
 
-    Where labels travel alone, 1 and 0: the mean over rounds is then the share of rounds in which it was right. Of a row
-    of bits, a bit for each class, the candidate's own counts; so it does of expertise with a value for each class.
+    Args:
+        labels: A label per candidate, or a row of bits with one bit per class, of which the candidate's class counts.
+        expertise: A value per candidate or per class. If None, the score is 1 for the candidate's label, else 0.
+        candidate_labels: The labels of the candidates.
     """
-    right = labels == candidate_labels if labels.ndim == 1 else labels[np.arange(len(labels)), candidate_labels] == 1
+    correct = labels == candidate_labels if labels.ndim == 1 else labels[np.arange(len(labels)), candidate_labels] == 1
     if expertise is not None and expertise.ndim > 1:
         expertise = expertise[0, candidate_labels]
-    return right.astype(np.float64) if expertise is None else np.where(right, expertise, -expertise)
+    return correct.astype(np.float64) if expertise is None else np.where(correct, expertise, -expertise)
 
 
 def logit_scaled_confidence(logits: FloatArray, labels: IndexArray) -> FloatArray:
-    """phi = ln p_y - ln(1 - p_y) for logits [examples, classes]: z_y less the logsumexp of all others.
+    """Return phi = ln p_y - ln(1 - p_y) for logits [examples, classes].
 
-    Neither probability is ever formed, so none is cut off at 0 or 1.
+    It is computed as z_y minus the logsumexp of all other logits, so it does not saturate as probabilities do.
     """
-    rest, rows = np.maximum(logits.astype(np.float64), MIN_LOGIT), np.arange(len(labels))
-    own = rest[rows, labels]
-    rest[rows, labels] = -np.inf
-    most = rest.max(axis=1)
-    others = most + np.log(np.exp(rest - most[:, None]).sum(axis=1))
-    result: FloatArray = own - others
-    return result
+    others, rows = np.maximum(logits.astype(np.float64), MIN_LOGIT), np.arange(len(labels))
+    own = others[rows, labels]
+    others[rows, labels] = -np.inf
+    largest = others.max(axis=1)
+    confidence: FloatArray = own - (largest + np.log(np.exp(others - largest[:, None]).sum(axis=1)))
+    return confidence
 
 
 def shadow_training_masks(num_examples: int, num_models: int, rng: np.random.Generator) -> BoolArray:
-    """[models, count]: which of `count` examples each reference model is trained on, a random half each.
+    """Draw the training set of each shadow model, [models, examples]: a random half.
 
-    Every second one has the half that the one before has not, so each example is in half of the models.
+    Every second model has the complement of the one before, so half of the models are trained on each example.
     """
-    chosen = np.zeros((num_models, num_examples), dtype=bool)
+    masks = np.zeros((num_models, num_examples), dtype=bool)
     for first in range(0, num_models, 2):
-        chosen[first, rng.permutation(num_examples)[: num_examples // 2]] = True
+        masks[first, rng.permutation(num_examples)[: num_examples // 2]] = True
         if first + 1 < num_models:
-            chosen[first + 1] = ~chosen[first]
-    return chosen
+            masks[first + 1] = ~masks[first]
+    return masks
 
 
 def lira_scores(
     target_confidences: FloatArray, shadow_confidences: FloatArray, training_mask: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The likelihood-ratio attack on `target` [examples], given the same of `references` [models, examples].
+    """Score examples by the likelihood-ratio attack (LiRA).
 
-    Offline (phi - mean_out) / std_out; online log N(phi; in) - log N(phi; out). Means are an example's own, standard
-    deviations too if there are enough models; else they are pooled over all examples.
+    Offline: (phi - mean_out) / std_out. Online: log N(phi; in) - log N(phi; out). Means are per example; standard
+    deviations are per example if there are enough shadow models, else pooled over all examples.
+
+    Args:
+        target_confidences: [examples], of the audited model.
+        shadow_confidences: [models, examples], of the shadow models.
+        training_mask: [models, examples], which examples each shadow model was trained on.
+
+    Returns:
+        The offline and the online scores.
     """
     mean_in, std_in = masked_mean_and_std(shadow_confidences, training_mask)
     mean_out, std_out = masked_mean_and_std(shadow_confidences, ~training_mask)
@@ -101,7 +84,7 @@ def lira_scores(
 
 
 def masked_mean_and_std(values: FloatArray, mask: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation of each column, over the rows `used` of it: at least one, and somewhere two."""
+    """Return mean and standard deviation per column over the rows in the mask: at least one, in some column two."""
     counts = mask.sum(axis=0)
     means = np.where(mask, values, 0.0).sum(axis=0) / counts
     squares = np.where(mask, (values - means) ** 2, 0.0).sum(axis=0)
@@ -110,75 +93,3 @@ def masked_mean_and_std(values: FloatArray, mask: BoolArray) -> tuple[FloatArray
     else:
         variance = squares / (counts - 1)
     return means, np.maximum(np.sqrt(variance), MIN_STD)
-
-
-def roc_auc(members: FloatArray, non_members: FloatArray) -> float:
-    """The chance that a member scores higher than another example; a tie counts half."""
-    lined_up = np.sort(non_members)
-    below, up_to = (np.searchsorted(lined_up, members, side) for side in ("left", "right"))
-    return float((below + up_to).sum() / (2 * len(members) * len(non_members)))
-
-
-def tpr_at_fpr(members: FloatArray, non_members: FloatArray, false_positive_rate: float) -> float:
-    """The largest share of members above a threshold that at most this share of the others is above.
-
-    Those who tie with the first of the others that is one too many are below: a threshold cannot part them.
-    """
-    allowed = int(false_positive_rate * len(non_members) + 1e-9)
-    if allowed >= len(non_members):
-        return 1.0
-    return float((members > np.sort(non_members)[-allowed - 1]).mean())
-
-
-def bootstrap_counts(num_examples: int, rng: np.random.Generator) -> NDArray[np.uint16]:
-    """[resamples, count]: how often each of `count` examples is in a resample of as many, drawn with replacement."""
-    drawn = np.empty((NUM_BOOTSTRAP, num_examples), dtype=np.uint16)
-    for start, stop in bootstrap_chunks(num_examples):
-        rows = np.arange(stop - start)[:, None] * num_examples
-        places = rng.integers(num_examples, size=(stop - start, num_examples)) + rows
-        drawn[start:stop] = np.bincount(places.ravel(), minlength=(stop - start) * num_examples).reshape(
-            -1, num_examples
-        )
-    return drawn
-
-
-def stratified_weights(counts: NDArray[np.uint16], strata: IndexArray) -> FloatArray:
-    """Resamples as weights [resamples, examples] that leave every kind its share; see `resamples`.
-
-    Members and others are matched by kind. Resamples in which they no longer are would spread far more than the AUC
-    of matched ones does, and leaks would go unnoticed. A kind of which a resample has nothing stays as it is.
-    """
-    weights = counts.astype(np.float64)
-    for kind in np.unique(strata):
-        places = np.flatnonzero(strata == kind)
-        sums = weights[:, places].sum(axis=1, keepdims=True)
-        weights[:, places] = np.where(sums > 0, weights[:, places] * len(places) / np.maximum(sums, 1), 1.0)
-    return weights
-
-
-def bootstrap_aucs(
-    members: FloatArray, non_members: FloatArray, member_weights: FloatArray, non_member_weights: FloatArray
-) -> FloatArray:
-    """The AUC of each resample; weights are [resamples, examples]."""
-    order = np.argsort(non_members, kind="stable")
-    lined_up, result = non_members[order], np.empty(len(member_weights))
-    below, up_to = np.searchsorted(lined_up, members, "left"), np.searchsorted(lined_up, members, "right")
-    for start, stop in bootstrap_chunks(len(members) + len(non_members)):
-        passed = np.zeros((stop - start, len(non_members) + 1))
-        np.cumsum(non_member_weights[start:stop, order], axis=1, out=passed[:, 1:])
-        drawn = member_weights[start:stop]
-        wins = (drawn * (passed[:, below] + passed[:, up_to])).sum(axis=1) / 2
-        result[start:stop] = wins / (drawn.sum(axis=1) * passed[:, -1])
-    return result
-
-
-def bootstrap_chunks(row_elements: int) -> list[tuple[int, int]]:
-    """Where portions of the resamples, each of `width` numbers, begin and end."""
-    size = max(1, CHUNK_ELEMENTS // max(row_elements, 1))
-    return [(start, min(start + size, NUM_BOOTSTRAP)) for start in range(0, NUM_BOOTSTRAP, size)]
-
-
-def confidence_interval(values: FloatArray) -> tuple[float, float]:
-    """The middle 95 % of bootstrapped values, without the last bits: what is 0.5 in any resample is no leak."""
-    low, high = np.quantile(values, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return round(float(low), 9), round(float(high), 9)

@@ -1,8 +1,7 @@
-"""The membership audit of finished runs: can anybody tell a client's training examples from others?
+"""Membership-inference audit of finished runs: can training examples be distinguished from other examples?
 
-Views, each an attack of its own: `messages-last` and `messages-all` are those of a server that slipped the candidates
-into the public set and hears what a client says of them, `model-loss` and `model-lira-...` those of whoever has the
-client's model.
+Each view is an attack. In `messages-last` and `messages-all` a malicious server adds the candidates to the public set
+and reads the client's messages. In `model-loss` and `model-lira-...` the attacker has the client's model.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 import torch
 
 from fedmosaic_cli.audit.audit_metrics import AttackScores, AttackViews, audit_metrics
-from fedmosaic_cli.audit.label_queries import AuditClient, query_labels
 from fedmosaic_cli.audit.members import MIN_CANDIDATES, candidates_per_client
 from fedmosaic_cli.audit.membership_attacks import lira_scores, logit_scaled_confidence
-from fedmosaic_cli.audit.replay import candidate_examples, replay_run, score_message
+from fedmosaic_cli.audit.replay import AuditClient, candidate_examples, query_labels, replay_run, score_message
 from fedmosaic_cli.audit.shadow_models import shadow_confidences
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.build import find_devices, with_poisoned_labels
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """How far an audit goes: the messages of the last round alone, or of all; how many reference models, if any."""
+    """Extent of an audit: messages of the last round only or of all rounds, and the number of shadow models."""
 
     last_round_only: bool = False
     num_shadow_models: int = 0
@@ -56,7 +54,7 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """All clients of a run: what is written to privacy.json."""
+    """The content of privacy.json for one run."""
 
     run_files: RunDirectory
     content: dict[str, Any]
@@ -64,10 +62,13 @@ class AuditResult:
 
 @dataclass(frozen=True)
 class AuditScope:
-    """Whom an audit of a run asks about.
+    """What an audit of a run covers.
 
-    `left_out` are clients with too few candidates, and how many they have. `rounds` and `spoke` tell in how many rounds
-    each client trained, and who ever sent something.
+    Attributes:
+        candidates: The candidates of all audited clients.
+        excluded: The number of candidates of each client that has too few.
+        training_rounds: The number of rounds in which each client trained.
+        senders: The clients that sent at least one message.
     """
 
     candidates: list[MembershipCandidates]
@@ -79,35 +80,39 @@ class AuditScope:
 def run_membership_audits(
     runs: Sequence[RunDirectory], settings: AuditSettings, device_name: str, data_dirs: DataDirs
 ) -> Iterator[AuditResult]:
-    """The audit of each run. Runs in which nobody can be audited are refused before work begins on any."""
+    """Audit each run.
+
+    Raises:
+        RequestError: If a run has no client with enough candidates; checked for all runs before the first audit.
+    """
     device = find_devices(device_name)[0]
-    opened = [load_finished_run(files, data_dirs) for files in runs]
-    subjects = {run.files.path: audit_scope(run, data_dirs) for run in sorted(opened, key=lambda run: run.data_key)}
+    finished_runs = [load_finished_run(files, data_dirs) for files in runs]
+    runs_by_data = sorted(finished_runs, key=lambda run: run.data_key)
+    scopes = {run.files.path: audit_scope(run, data_dirs) for run in runs_by_data}
 
-    def look(run: FinishedRun, table: DeviceDataset, dealt: Partition) -> Iterator[AuditResult]:
-        yield audit_run(run, table, dealt, subjects[run.files.path], settings, data_dirs)
+    def process(run: FinishedRun, device_data: DeviceDataset, partition: Partition) -> Iterator[AuditResult]:
+        yield audit_run(run, device_data, partition, scopes[run.files.path], settings, data_dirs)
 
-    yield from process_runs(opened, device, data_dirs, look)
+    yield from process_runs(finished_runs, device, data_dirs, process)
 
 
 def audit_scope(run: FinishedRun, data_dirs: DataDirs) -> AuditScope:
-    """Refused where no client has enough candidates."""
-    dataset, dealt = load_run_data(run, data_dirs)
-    found = candidates_per_client(dataset, with_poisoned_labels(dealt, run.config), run.config.seed)
-    enough = [candidates for candidates in found if len(candidates) >= MIN_CANDIDATES]
-    if not enough:
+    """Match candidates and read from the log which clients trained and sent messages."""
+    dataset, partition = load_run_data(run, data_dirs)
+    candidates = candidates_per_client(dataset, with_poisoned_labels(partition, run.config), run.config.seed)
+    audited = [each for each in candidates if len(each) >= MIN_CANDIDATES]
+    if not audited:
         raise RequestError(
-            f"no client has {MIN_CANDIDATES} training examples to be matched by class with as many that nobody trained on, "
-            f"the most is {max(map(len, found))} ({run.files.path}): deal to fewer clients, or use more data"
+            f"no client has {MIN_CANDIDATES} training examples that match unused examples by class, the maximum is "
+            f"{max(map(len, candidates))} ({run.files.path}): use fewer clients, or more data"
         )
     run.files.verify_files(ROUNDS_FILE)
-    rounds, spoke = {each.client_id: 0 for each in found}, set()
+    training_rounds, senders = {each.client_id: 0 for each in candidates}, set()
     for row in run.files.read_rounds():
-        rounds[row["client"]] += row["loss_private"] is not None
-        spoke |= {row["client"]} if row["bits_up"] else set()
-    return AuditScope(
-        enough, {each.client_id: len(each) for each in found if len(each) < MIN_CANDIDATES}, rounds, spoke
-    )
+        training_rounds[row["client"]] += row["loss_private"] is not None
+        senders |= {row["client"]} if row["bits_up"] else set()
+    excluded = {each.client_id: len(each) for each in candidates if len(each) < MIN_CANDIDATES}
+    return AuditScope(audited, excluded, training_rounds, senders)
 
 
 def audit_run(
@@ -118,15 +123,15 @@ def audit_run(
     settings: AuditSettings,
     data_dirs: DataDirs,
 ) -> AuditResult:
-    """All views of all clients, and what they come to."""
+    """Compute all views of all clients and their metrics."""
     method, notes = run.config.method, audit_notes(run.config, scope, settings)
     views = saved_model_views(run, device_data, partition, scope, data_dirs)
     identical = None
     if not settings.last_round_only and any("messages-last" in each for each in views.values()):
-        again = replay_run(run, device_data, partition, scope.candidates, data_dirs.on_progress)
-        identical = again.is_identical
-        for client, heard in again.scores_by_client.items():
-            views[client]["messages-all"] = heard
+        replay = replay_run(run, device_data, partition, scope.candidates, data_dirs.on_progress)
+        identical = replay.is_identical
+        for client_id, scores in replay.scores_by_client.items():
+            views[client_id]["messages-all"] = scores
         if not identical:
             notes.append(
                 "played again, the run did not end in the saved models, bit for bit: another machine or version"
@@ -148,36 +153,36 @@ def audit_run(
 
 
 def audit_notes(config: RunConfig, scope: AuditScope, settings: AuditSettings) -> list[str]:
-    """What a reader has to know about views that are missing, or not what they seem."""
-    method, found = config.method, []
+    """Explain missing or unusual views."""
+    method, notes = config.method, []
     if config.attack.fabricates_uploads and method.shares_labels:
-        who = ", ".join(map(str, config.attack.clients))
-        found.append(f"attackers are asked as if they told what they found: client {who}")
+        clients = ", ".join(map(str, config.attack.clients))
+        notes.append(f"attackers are asked as if they told what they found: client {clients}")
     if not method.shares_labels:
-        found.append(f"{method.title} sends no labels: only models are looked at (what travels: {method.travels})")
+        notes.append(f"{method.title} sends no labels: only models are looked at (what travels: {method.travels})")
     elif not scope.senders:
-        found.append("no labels were sent in any round: only models are looked at")
+        notes.append("no labels were sent in any round: only models are looked at")
     if method.is_centralized:
-        found.append("there is one model for all clients, asked about the examples of each")
+        notes.append("there is one model for all clients, asked about the examples of each")
         if settings.num_shadow_models:
-            found.append("there are no reference models of pooled data")
+            notes.append("there are no reference models of pooled data")
     if scope.excluded:
-        who = ", ".join(f"{client} ({count})" for client, count in scope.excluded.items())
-        found.append(f"clients with fewer than {MIN_CANDIDATES} matched examples are left out: {who}")
-    return found
+        clients = ", ".join(f"{client} ({count})" for client, count in scope.excluded.items())
+        notes.append(f"clients with fewer than {MIN_CANDIDATES} matched examples are left out: {clients}")
+    return notes
 
 
 def saved_model_views(
     run: FinishedRun, device_data: DeviceDataset, partition: Partition, scope: AuditScope, data_dirs: DataDirs
 ) -> dict[int, AttackViews]:
-    """What the saved models show, and what they would say in their clients' last message."""
+    """Compute the views of the saved models and of the last messages, which depend on these models."""
     views: dict[int, AttackViews] = {}
-    chosen = {candidates.client_id: candidates for candidates in scope.candidates}
-    data_dirs.on_progress("auditing clients", 0, len(chosen))
+    candidates_by_client = {candidates.client_id: candidates for candidates in scope.candidates}
+    data_dirs.on_progress("auditing clients", 0, len(candidates_by_client))
     for shard, learner, model in load_saved_models(run, device_data, partition):
-        if shard.client not in chosen:
+        if shard.client not in candidates_by_client:
             continue
-        candidates, own = chosen[shard.client], views.setdefault(shard.client, {})
+        candidates, client_views = candidates_by_client[shard.client], views.setdefault(shard.client, {})
         logits = predict_logits(
             run, shard.client, learner, model, candidate_examples(device_data.public_examples, candidates)
         )
@@ -186,19 +191,19 @@ def saved_model_views(
                 torch.tensor(shard.split_labels("train", device_data.dataset)),
                 minlength=device_data.dataset.num_classes,
             )
-            witness = AuditClient(shard.client, run.config.train.rounds, counts, run.config.seed)
-            said = query_labels(run.config, logits.log_softmax(dim=1), witness)
-            own["messages-last"] = score_message(candidates, *said)
-        own["model-loss"] = model_view(logits, candidates)
-        data_dirs.on_progress("auditing clients", len(views), len(chosen))
+            audit_client = AuditClient(shard.client, run.config.train.rounds, counts, run.config.seed)
+            message = query_labels(run.config, logits.log_softmax(dim=1), audit_client)
+            client_views["messages-last"] = score_message(candidates, *message)
+        client_views["model-loss"] = model_view(logits, candidates)
+        data_dirs.on_progress("auditing clients", len(views), len(candidates_by_client))
     return views
 
 
 def model_view(logits: Tensor, candidates: MembershipCandidates) -> AttackScores:
-    """How sure the model is of each candidate's label."""
+    """Score the candidates by the model's confidence in their labels."""
     labels = candidates.all_labels
-    right = (logits.argmax(dim=1).numpy() == labels).astype(np.float64)
-    return AttackScores(logit_scaled_confidence(logits.numpy(), labels), right)
+    correct = (logits.argmax(dim=1).numpy() == labels).astype(np.float64)
+    return AttackScores(logit_scaled_confidence(logits.numpy(), labels), correct)
 
 
 def add_lira_views(
@@ -210,17 +215,17 @@ def add_lira_views(
     num_models: int,
     data_dirs: DataDirs,
 ) -> None:
-    """Lay the views of the likelihood-ratio attack beside the others."""
+    """Add the views of the likelihood-ratio attack."""
     done, total = 0, sum(scope.training_rounds[candidates.client_id] for candidates in scope.candidates)
 
-    def tell() -> None:
+    def on_round() -> None:
         nonlocal done
         done += 1
-        data_dirs.on_progress("training reference models", done, total)
+        data_dirs.on_progress("training shadow models", done, total)
 
     for candidates in scope.candidates:
-        client, shard = candidates.client_id, partition.shards[candidates.client_id]
-        found = shadow_confidences(run, device_data, shard, candidates, num_models, scope.training_rounds[client], tell)
-        plain = views[client]["model-loss"]
-        for name, scores in zip(("offline", "online"), lira_scores(plain.scores, *found), strict=True):
-            views[client][f"model-lira-{name}"] = AttackScores(scores, plain.correctness)
+        client_id, shard = candidates.client_id, partition.shards[candidates.client_id]
+        rounds, target = scope.training_rounds[client_id], views[client_id]["model-loss"]
+        shadows = shadow_confidences(run, device_data, shard, candidates, num_models, rounds, on_round)
+        for name, scores in zip(("offline", "online"), lira_scores(target.scores, *shadows), strict=True):
+            views[client_id][f"model-lira-{name}"] = AttackScores(scores, target.correctness)

@@ -1,23 +1,33 @@
-"""A finished run played again in memory, to hear what its clients would have said in every round."""
+"""What the messages of a run reveal: its rounds are repeated in memory to query each client about candidates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedmosaic_cli.audit.audit_metrics import AttackScores
-from fedmosaic_cli.audit.label_queries import AuditClient, query_labels
 from fedmosaic_cli.audit.membership_attacks import message_scores
+from fedmosaic_cli.engine.messages import MessageHeader
+from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.rounds import run_rounds
-from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY
+from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, privatize
+from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
+from fedmosaic_cli.labels.voting import Ballot
+from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.run_state import to_arrays
+from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from fedmosaic_cli.audit.members import MembershipCandidates
     from fedmosaic_cli.config.run_config import RunConfig
@@ -26,13 +36,70 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.client import SimulatedClient
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.federation import Federation
+    from fedmosaic_cli.engine.method import State
     from fedmosaic_cli.runner.build import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
 
 
+@dataclass
+class AuditClient:
+    """Replaces a client in a query. Its privacy noise has the same distribution, but comes from another stream."""
+
+    id: int
+    round: int
+    class_counts: Tensor
+    seed: int
+    state: State = field(default_factory=dict)
+
+    def privacy_rng(self, purpose: str) -> np.random.Generator:
+        return derive_rng(self.seed, "audit", purpose, self.id, self.round)
+
+
+def query_labels(
+    config: RunConfig, log_probs: Tensor, client: AuditClient
+) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
+    """Return what the server would receive if these examples were public: labels, and vote weights.
+
+    The weights are None if the method sends labels only.
+    """
+    method = config.method
+    if not isinstance(method, FedCT):
+        raise TypeError(f"{method.title} sends no labels")
+    noise = None if config.noise is None else replace(config.noise, max_epsilon=None)  # queries spend no budget
+    ctx = FederationInfo(
+        num_classes=log_probs.shape[1],
+        initial_model={},
+        client_sizes={client.id: int(client.class_counts.sum())},
+        num_rounds=1,
+        public_size=config.data.public_size or 0,
+        extensions={EXTENSION_KEY: LabelSharing(privacy_noise=noise)},
+    )
+    spec = replace(method.message_spec(ctx), public_size=len(log_probs))
+    labels = log_probs.argmax(dim=1)
+    released = privatize(labels.numpy(), method.compute_expertise(log_probs, labels, client), client, ctx, spec)
+    header = MessageHeader(ctx.run_id, ctx.public_set_id, client.round, client.id)
+    ballot = Ballot(client.id, wire.encode_label_upload(header, spec, *released), spec)
+    received, weights = ballot.labels(), ballot.weights()
+    if weights.ndim > 1 and received.ndim == 1:  # one weight per class, one class per example
+        weights = weights[0, received]
+    return received, None if spec.expertise_encoding is wire.ExpertiseEncoding.NONE else weights
+
+
+def score_message(candidates: MembershipCandidates, labels: np.ndarray, expertise: np.ndarray | None) -> AttackScores:
+    """Score the candidates by a message about them."""
+    true_labels = candidates.all_labels
+    return AttackScores(message_scores(labels, expertise, true_labels), message_scores(labels, None, true_labels))
+
+
+def candidate_examples(examples: Examples, candidates: MembershipCandidates) -> Examples:
+    """Select the candidates from the images behind `examples`, on the same device."""
+    index = torch.tensor(candidates.all_indices, device=examples.indices.device)
+    return replace(examples, indices=index, labels=torch.tensor(candidates.all_labels, device=examples.device))
+
+
 @dataclass(frozen=True)
 class ReplayResult:
-    """All messages of each client that sent some; and whether the clients arrived at the models that were saved."""
+    """The mean scores of each client over its messages, and whether the replay reproduced the saved models."""
 
     scores_by_client: dict[int, AttackScores]
     is_identical: bool
@@ -45,71 +112,42 @@ def replay_run(
     all_candidates: Sequence[MembershipCandidates],
     on_progress: ProgressCallback,
 ) -> ReplayResult:
-    """Play the run from its first round to its last; nothing is written."""
-    rounds, heard = (
-        run.config.train.rounds,
-        {candidates.client_id: MeanAttackScores(candidates) for candidates in all_candidates},
-    )
-    federation = build_federation(run.config, device_data.dataset, partition, [device_data.device])
-    on_progress("playing the run again", 0, rounds)
+    """Repeat all rounds of a run in memory and query the clients after each message."""
+    config, rounds = run.config, run.config.train.rounds
+    candidates_by_client = {candidates.client_id: candidates for candidates in all_candidates}
+    sums: dict[int, Any] = {}
+    num_messages: Counter[int] = Counter()
+    federation = build_federation(config, device_data.dataset, partition, [device_data.device])
+    on_progress("replaying the run", 0, rounds)
     with federation.worker_pool:
-        for done in run_rounds(federation, rounds):
-            spoke = {row["client"] for row in done.rows if row["bits_up"]}
+        for record in run_rounds(federation, rounds):
+            senders = {row["client"] for row in record.rows if row["bits_up"]}
             for client in federation.state.clients:
-                if client.id in spoke & heard.keys():
-                    heard[client.id].add(
-                        round_message_scores(client, federation, heard[client.id].candidates, run.config)
-                    )
-            on_progress("playing the run again", done.number, rounds)
-        means = {client: mean.average() for client, mean in heard.items() if mean.num_rounds}
+                if client.id in senders & candidates_by_client.keys():
+                    view = round_message_scores(client, federation, candidates_by_client[client.id], config)
+                    sums[client.id] = sums.get(client.id, 0.0) + np.stack([view.scores, view.correctness])
+                    num_messages[client.id] += 1
+            on_progress("replaying the run", record.number, rounds)
+        means = {client_id: AttackScores(*(total / num_messages[client_id])) for client_id, total in sums.items()}
         return ReplayResult(means, matches_saved_models(run, federation))
 
 
 def round_message_scores(
     client: SimulatedClient, federation: Federation, candidates: MembershipCandidates, config: RunConfig
 ) -> AttackScores:
-    """What the client's message of this round would tell about the candidates."""
+    """Query a client about the candidates after the current round."""
     model = federation.method.personal_model(federation.state.server, client)
     logits = client.learner.predict(model, candidate_examples(client.private, candidates)).cpu()
     released_before = {HISTOGRAM_KEY: client.state[HISTOGRAM_KEY]} if HISTOGRAM_KEY in client.state else {}
-    witness = AuditClient(client.id, client.round, client.class_counts, config.seed, released_before)
-    return score_message(candidates, *query_labels(config, logits.log_softmax(dim=1), witness))
-
-
-def score_message(candidates: MembershipCandidates, labels: np.ndarray, expertise: np.ndarray | None) -> AttackScores:
-    """A statement about the candidates as scores."""
-    truth = candidates.all_labels
-    return AttackScores(message_scores(labels, expertise, truth), message_scores(labels, None, truth))
-
-
-def candidate_examples(examples: Examples, candidates: MembershipCandidates) -> Examples:
-    """The candidates, out of the same images and on the same device as `some` examples."""
-    index = torch.tensor(candidates.all_indices, device=examples.indices.device)
-    return replace(examples, indices=index, labels=torch.tensor(candidates.all_labels, device=examples.device))
+    audit_client = AuditClient(client.id, client.round, client.class_counts, config.seed, released_before)
+    return score_message(candidates, *query_labels(config, logits.log_softmax(dim=1), audit_client))
 
 
 def matches_saved_models(run: FinishedRun, federation: Federation) -> bool:
-    """Whether every client ends with its saved model, bit for bit."""
+    """Return whether every client's model equals its saved model, bit for bit."""
     for client in federation.state.clients:
-        ours = to_arrays(federation.method.personal_model(federation.state.server, client))
+        model = to_arrays(federation.method.personal_model(federation.state.server, client))
         saved = run.files.load_model(client.id, run.summary.get("models", {}))
-        if ours.keys() != saved.keys() or any(ours[name].tobytes() != saved[name].tobytes() for name in ours):
+        if model.keys() != saved.keys() or any(model[name].tobytes() != saved[name].tobytes() for name in model):
             return False
     return True
-
-
-class MeanAttackScores:
-    """The mean over rounds of what is seen of a client's candidates."""
-
-    def __init__(self, candidates: MembershipCandidates) -> None:
-        self.candidates = candidates
-        self.num_rounds = 0
-        self._scores, self._correctness = np.zeros((2, 2 * len(candidates)))
-
-    def add(self, attack_scores: AttackScores) -> None:
-        self.num_rounds += 1
-        self._scores += attack_scores.scores
-        self._correctness += attack_scores.correctness
-
-    def average(self) -> AttackScores:
-        return AttackScores(self._scores / self.num_rounds, self._correctness / self.num_rounds)

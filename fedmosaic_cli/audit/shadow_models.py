@@ -1,4 +1,4 @@
-"""Reference models: what a model would make of an example if it had, and if it had not, been trained on it."""
+"""Shadow models: the confidence of models that were, and were not, trained on an example."""
 
 from __future__ import annotations
 
@@ -43,37 +43,40 @@ def shadow_confidences(
     rounds: int,
     on_round: Callable[[], None],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """[models, candidates]: the confidence of `models` that each trained alone on a half, and who trained on what.
+    """Train shadow models of one client, each alone on a random half of the candidates.
 
-    They train as the client did, as many steps in each of `rounds` rounds; after each of them somebody is `told`.
+    They train with the client's settings and its number of steps per round, for `rounds` rounds.
+
+    Returns:
+        Confidences and training masks, both [models, candidates].
     """
     config = shadow_config(run.config, shard, num_models)
     seed = derive_seed(run.config.seed, "audit", "reference", shard.client)
-    chosen = shadow_training_masks(2 * len(candidates), num_models, derive_rng(seed, "halves"))
-    everything = candidate_examples(device_data.public_examples, candidates)
-    clients = shadow_clients(config, device_data, everything, chosen, seed)
-    world = FederationInfo(device_data.dataset.num_classes, {}, {}, rounds)
+    masks = shadow_training_masks(2 * len(candidates), num_models, derive_rng(seed, "halves"))
+    examples = candidate_examples(device_data.public_examples, candidates)
+    clients = shadow_clients(config, device_data, examples, masks, seed)
+    ctx = FederationInfo(device_data.dataset.num_classes, {}, {}, rounds)
     workers = WorkerPool(num_workers(config.train.workers, num_models, device_data.device))
-    standing = init_state(Local(), clients, world)
-    skips = config.train.on_nan == "skip"
-    federation = Federation(Local(), world, [], workers, standing, seed, num_models, device_data.device, "", skips)
+    state = init_state(Local(), clients, ctx)
+    skip_diverged = config.train.on_nan == "skip"
+    federation = Federation(Local(), ctx, [], workers, state, seed, num_models, device_data.device, "", skip_diverged)
     with workers:
         try:
             for _ in run_rounds(federation, rounds):
                 on_round()
         except DivergenceError:
             raise RunFailedError(
-                f"a reference model for client {shard.client} diverged ({run.files.path}): audit without --lira"
+                f"a shadow model for client {shard.client} diverged ({run.files.path}): audit without --lira"
             ) from None
-    answers = [client.learner.predict(client.state["model"], everything).cpu().numpy() for client in clients]
-    return np.stack([logit_scaled_confidence(each, candidates.all_labels) for each in answers]), chosen
+    logits = [client.learner.predict(client.state["model"], examples).cpu().numpy() for client in clients]
+    return np.stack([logit_scaled_confidence(each, candidates.all_labels) for each in logits]), masks
 
 
 def shadow_config(config: RunConfig, shard: Shard, num_models: int) -> RunConfig:
-    """The run as if the client's reference models were its only clients, each with a start of its own."""
+    """Return the configuration of a run whose clients are the shadow models, with individual initial models."""
     train = config.train_settings_for(shard.client)
-    a_round = train.local_steps or train.local_epochs * -(-len(shard.train) // train.batch_size)
-    train = train.model_copy(update={"local_steps": a_round, "init": "per-client", "clients_per_round": None})
+    steps_per_round = train.local_steps or train.local_epochs * -(-len(shard.train) // train.batch_size)
+    train = train.model_copy(update={"local_steps": steps_per_round, "init": "per-client", "clients_per_round": None})
     data = config.data.model_copy(update={"clients": num_models})
     model = config.model_settings_for(shard.client)
     return replace(
@@ -84,16 +87,16 @@ def shadow_config(config: RunConfig, shard: Shard, num_models: int) -> RunConfig
 def shadow_clients(
     config: RunConfig, device_data: DeviceDataset, examples: Examples, training_masks: NDArray[np.bool_], seed: int
 ) -> list[SimulatedClient]:
-    """A client for each row of `chosen`, which says what it trains on."""
-    classroom, clients = LearnerFactory(config), []
-    for number, row in enumerate(training_masks):
-        places = torch.tensor(np.flatnonzero(row))
+    """Create one client per row of the training masks."""
+    factory, clients = LearnerFactory(config), []
+    for number, mask in enumerate(training_masks):
+        index = torch.tensor(np.flatnonzero(mask))
         private = replace(
             examples,
-            indices=examples.indices[places.to(examples.indices.device)],
-            labels=examples.targets[places.to(examples.device)],
+            indices=examples.indices[index.to(examples.indices.device)],
+            labels=examples.targets[index.to(examples.device)],
         )
-        learner = classroom.learner(number, private, device_data)
+        learner = factory.learner(number, private, device_data)
         clients.append(
             SimulatedClient(
                 number,

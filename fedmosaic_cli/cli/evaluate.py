@@ -10,13 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmosaic_cli.cli.audit import (
-    DEFAULT_SHADOW_MODELS,
-    MIN_SHADOW_MODELS,
-    audit_runs,
-    save_and_show_audits,
-    validate_audit_options,
-)
 from fedmosaic_cli.cli.common_options import (
     DataDirOption,
     DebugOption,
@@ -25,10 +18,11 @@ from fedmosaic_cli.cli.common_options import (
     JsonOption,
     QuietOption,
     VerboseOption,
+    deprecated_aliases,
 )
 from fedmosaic_cli.cli.console import print_json, print_stderr
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
-from fedmosaic_cli.cli.views.evaluation_view import show_evaluations
+from fedmosaic_cli.cli.views.evaluation_view import show_audits, show_evaluations
 from fedmosaic_cli.cli.views.local_comparison import warn_about_trust
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
@@ -43,7 +37,10 @@ from fedmosaic_cli.runner.local_baseline import (
 )
 from fedmosaic_cli.storage.files import write_files_atomic
 
-EvaluationResults = dict[Path, dict[str, Any]]
+DEFAULT_SHADOW_MODELS = 16
+# Two models with an example and two without it: fewer do not show how much models vary.
+MIN_SHADOW_MODELS, MAX_SHADOW_MODELS = 4, 10_000
+Results = dict[Path, dict[str, Any]]
 
 
 class SplitName(StrEnum):
@@ -52,33 +49,30 @@ class SplitName(StrEnum):
     val = "val"
 
 
+@deprecated_aliases({"--references": "--shadow-models", "--local": "--compare-with"})
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")],
-    split: Annotated[
-        SplitName | None, typer.Option(help="Which part of each client's data.", show_default="test")
-    ] = None,
-    local: Annotated[
+    split: Annotated[SplitName | None, typer.Option(help="Part of each client's data.", show_default="test")] = None,
+    compare_with: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="The Local run to compare with.", show_default="among the RUNs, or beside each"
+            metavar="RUN", help="The Local run to compare with.", show_default="one of the RUNs, or next to each"
         ),
     ] = None,
     privacy: Annotated[
-        bool,
-        typer.Option("--privacy", help="Instead of all this: can training examples be told from others?"),
+        bool, typer.Option("--privacy", help="Run a membership-inference audit instead of the evaluation.")
     ] = False,
     last_round: Annotated[
         bool,
-        typer.Option("--last-round", help="With --privacy: messages of the last round alone; no run is played again."),
+        typer.Option("--last-round", help="With --privacy: attack only the last messages, without replaying the run."),
     ] = False,
     lira: Annotated[
-        bool,
-        typer.Option("--lira", help="With --privacy: also by reference models of every client, which are trained now."),
+        bool, typer.Option("--lira", help="With --privacy: also attack with shadow models, which are trained first.")
     ] = False,
-    references: Annotated[
+    shadow_models: Annotated[
         int | None,
         typer.Option(
-            help=f"With --lira: how many models a client, at least {MIN_SHADOW_MODELS}.",
+            help=f"With --lira: shadow models per client, at least {MIN_SHADOW_MODELS}.",
             show_default=str(DEFAULT_SHADOW_MODELS),
         ),
     ] = None,
@@ -89,132 +83,164 @@ def evaluate(
     verbose: VerboseOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Examine the saved personal models of finished runs, without training.
+    """Evaluate the saved personal models of finished runs, without training.
 
-    Accuracy, loss, macro-F1, balanced accuracy, calibration error and confusion of every client; and how many clients
-    collaboration helped, left unharmed or hurt, against their Local models on the same shards.
+    Computes accuracy, loss, macro-F1, balanced accuracy, calibration error and confusion matrix of every client, and
+    counts the clients that collaboration helped or hurt compared with their Local models on the same shards.
     Writes evaluation.json into each run directory (evaluation-train.json for --split train).
 
-    With --privacy the models are not examined but audited, and privacy.json is written: how well a client's training
-    examples can be told from as many of the same classes that nobody trained on, by what the client sends (in its last
-    round, and in all of them, for which the run is played again in memory) and by its model.
+    --privacy runs a membership-inference audit instead and writes privacy.json: how well an attacker distinguishes a
+    client's training examples from unused examples of the same classes, by the client's messages (of the last round,
+    and of all rounds, for which the run is replayed in memory) and by its model.
 
     \b
     [bold]Examples[/bold]
     fedmosaic evaluate runs/quickstart/*/seed-0
     fedmosaic evaluate runs/quickstart/fedmosaic-entropy/seed-0 --verbose
-    fedmosaic evaluate mine --local runs/quickstart/local/seed-0 --json
+    fedmosaic evaluate mine --compare-with runs/quickstart/local/seed-0 --json
     fedmosaic evaluate runs/quickstart/*/seed-0 --split train
-    fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira --references 16
+    fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira --shadow-models 16
     """
-    validate_audit_options(privacy, last_round, lira, references, split, local)
-    asked = [load_recorded_run(run) for run in deduplicate_runs(runs, quiet)]
-    if privacy:
-        with data_dirs_with_progress(data_dir, quiet or as_json) as place:
-            audits = audit_runs(
-                asked, last_round, (references or DEFAULT_SHADOW_MODELS) if lira else 0, device.value, place
-            )
-        save_and_show_audits(asked, audits, as_json, quiet, verbose)
-        return
-    split = split or SplitName.test
-    named = named_local_run(local)
-    with data_dirs_with_progress(data_dir, quiet or as_json) as place:
-        alone = {run.files.path: find_local_baseline(run, asked, named, split.value, place) for run in asked}
-        # All of them first: if one is unfit, nothing is written.
-        results = evaluate_runs(asked, split.value, device.value, place)
-    for run in asked:
+    validate_audit_options(privacy, last_round, lira, shadow_models, split, compare_with)
+    recorded = [load_recorded_run(run) for run in deduplicate_runs(runs, quiet)]
+    local_run, split_name = load_local_run(compare_with), (split or SplitName.test).value
+    with data_dirs_with_progress(data_dir, quiet or as_json) as data_dirs:
+        # All runs before the first write: if one of them is invalid, nothing is written.
+        if privacy:
+            num_models = (shadow_models or DEFAULT_SHADOW_MODELS) if lira else 0
+            results = audit_runs(recorded, last_round, num_models, device.value, data_dirs)
+        else:
+            baselines = [find_local_baseline(run, recorded, local_run, split_name, data_dirs) for run in recorded]
+            results = evaluate_runs(recorded, split_name, device.value, data_dirs)
+    for run in recorded:
         run.check_unchanged()
-    missing = [add_local_comparison(run, alone[run.files.path], results) for run in asked]
+    if privacy:
+        files = [run.files.privacy_file(results[run.files.path]) for run in recorded]
+        notes = [f"{note} ({path})" for path, result in results.items() for note in result["notes"]]
+    else:
+        pairs = zip(recorded, baselines, strict=True)
+        missing = [add_local_comparison(run, baseline, results) for run, baseline in pairs]
+        files = [run.files.evaluation_file(split_name, results[run.files.path]) for run in recorded]
+        notes = list(dict.fromkeys(str(baseline) for baseline in missing if baseline and baseline.remedy))
     try:
-        write_files_atomic(dict(run.files.evaluation_file(split.value, results[run.files.path]) for run in asked))
-    finally:  # what was found out is told, even if it cannot be kept
+        write_files_atomic(dict(files))
+    finally:  # show the results even if they cannot be written
         if as_json:
             print_json([{"run": str(path), **result} for path, result in results.items()])
         elif not quiet:
-            show_evaluations(results, split.value, verbose)
+            show_audits(results, verbose) if privacy else show_evaluations(results, split_name, verbose)
     if not quiet:
-        for run in asked:
+        for run in () if privacy else recorded:
             warn_about_trust(str(run.files.path), run.summary)
-        for line in dict.fromkeys(str(local) for local in missing if local and local.remedy):
-            print_stderr(f"note: {line}")
+        for note in notes:
+            print_stderr(f"note: {note}")
+
+
+def validate_audit_options(
+    privacy: bool, last_round: bool, lira: bool, num_shadow_models: int | None, split: object, local_run: Path | None
+) -> None:
+    """Raise RequestError for options that contradict each other."""
+    if privacy:
+        for option, is_given in {"--split": split is not None, "--compare-with": local_run is not None}.items():
+            if is_given:
+                raise RequestError(f"{option} does not apply to an audit (--privacy): leave out one of the two")
+    for option, is_given in {
+        "--last-round": last_round,
+        "--lira": lira,
+        "--shadow-models": num_shadow_models is not None,
+    }.items():
+        if is_given and not privacy:
+            raise RequestError(f"{option} applies to an audit only (evaluate): add --privacy, or leave it out")
+    if num_shadow_models is not None and not lira:
+        raise RequestError("--shadow-models applies to --lira only (evaluate): add --lira, or leave it out")
+    if num_shadow_models is not None and not MIN_SHADOW_MODELS <= num_shadow_models <= MAX_SHADOW_MODELS:
+        raise RequestError(
+            f"{num_shadow_models} shadow models (--shadow-models): choose {MIN_SHADOW_MODELS} to {MAX_SHADOW_MODELS}, "
+            f"such as {DEFAULT_SHADOW_MODELS}"
+        )
 
 
 def deduplicate_runs(runs: list[Path], quiet: bool) -> list[Path]:
-    """The runs without those that are named again: lists written with asterisks overlap."""
-    different: dict[str, Path] = {}
-    for run in runs:  # unlike Path.resolve, this bears links that lead to themselves
-        if different.setdefault(os.path.realpath(run), run) is not run and not quiet:
-            print_stderr(f"note: named twice, examined once ({run})")
-    return list(different.values())
+    """Remove repeated runs, which overlapping shell patterns produce."""
+    unique: dict[str, Path] = {}
+    for run in runs:  # unlike Path.resolve, os.path.realpath accepts symlink loops
+        if unique.setdefault(os.path.realpath(run), run) is not run and not quiet:
+            print_stderr(f"note: given twice, evaluated once ({run})")
+    return list(unique.values())
 
 
-def named_local_run(path: Path | None) -> RecordedRun | None:
-    """The run that --local names, if any."""
+def load_local_run(path: Path | None) -> RecordedRun | None:
+    """Load the run of --compare-with, if given."""
     if path is None:
         return None
-    named = load_recorded_run(path)
-    if named.summary["method"] != "local":
+    run = load_recorded_run(path)
+    if run.summary["method"] != "local":
         raise RequestError(
-            f"a run of '{named.summary['method']}' is no Local run (--local {path}): name one such as "
+            f"a run of '{run.summary['method']}' is not a Local run (--compare-with {path}): name one such as "
             "runs/quickstart/local/seed-0"
         )
-    return named
+    return run
 
 
-def evaluate_runs(runs: list[RecordedRun], split: Any, device: str, data_dirs: DataDirs) -> EvaluationResults:
-    """The evaluations of all runs, in the order in which they were asked for."""
+def audit_runs(
+    runs: list[RecordedRun], last_round: bool, num_shadow_models: int, device: str, data_dirs: DataDirs
+) -> Results:
+    """Audit all runs; the results are in the order of the runs."""
+    from fedmosaic_cli.audit.membership_audit import AuditSettings, run_membership_audits
+
+    settings, results = AuditSettings(last_round, num_shadow_models), {run.files.path: dict[str, Any]() for run in runs}
+    for audit in run_membership_audits([run.files for run in runs], settings, device, data_dirs):
+        results[audit.run_files.path] = audit.content
+    return results
+
+
+def evaluate_runs(runs: list[RecordedRun], split: Any, device: str, data_dirs: DataDirs) -> Results:
+    """Evaluate all runs; the results are in the order of the runs."""
     total, done = sum(run.summary["shards"]["clients"] for run in runs), 0
-    data_dirs.on_progress("examining clients", done, total)
+    data_dirs.on_progress("evaluating clients", done, total)
 
-    from fedmosaic_cli.runner.evaluate import ClientEvaluated
-    from fedmosaic_cli.runner.evaluate import evaluate_saved_models as examine
+    from fedmosaic_cli.runner.evaluate import ClientEvaluated, evaluate_saved_models
 
-    results: EvaluationResults = {run.files.path: {} for run in runs}
-    for event in examine([run.files for run in runs], split, device, data_dirs):
+    results: Results = {run.files.path: {} for run in runs}
+    for event in evaluate_saved_models([run.files for run in runs], split, device, data_dirs):
         if isinstance(event, ClientEvaluated):
             done += 1
-            data_dirs.on_progress("examining clients", done, total)
+            data_dirs.on_progress("evaluating clients", done, total)
         else:
             results[event.files.path] = event.result
     return results
 
 
 def add_local_comparison(
-    run: RecordedRun, local: LocalBaseline | MissingLocalBaseline, results: EvaluationResults
+    run: RecordedRun, local: LocalBaseline | MissingLocalBaseline, results: Results
 ) -> MissingLocalBaseline | None:
-    """Lay the comparison with the Local run into the result of a run: null and the reason where there is none.
+    """Add the comparison with the Local run to the result of a run, or null and the reason.
 
-    Why there is none, or None.
+    Returns:
+        Why there is no comparison, or None.
     """
     result = results[run.files.path]
-    marks = result["per_client"]
+    clients = result["per_client"]
     result |= {"collaboration": None, "no_collaboration": None}
+    missing: MissingLocalBaseline | None = None
+    gains: Sequence[float | None] = [None] * len(clients)
     if isinstance(local, MissingLocalBaseline):
-        result["no_collaboration"] = local.reason
-        set_gains(marks, [None] * len(marks))
-        return local
-    sizes = [mark["examples"] for mark in marks]
-    found = compare_accuracies(local, client_accuracies(marks), local_accuracies(local, results), sizes)
-    if isinstance(found, MissingLocalBaseline):
-        if local.is_user_given:
-            raise RequestError(str(found))
-        return add_local_comparison(run, found, results)
-    result["collaboration"] = comparison_to_dict(run.files, local, found)
-    set_gains(marks, found.gains)
-    return None
-
-
-def local_accuracies(local: LocalBaseline, results: EvaluationResults) -> list[float]:
-    """The accuracies of a Local run: on record, or just measured."""
-    if local.accuracies is not None:
-        return local.accuracies
-    return client_accuracies(results[local.files.path]["per_client"])
-
-
-def client_accuracies(client_results: list[dict[str, Any]]) -> list[float]:
-    return [mark["accuracy"] for mark in client_results]
-
-
-def set_gains(client_results: list[dict[str, Any]], gains: Sequence[float | None]) -> None:
-    for mark, gain in zip(client_results, gains, strict=True):
-        mark["gain"] = gain
+        missing = local
+    else:
+        local_accuracies = local.accuracies
+        if local_accuracies is None:
+            local_accuracies = [client["accuracy"] for client in results[local.files.path]["per_client"]]
+        accuracies, sizes = ([client[key] for client in clients] for key in ("accuracy", "examples"))
+        comparison = compare_accuracies(local, accuracies, local_accuracies, sizes)
+        if isinstance(comparison, MissingLocalBaseline):
+            if local.is_user_given:
+                raise RequestError(str(comparison))
+            missing = comparison
+        else:
+            result["collaboration"] = comparison_to_dict(run.files, local, comparison)
+            gains = comparison.gains
+    if missing is not None:
+        result["no_collaboration"] = missing.reason
+    for client, gain in zip(clients, gains, strict=True):
+        client["gain"] = gain
+    return missing

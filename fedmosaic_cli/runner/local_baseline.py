@@ -124,7 +124,7 @@ def match_local_run(
     reason = local_run_mismatch(run.summary, local.summary)
     if reason is not None:
         making = shlex.join([*local_run_command(run, data_dirs, None), "--run-dir", "DIR"])
-        way_out = f"use --local DIR with the right one, made by: {making}"
+        way_out = f"use --compare-with DIR with the right one, made by: {making}"
         return MissingLocalBaseline(f"this is not the Local run to compare with, {reason}", path, way_out)
     accuracies = recorded_accuracies(local, split)
     if accuracies is None:

@@ -1,4 +1,4 @@
-"""Audits of runs whose models are known to have learnt nothing, or everything by heart; and whom they ask about."""
+"""Audits of untrained and memorizing models, and the choice of candidates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from fedmosaic_cli.audit.audit_metrics import MEMBERS_HIGHER, NO_LEAK, AttackScores, audit_metrics
-from fedmosaic_cli.audit.label_queries import AuditClient, query_labels
 from fedmosaic_cli.audit.members import MembershipCandidates, candidates_per_client
 from fedmosaic_cli.audit.membership_attacks import message_scores
 from fedmosaic_cli.audit.membership_audit import AuditSettings, model_view, run_membership_audits
-from fedmosaic_cli.audit.replay import replay_run, score_message
+from fedmosaic_cli.audit.replay import AuditClient, query_labels, replay_run, score_message
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -42,30 +41,30 @@ PLAIN = PrivacySettings()
 FEDMOSAIC = "quickstart/fedmosaic-entropy/seed-0"
 
 
-def audited(folder, name: str, **terms) -> dict:
-    [found] = run_membership_audits([RunDirectory(folder / name)], AuditSettings(**terms), "cpu", DataDirs())
-    return found.content
+def audited(folder, name: str, **settings) -> dict:
+    [result] = run_membership_audits([RunDirectory(folder / name)], AuditSettings(**settings), "cpu", DataDirs())
+    return result.content
 
 
-def dealt(**settings):
-    chosen = resolve_data_settings(DataSettings(**settings), DataDirs())
-    dataset = load_dataset(chosen, DataDirs())
-    return dataset, partition_dataset(dataset, chosen, seed=0)
+def partitioned(**settings):
+    resolved = resolve_data_settings(DataSettings(**settings), DataDirs())
+    dataset = load_dataset(resolved, DataDirs())
+    return dataset, partition_dataset(dataset, resolved, seed=0)
 
 
-def test_who_learnt_nothing_tells_nothing(roomy_runs):
+def test_untrained_models_leak_nothing(roomy_runs):
     result = audited(roomy_runs, "untrained")
     assert set(result["views"]) == {"messages-last", "messages-all", "model-loss"}
     for view in result["views"].values():
         assert view["auc"] == pytest.approx(0.5, abs=0.05)
 
 
-def test_who_knows_all_by_heart_gives_it_away(roomy_runs):
-    """The labels are mostly noise, on both sides: to get them right is to remember them."""
-    result = audited(roomy_runs, "memorised", references=4)
-    few = 0.7  # four models are few
-    least = {"messages-last": 0.8, "model-loss": 0.8, "model-lira-offline": few, "model-lira-online": few}
-    for name, value in least.items():
+def test_memorizing_models_leak_membership(roomy_runs):
+    """Most labels are noise on both sides, so only memorization predicts them."""
+    result = audited(roomy_runs, "memorised", num_shadow_models=4)
+    lira_auc = 0.7  # low, as there are only four shadow models
+    min_auc = {"messages-last": 0.8, "model-loss": 0.8, "model-lira-offline": lira_auc, "model-lira-online": lira_auc}
+    for name, value in min_auc.items():
         assert result["views"][name]["auc"] > value, name
         assert result["views"][name]["finding"] == MEMBERS_HIGHER
     assert result["views"]["messages-last"]["member_accuracy"] > 0.8
@@ -74,68 +73,69 @@ def test_who_knows_all_by_heart_gives_it_away(roomy_runs):
     assert result["references"] == 4
 
 
-def test_all_clients_together_are_their_mean(roomy_runs):
+def test_metrics_over_clients_are_means(roomy_runs):
     result = audited(roomy_runs, FEDMOSAIC)
     assert [entry["client"] for entry in result["per_client"]] == [0, 1]
     for name, view in result["views"].items():
-        ours = [entry["views"][name] for entry in result["per_client"]]
+        per_client = [entry["views"][name] for entry in result["per_client"]]
         for key in ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "member_accuracy", "non_member_accuracy"):
-            assert view[key] == pytest.approx(np.mean([each[key] for each in ours]))
-        assert view["members"] == view["non_members"] == sum(each["members"] for each in ours)
-        assert all(each["auc_interval"][0] < each["auc"] < each["auc_interval"][1] for each in [view, *ours])
-        widths = [each["auc_interval"][1] - each["auc_interval"][0] for each in [view, *ours]]
-        assert widths[0] < min(widths[1:]), "more examples say more"
+            assert view[key] == pytest.approx(np.mean([each[key] for each in per_client]))
+        assert view["members"] == view["non_members"] == sum(each["members"] for each in per_client)
+        assert all(each["auc_interval"][0] < each["auc"] < each["auc_interval"][1] for each in [view, *per_client])
+        widths = [each["auc_interval"][1] - each["auc_interval"][0] for each in [view, *per_client]]
+        assert widths[0] < min(widths[1:]), "more examples give a narrower interval"
 
 
-def test_members_and_others_swapped(roomy_runs):
+def test_swapping_members_and_non_members_mirrors_the_auc(roomy_runs):
     run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
-    found = candidates_per_client(*load_run_data(run, DataDirs()), 0)
+    candidates = candidates_per_client(*load_run_data(run, DataDirs()), 0)
     rng = np.random.default_rng(0)
-    scores = {each.client_id: rng.integers(0, 5, 2 * len(each)).astype(float) for each in found}
+    scores = {each.client_id: rng.integers(0, 5, 2 * len(each)).astype(float) for each in candidates}
     halves = {client: np.split(each, 2) for client, each in scores.items()}
 
     def aucs(values):
-        seen = {client: {"model-loss": AttackScores(each, each)} for client, each in values.items()}
-        return [entry["views"]["model-loss"]["auc"] for entry in audit_metrics(seen, found, 0)["per_client"]]
+        views = {client: {"model-loss": AttackScores(each, each)} for client, each in values.items()}
+        return [entry["views"]["model-loss"]["auc"] for entry in audit_metrics(views, candidates, 0)["per_client"]]
 
     swapped = aucs({client: np.concatenate(parts[::-1]) for client, parts in halves.items()})
     assert swapped == pytest.approx([1 - value for value in aucs(scores)])
 
 
-def test_played_again_a_run_ends_in_the_saved_models(roomy_runs):
+def test_a_replay_reproduces_the_saved_models(roomy_runs):
     assert audited(roomy_runs, FEDMOSAIC)["replay_identical"] is True
     run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
-    dataset, shares = load_run_data(run, DataDirs())
-    table = DeviceDataset(dataset, shares, torch.device("cpu"), torch.float32, "auto")
+    dataset, partition = load_run_data(run, DataDirs())
+    device_data = DeviceDataset(dataset, partition, torch.device("cpu"), torch.float32, "auto")
     other = replace(run, config=replace(run.config, seed=1))
-    again = replay_run(other, table, shares, candidates_per_client(dataset, shares, 0), print)
-    assert not again.is_identical, "under another seed it is another run"
+    candidates = candidates_per_client(dataset, partition, 0)
+    replay = replay_run(other, device_data, partition, candidates, print)
+    assert not replay.is_identical, "another seed gives another run"
 
 
-def test_that_a_replay_went_elsewhere_is_told(roomy_runs, monkeypatch):
+def test_a_replay_with_other_models_is_noted(roomy_runs, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.audit.replay.matches_saved_models", lambda *_: False)
     result = audited(roomy_runs, FEDMOSAIC)
     assert result["replay_identical"] is False
     assert any("did not end in the saved models" in note for note in result["notes"])
 
 
-def test_where_there_is_one_exchange_the_last_message_is_all(roomy_runs):
+def test_with_one_message_both_message_views_are_equal(roomy_runs):
     result = audited(roomy_runs, "quickstart/fedct/seed-0")
     assert result["views"]["messages-all"] == result["views"]["messages-last"]
     result = audited(roomy_runs, FEDMOSAIC)
     assert result["views"]["messages-all"] != result["views"]["messages-last"]
 
 
-def test_the_last_round_alone_is_not_played_again(roomy_runs, monkeypatch):
+def test_last_round_only_does_not_replay(roomy_runs, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.replay_run", None)
-    result = audited(roomy_runs, FEDMOSAIC, last_round=True)
+    result = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
     assert list(result["views"]) == ["messages-last", "model-loss"]
     assert result["replay_identical"] is None
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "centralized"])
-def test_who_sends_no_labels_is_looked_at_by_its_models(roomy_runs, name):
-    result = audited(roomy_runs, f"quickstart/{name}/seed-0", references=4)
+def test_methods_without_labels_have_model_views_only(roomy_runs, name):
+    result = audited(roomy_runs, f"quickstart/{name}/seed-0", num_shadow_models=4)
     lira = [] if name == "centralized" else ["model-lira-offline", "model-lira-online"]
     assert list(result["views"]) == ["model-loss", *lira]
     assert "sends no labels" in result["notes"][0]
@@ -143,26 +143,26 @@ def test_who_sends_no_labels_is_looked_at_by_its_models(roomy_runs, name):
     assert any("no reference models" in note for note in result["notes"]) == (not lira)
 
 
-def test_audits_repeat_themselves(roomy_runs):
-    terms = {"references": 4}
-    assert audited(roomy_runs, FEDMOSAIC, **terms) == audited(roomy_runs, FEDMOSAIC, **terms)
+def test_audits_are_deterministic(roomy_runs):
+    first, second = (audited(roomy_runs, FEDMOSAIC, num_shadow_models=4) for _ in range(2))
+    assert first == second
 
 
-def test_too_few_examples_are_refused(roomy_runs):
-    with pytest.raises(RequestError, match=r"200 .* the most is \d+ .*small\): deal to fewer clients"):
+def test_too_few_candidates_are_refused(roomy_runs):
+    with pytest.raises(RequestError, match=r"200 .* the maximum is \d+ .*small\): use fewer clients"):
         audited(roomy_runs, "small")
 
 
-def test_clients_with_too_few_are_left_out_and_named(roomy_runs, monkeypatch):
-    whole = audited(roomy_runs, FEDMOSAIC, last_round=True)
+def test_clients_with_too_few_candidates_are_excluded(roomy_runs, monkeypatch):
+    whole = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
     sizes = [entry["views"]["model-loss"]["members"] for entry in whole["per_client"]]
-    assert sizes[0] != sizes[1], "or the test tests nothing"
+    assert sizes[0] != sizes[1], "otherwise the test checks nothing"
     monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.MIN_CANDIDATES", max(sizes))
-    result = audited(roomy_runs, FEDMOSAIC, last_round=True)
-    out = int(np.argmin(sizes))
-    assert [entry["client"] for entry in result["per_client"]] == [1 - out]
-    assert result["left_out"] == [{"client": out, "matched": min(sizes)}]
-    assert f"left out: {out} ({min(sizes)})" in result["notes"][-1]
+    result = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
+    excluded = int(np.argmin(sizes))
+    assert [entry["client"] for entry in result["per_client"]] == [1 - excluded]
+    assert result["left_out"] == [{"client": excluded, "matched": min(sizes)}]
+    assert f"left out: {excluded} ({min(sizes)})" in result["notes"][-1]
 
 
 SCHEMES = [
@@ -175,44 +175,46 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("settings", SCHEMES, ids=lambda settings: "-".join(map(str, settings.values())))
-def test_members_and_others_differ_in_membership_alone(settings):
-    dataset, shares = dealt(**settings)
-    trained = np.concatenate([shares.public, *(shard.train for shard in shares.shards)])
-    for shard, found in zip(shares.shards, candidates_per_client(dataset, shares, 0), strict=True):
-        assert len(found) > 50, "or the test tests nothing"
-        assert set(found.members) <= set(shard.train)
-        assert not set(found.non_members) & set(trained), "nobody trained on any of the others"
-        for side in (found.members, found.non_members):
-            assert len(np.unique(side)) == len(found)
-        np.testing.assert_array_equal(dataset.labels[found.members], dataset.labels[found.non_members])
+def test_candidates_differ_in_membership_only(settings):
+    dataset, partition = partitioned(**settings)
+    trained = np.concatenate([partition.public, *(shard.train for shard in partition.shards)])
+    for shard, candidates in zip(partition.shards, candidates_per_client(dataset, partition, 0), strict=True):
+        assert len(candidates) > 50, "otherwise the test checks nothing"
+        assert set(candidates.members) <= set(shard.train)
+        assert not set(candidates.non_members) & set(trained), "non-members are unused"
+        for side in (candidates.members, candidates.non_members):
+            assert len(np.unique(side)) == len(candidates)
+        np.testing.assert_array_equal(dataset.labels[candidates.members], dataset.labels[candidates.non_members])
         if dataset.domain_ids is not None:
-            np.testing.assert_array_equal(dataset.domain_ids[found.members], dataset.domain_ids[found.non_members])
+            np.testing.assert_array_equal(
+                dataset.domain_ids[candidates.members], dataset.domain_ids[candidates.non_members]
+            )
         given = dict(zip(shard.train.tolist(), shard.split_labels("train", dataset).tolist(), strict=True))
-        assert found.labels.tolist() == [given[member] for member in found.members.tolist()]
+        assert candidates.labels.tolist() == [given[member] for member in candidates.members.tolist()]
 
 
 def test_exported_shards_have_the_same_candidates(tmp_path, monkeypatch):
-    """Their labels are the clients' own: those of a client that turns them around are turned back to be matched."""
+    """They contain the clients' labels: reversed labels are reversed back before matching."""
     monkeypatch.chdir(tmp_path)
     arguments = "partition --scheme dirichlet --alpha 0.5 --clients 3 --flip-labels 1 --out mine --export -q"
     done = CliRunner().invoke(app, arguments.split())
     assert done.exit_code == 0, done.stderr
-    carried, shares = load_exported_shards(read_shards(tmp_path / "mine"))
-    found = candidates_per_client(carried, shares, 0)
-    again, original = dealt(scheme="dirichlet", alpha=0.5, clients=3, flip_labels=(1,))
-    assert [len(each) for each in found] == [len(each) for each in candidates_per_client(again, original, 0)]
-    by_class = [np.sort(reverse_labels(each.labels, 10) if each.client_id == 1 else each.labels) for each in found]
-    theirs = [np.sort(again.labels[each.members]) for each in candidates_per_client(again, original, 0)]
-    assert all(np.array_equal(*pair) for pair in zip(by_class, theirs, strict=True))
+    exported, shares = load_exported_shards(read_shards(tmp_path / "mine"))
+    candidates = candidates_per_client(exported, shares, 0)
+    dataset, partition = partitioned(scheme="dirichlet", alpha=0.5, clients=3, flip_labels=(1,))
+    assert [len(each) for each in candidates] == [len(each) for each in candidates_per_client(dataset, partition, 0)]
+    by_class = [np.sort(reverse_labels(each.labels, 10) if each.client_id == 1 else each.labels) for each in candidates]
+    expected = [np.sort(dataset.labels[each.members]) for each in candidates_per_client(dataset, partition, 0)]
+    assert all(np.array_equal(*pair) for pair in zip(by_class, expected, strict=True))
 
 
 @pytest.fixture
 def skewed() -> list[MembershipCandidates]:
-    return candidates_per_client(*dealt(scheme="dirichlet", alpha=0.3, clients=2, public_size=0), 0)
+    return candidates_per_client(*partitioned(scheme="dirichlet", alpha=0.3, clients=2, public_size=0), 0)
 
 
-def said_by(method, log_probs, counts, privacy=PLAIN):
-    """What a client with these predictions would tell the server."""
+def message_of(method, log_probs, counts, privacy=PLAIN):
+    """The labels and weights that a client with these predictions sends."""
     config = RunConfig(
         "toy", 0, DataSettings(public_size=50), ModelSettings(), TrainSettings(), method, 0, privacy=privacy
     )
@@ -221,52 +223,54 @@ def said_by(method, log_probs, counts, privacy=PLAIN):
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
 @pytest.mark.parametrize("expertise", ["frequency", "entropy"])
-def test_noise_is_heard_by_whoever_asks_about_members(labels, expertise):
-    """With an infinite budget what is heard is what is always heard; with a small one it is hardly anything."""
+def test_queries_contain_privacy_noise(labels, expertise):
+    """An infinite budget changes nothing; a small one hides nearly everything."""
     method, counts = FedMosaic(expertise=expertise), torch.arange(1, 11)
     log_probs = (8 * torch.eye(10)[torch.arange(400) % 10]).log_softmax(dim=1)
     truth = np.arange(400) % 10
-    plain = message_scores(*said_by(method, log_probs, counts), truth)
-    endless = message_scores(*said_by(method, log_probs, counts, PrivacySettings(labels=labels, epsilon="inf")), truth)
-    np.testing.assert_allclose(endless, plain, atol=1e-9)
-    little = PrivacySettings(labels=labels, label_epsilon=0.1, noise_multiplier=1.0)
-    assert (message_scores(*said_by(method, log_probs, counts, little), truth) > 0).mean() < 0.6
+    plain = message_scores(*message_of(method, log_probs, counts), truth)
+    unlimited = message_scores(
+        *message_of(method, log_probs, counts, PrivacySettings(labels=labels, epsilon="inf")), truth
+    )
+    np.testing.assert_allclose(unlimited, plain, atol=1e-9)
+    strict = PrivacySettings(labels=labels, label_epsilon=0.1, noise_multiplier=1.0)
+    assert (message_scores(*message_of(method, log_probs, counts, strict), truth) > 0).mean() < 0.6
 
 
-def constant(candidates: MembershipCandidates, classes: int = 10) -> torch.Tensor:
-    """The same answer to everything: its score depends on nothing but the label asked about."""
+def constant_logits(candidates: MembershipCandidates, classes: int = 10) -> torch.Tensor:
+    """The same logits for every example: scores depend on the label only."""
     return torch.linspace(-2.0, 3.0, classes).repeat(2 * len(candidates), 1)
 
 
-def test_another_mix_of_classes_alone_is_no_leak(skewed):
-    """Of a model that says the same of everything, the AUC is exactly one half."""
+def test_class_imbalance_is_not_a_leak(skewed):
+    """A constant model has an AUC of exactly one half."""
     counts = torch.arange(1, 11)
     for method in (FedCT(), FedMosaic(expertise="entropy"), FedMosaic(expertise="frequency")):
         views = {}
         for each in skewed:
-            logits = constant(each)
-            said = score_message(each, *said_by(method, logits.log_softmax(dim=1), counts))
-            views[each.client] = {"messages-last": said, "model-loss": model_view(logits, each)}
+            logits = constant_logits(each)
+            scores = score_message(each, *message_of(method, logits.log_softmax(dim=1), counts))
+            views[each.client_id] = {"messages-last": scores, "model-loss": model_view(logits, each)}
         for view in audit_metrics(views, skewed, 0)["views"].values():
             assert view["auc"] == 0.5
             assert view["finding"] == NO_LEAK
 
 
-def test_frequencies_add_nothing_to_labels():
-    """Whoever hears the label and knows the frequencies, which are the same for everything, knows the expertise."""
+def test_frequency_expertise_reveals_no_more_than_labels():
+    """The label and the client's class frequencies determine the expertise."""
     log_probs, counts = torch.randn(500, 10).log_softmax(dim=1), torch.tensor([5, 1, 0, 7, 9, 3, 3, 2, 8, 1])
-    labels, expertise = said_by(FedMosaic(expertise="frequency"), log_probs, counts)
+    labels, expertise = message_of(FedMosaic(expertise="frequency"), log_probs, counts)
     assert expertise is not None
     assert len({(label, value) for label, value in zip(labels, expertise, strict=True)}) == len(set(labels))
     np.testing.assert_allclose(expertise, (counts / counts.sum()).numpy()[labels] + MIN_VOTE_WEIGHT, atol=1 / 255)
-    _, entropy = said_by(FedMosaic(expertise="entropy"), log_probs, counts)
-    assert len(set(entropy)) > 50, "unlike entropy"
+    _, entropy = message_of(FedMosaic(expertise="entropy"), log_probs, counts)
+    assert len(set(entropy)) > 50, "entropy depends on the example"
 
 
 @pytest.mark.parametrize("expertise", ["frequency", "entropy", "uniform"])
 @pytest.mark.parametrize("bits", [1, 8])
-def test_statements_are_what_arrives_at_the_server(roomy_runs, expertise, bits):
-    """About the public set, which is what the method itself speaks of."""
+def test_queries_equal_what_the_server_receives(roomy_runs, expertise, bits):
+    """For the public set, which the method itself labels."""
     run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
     method = FedMosaic(expertise=expertise, expertise_bits=bits)
     federation = build_federation(
@@ -277,7 +281,7 @@ def test_statements_are_what_arrives_at_the_server(roomy_runs, expertise, bits):
         log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
         arrived, _ = send_message(method.make_label_upload(log_probs, client, federation.ctx), from_client(0))
     ballot = Ballot(0, arrived["opinion"], method.message_spec(federation.ctx))
-    labels, values = said_by(method, log_probs, client.class_counts)
+    labels, values = message_of(method, log_probs, client.class_counts)
     np.testing.assert_array_equal(labels, ballot.labels())
     np.testing.assert_array_equal(values, ballot.weights())
     assert to_arrays(client.state["model"])

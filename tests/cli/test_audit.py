@@ -1,4 +1,4 @@
-"""`fedmosaic evaluate --privacy` as people type it."""
+"""`fedmosaic evaluate --privacy` on the command line."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def audit(roomy_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, privacy=True):
-        words = ["evaluate", *(str(argument) for argument in arguments), *(["--privacy"] if privacy else [])]
-        return CliRunner().invoke(app, words)
+        options = ["--privacy"] if privacy else []
+        return CliRunner().invoke(app, ["evaluate", *map(str, arguments), *options])
 
     return call
 
 
 def refused(result) -> str:
-    """The one line of a request that was refused, with nothing written."""
+    """Check that the request was refused and nothing was written; return the error line."""
     assert (result.exit_code, result.stdout) == (2, "")
     assert not list(Path("runs").rglob("privacy.json"))
     [line] = result.stderr.splitlines()
     return line
 
 
-def test_the_document(audit):
+def test_json_equals_the_file(audit):
     result = audit(RUN, "--json")
     assert result.exit_code == 0, result.stderr
     [document] = json.loads(result.stdout)
     assert document.pop("run") == str(RUN)
     assert document == read_checksummed_json(RUN / "privacy.json")
-    assert not (RUN / "evaluation.json").exists(), "the models were not examined"
+    assert not (RUN / "evaluation.json").exists(), "the models were not evaluated"
     assert (document["method"], document["seed"], document["rounds"]) == ("fedmosaic", 0, 4)
     expected = {"auc", "auc_interval", "finding", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "member_accuracy"}
     expected |= {"non_member_accuracy", "members", "non_members"}
@@ -52,7 +52,7 @@ def test_the_document(audit):
     assert all(set(view) == expected | {"clients"} for view in document["views"].values())
 
 
-def test_the_table_has_a_line_a_run_and_view(audit):
+def test_the_table_has_one_line_per_run_and_view(audit):
     result = audit(RUN, LOCAL)
     assert result.exit_code == 0
     heading, *lines = result.stdout.splitlines()
@@ -68,77 +68,80 @@ def test_the_table_has_a_line_a_run_and_view(audit):
     ]
 
 
-def test_in_full_there_is_a_line_a_client(audit):
+def test_verbose_shows_one_line_per_client_and_view(audit):
     lines = audit(RUN, "--verbose", "--last-round").stdout.splitlines()
     assert [line.split()[:3] for line in lines if line.startswith("  client")] == [
         ["client", client, view] for client in "01" for view in ("messages-last", "model-loss")
     ]
 
 
-@pytest.mark.parametrize(("words", "models"), [(["--lira", "--references", "4"], 4), (["--lira"], 16)])
-def test_reference_models(audit, words, models):
-    result = audit(LOCAL, *words)
+@pytest.mark.parametrize(
+    ("options", "models"),
+    [(["--lira", "--shadow-models", "4"], 4), (["--lira", "--references", "4"], 4), (["--lira"], 16)],
+)
+def test_lira_trains_shadow_models(audit, options, models):
+    result = audit(LOCAL, *options)
     assert result.exit_code == 0, result.stderr
-    found = read_checksummed_json(LOCAL / "privacy.json")
-    assert found["references"] == models
-    assert list(found["views"]) == ["model-loss", "model-lira-offline", "model-lira-online"]
+    content = read_checksummed_json(LOCAL / "privacy.json")
+    assert content["references"] == models
+    assert list(content["views"]) == ["model-loss", "model-lira-offline", "model-lira-online"]
 
 
-def test_how_far_it_is_is_told(audit, monkeypatch):
+def test_progress_is_printed(audit, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0)
-    lines = audit(RUN, "--lira", "--references", "4").stderr.splitlines()
-    assert [line for line in lines if line.startswith("playing")] == [
-        f"playing the run again  {share}%" for share in (0, 25, 50, 75, 100)
+    lines = audit(RUN, "--lira", "--shadow-models", "4").stderr.splitlines()
+    assert [line for line in lines if line.startswith("replaying")] == [
+        f"replaying the run  {percent}%" for percent in (0, 25, 50, 75, 100)
     ]
-    assert "training reference models  100%" in lines
+    assert "training shadow models  100%" in lines
     assert audit(RUN, "--quiet").stderr == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "privacy", "line"),
+    ("options", "privacy", "message"),
     [
-        (["--lira"], False, "error: this belongs to an audit (--lira): add --privacy, or leave it out"),
-        (["--last-round"], False, "error: this belongs to an audit (--last-round): add --privacy, or leave it out"),
+        (["--lira"], False, "--lira applies to an audit only (evaluate): add --privacy, or leave it out"),
+        (["--last-round"], False, "--last-round applies to an audit only (evaluate): add --privacy, or leave it out"),
+        (["--lira", "--shadow-models", "1"], True, "1 shadow models (--shadow-models): choose 4 to 10000, such as 16"),
         (
-            ["--lira", "--references", "1"],
+            ["--lira", "--shadow-models", "-3"],
             True,
-            "error: 1 reference models (--references): ask for 4 to 10000, such as 16",
+            "-3 shadow models (--shadow-models): choose 4 to 10000, such as 16",
         ),
         (
-            ["--lira", "--references", "-3"],
+            ["--shadow-models", "8"],
             True,
-            "error: -3 reference models (--references): ask for 4 to 10000, such as 16",
+            "--shadow-models applies to --lira only (evaluate): add --lira, or leave it out",
         ),
+        (["--split", "test"], True, "--split does not apply to an audit (--privacy): leave out one of the two"),
         (
-            ["--references", "8"],
+            ["--compare-with", LOCAL],
             True,
-            "error: this belongs to an attack by reference models (--references): add --lira, or leave it out",
+            "--compare-with does not apply to an audit (--privacy): leave out one of the two",
         ),
-        (["--split", "test"], True, "error: an audit has no --split (--privacy): leave out one of the two"),
-        (["--local", LOCAL], True, "error: an audit has no --local (--privacy): leave out one of the two"),
     ],
 )
-def test_wrong_requests(audit, words, privacy, line):
-    assert refused(audit(RUN, *words, privacy=privacy)) == line
+def test_contradictory_options_are_refused(audit, options, privacy, message):
+    assert refused(audit(RUN, *options, privacy=privacy)) == f"error: {message}"
 
 
-def test_too_few_examples_for_anybody(audit, roomy_runs):
-    """Even if it is one run of several."""
+def test_runs_with_too_few_candidates_are_refused(audit, roomy_runs):
+    """Also if another run has enough."""
     shutil.copytree(roomy_runs / "small", "runs/small")
     line = refused(audit(RUN, "runs/small"))
     assert line.startswith("error: no client has 200 training examples")
-    assert line.endswith("(runs/small): deal to fewer clients, or use more data")
+    assert line.endswith("(runs/small): use fewer clients, or more data")
 
 
-def test_a_run_that_goes_on_loses_its_audit(audit):
+def test_resuming_a_run_removes_its_audit(audit):
     assert audit(LOCAL).exit_code == 0
     more = ["--preset", "quickstart", "--set", "data.clients=2", "--rounds", "5", "--quiet", "--resume"]
     done = CliRunner().invoke(app, ["baseline", "local", *more])
     assert done.exit_code == 0, done.stderr
-    assert not (LOCAL / "privacy.json").exists(), "it was about other models"
+    assert not (LOCAL / "privacy.json").exists(), "it belonged to other models"
 
 
-def test_something_else_under_the_name_of_an_audit(audit):
+def test_resume_refuses_a_directory_in_place_of_the_audit(audit):
     (LOCAL / "privacy.json").mkdir()
     arguments = ["baseline", "local", "--preset", "quickstart", "--set", "data.clients=2", "--rounds", "5", "--resume"]
     done = CliRunner().invoke(app, arguments)

@@ -1,4 +1,4 @@
-"""Evaluations on a terminal."""
+"""Tables of evaluations on a terminal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ AVERAGES = {"client_mean": 0.5, "sample_weighted": 0.5, "client_std": 0.0, "wors
 METRICS = ("accuracy", "loss", "macro_f1", "balanced_accuracy", "calibration_error")
 
 
-def result_of(classes: int, size: int) -> dict:
-    """An evaluation of one client, half right."""
+def make_result(classes: int, size: int) -> dict:
+    """An evaluation of one client with an accuracy of one half."""
     confusion = [[0] * classes for _ in range(classes)]
     confusion[0][0], confusion[0][1] = size // 2, size - size // 2
     numbers = dict.fromkeys(METRICS, 0.5)
@@ -24,12 +24,12 @@ def result_of(classes: int, size: int) -> dict:
         "class_names": [f"class{number}" for number in range(classes)],
         "per_client": [client],
         "collaboration": None,
-        "no_collaboration": "nobody is alone",
+        "no_collaboration": "no Local run",
     }
 
 
 @pytest.mark.parametrize(
-    ("paths", "above", "labels"),
+    ("paths", "parent", "labels"),
     [
         (["runs/q/a/s", "runs/q/b/s"], "runs/q", ["a/s", "b/s"]),
         (["runs/q/a/s"], "", ["runs/q/a/s"]),
@@ -39,14 +39,14 @@ def result_of(classes: int, size: int) -> dict:
         (["a/s", "a/s/t"], "a", ["s", "s/t"]),
     ],
 )
-def test_what_all_paths_begin_with_is_said_once(paths, above, labels):
-    assert evaluation_view.split_common_parent([Path(path) for path in paths]) == (above, labels)
+def test_the_common_parent_is_split_off(paths, parent, labels):
+    assert evaluation_view.split_common_parent([Path(path) for path in paths]) == (parent, labels)
 
 
-def test_on_eighty_columns_no_number_is_cut_off(capsys, monkeypatch):
+def test_no_number_is_cut_on_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(evaluation_view, "stdout_console", lambda: Console(width=80, markup=False, highlight=False))
     full = {**AVERAGES, **dict.fromkeys(AVERAGES, 1.0)}
-    result = {**result_of(2, 10), **dict.fromkeys(METRICS, full)}
+    result = {**make_result(2, 10), **dict.fromkeys(METRICS, full)}
     result["collaboration"] = {"helped": 10, "unharmed": 20, "hurt": 30}
     paths = [Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quickstart/centralized/seed-0")]
     evaluation_view.show_evaluations(dict.fromkeys(paths, result), "test", verbose=False)
@@ -54,21 +54,21 @@ def test_on_eighty_columns_no_number_is_cut_off(capsys, monkeypatch):
     assert "…" not in shown
     assert shown.count("100.00") == 2 * 8
     assert shown.count("10/20/30") == 2
-    assert max(map(len, shown.split("each client")[0].splitlines())) <= 80
+    assert max(map(len, shown.split("per client")[0].splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("classes", "drawn"), [(20, True), (21, False)])
-def test_a_matrix_is_drawn_where_it_can_be_read(capsys, classes, drawn):
-    evaluation_view.show_evaluations({Path("run"): result_of(classes, 10)}, "test", verbose=True)
+def test_small_confusion_matrices_are_shown(capsys, classes, drawn):
+    evaluation_view.show_evaluations({Path("run"): make_result(classes, 10)}, "test", verbose=True)
     shown = capsys.readouterr().out
     assert ("class19" in shown) is drawn
-    assert ("the confusion matrices of 21 classes are in the file" in shown) is not drawn
-    assert "beside Local: nobody is alone" in shown
-    assert "[b]" in shown, "names are no markup"
+    assert ("the confusion matrices of 21 classes are only in the file" in shown) is not drawn
+    assert "compared with Local: no Local run" in shown
+    assert "[b]" in shown, "names are not interpreted as markup"
 
 
-def test_a_matrix_that_was_not_kept_is_not_drawn(capsys):
-    result = result_of(3, 10)
+def test_missing_confusion_matrices_are_reported(capsys):
+    result = make_result(3, 10)
     result["per_client"][0]["confusion"] = None
     evaluation_view.show_evaluations({Path("run"): result}, "test", verbose=True)
-    assert "too large to be kept" in capsys.readouterr().out
+    assert "too large to store" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`--tensorboard`: the values of each round as event files, and nothing else changed by it."""
+"""`--tensorboard` writes the metrics of each round as event files and changes nothing else."""
 
 from __future__ import annotations
 
@@ -26,53 +26,53 @@ RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """A command in an empty directory, in this process."""
+    """Calls a command in this process, in an empty directory."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def events(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """All that TensorBoard sees of a run: step and value by tag."""
+    """Read steps and values by tag, as TensorBoard does."""
     board = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
 
 
 def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """The same from the log: every number of every client, and over clients a mean, or a sum of what is counted."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    """Compute the same from the log: every number per client, and the mean or sum over clients."""
+    scalars: dict[str, list[tuple[int, float]]] = {}
     by_round: dict[tuple[str, int], list[float]] = {}
     for line in (run / "rounds.jsonl").read_text().splitlines():
         row = json.loads(line)
         for name in row.keys() - {"round", "client"}:
             if isinstance(row[name], int | float):
-                found.setdefault(f"{name}/client-{row['client']:03d}", []).append((row["round"], row[name]))
+                scalars.setdefault(f"{name}/client-{row['client']:03d}", []).append((row["round"], row[name]))
                 by_round.setdefault((name, row["round"]), []).append(row[name])
     for (name, number), values in by_round.items():
         if name.startswith("bits_"):
-            found.setdefault(f"sum/{name}", []).append((number, sum(values)))
+            scalars.setdefault(f"sum/{name}", []).append((number, sum(values)))
         else:
-            found.setdefault(f"mean/{name}", []).append((number, sum(values) / len(values)))
-    return found
+            scalars.setdefault(f"mean/{name}", []).append((number, sum(values) / len(values)))
+    return scalars
 
 
 def assert_all_rounds_once(run: Path) -> None:
-    seen, wanted = events(run), expected(run)
-    assert seen.keys() == wanted.keys()
-    for tag, values in wanted.items():
-        assert [step for step, _ in seen[tag]] == [step for step, _ in values], tag
-        assert [value for _, value in seen[tag]] == pytest.approx([value for _, value in values], rel=1e-6), tag
+    written, logged = events(run), expected(run)
+    assert written.keys() == logged.keys()
+    for tag, values in logged.items():
+        assert [step for step, _ in written[tag]] == [step for step, _ in values], tag
+        assert [value for _, value in written[tag]] == pytest.approx([value for _, value in values], rel=1e-6), tag
 
 
-def test_every_number_of_the_log_is_there_and_the_results_are_the_same(invoke, tmp_path):
+def test_event_files_contain_the_log_and_results_do_not_change(invoke, tmp_path):
     done = invoke(*TRAIN, "--rounds", 4, "--tensorboard")
     assert done.exit_code == 0, done.stderr
     assert "baseline all --preset quickstart --rounds 4 --tensorboard" in done.stdout
     assert_all_rounds_once(RUN)
-    seen = events(RUN)
-    assert {"lambda/client-003", "mean/accuracy", "mean/loss_public", "mean/agreement", "sum/bits_up"} <= seen.keys()
-    # Alone in the first round, a client has no public loss.
-    assert [step for step, _ in seen["loss_public/client-003"]] == [2, 3, 4]
+    scalars = events(RUN)
+    assert {"lambda/client-003", "mean/accuracy", "mean/loss_public", "mean/agreement", "sum/bits_up"} <= scalars.keys()
+    # The first round is a warm-up without public loss.
+    assert [step for step, _ in scalars["loss_public/client-003"]] == [2, 3, 4]
     written = results_of(tmp_path)
     shutil.rmtree("runs")
     assert invoke(*TRAIN, "--rounds", 4).exit_code == 0
@@ -86,10 +86,10 @@ def results_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("between", ["with", "without"])
-def test_resumed_there_is_no_round_twice_and_none_missing(between, invoke):
-    """The run is continued twice; in between with event files or without."""
+def test_after_resume_every_round_is_written_once(between, invoke):
+    """The run is resumed twice, the first time with or without event files."""
     assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
-    # As a kill leaves it: a round is logged, and shown, which the last checkpoint does not have.
+    # The state after a kill: a round is logged and written, but not in the last checkpoint.
     shutil.rmtree(RUN / "checkpoints" / "round-00003")
     (RUN / "summary.json").unlink()
     more = ["--tensorboard"] if between == "with" else []
@@ -102,8 +102,8 @@ def test_resumed_there_is_no_round_twice_and_none_missing(between, invoke):
     assert len(list((RUN / "tensorboard").iterdir())) <= 2
 
 
-def test_files_of_a_time_to_come_do_not_hide_what_is_new(invoke):
-    """The clock was set back, or the run moved to a machine that is late."""
+def test_event_files_from_the_future_do_not_hide_new_ones(invoke):
+    """The clock was set back, or the run moved to a machine whose clock is behind."""
     assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
     [first] = (RUN / "tensorboard").iterdir()
     first.rename(first.with_name("events.out.tfevents.9999999999.elsewhere.1.0"))
@@ -111,18 +111,18 @@ def test_files_of_a_time_to_come_do_not_hide_what_is_new(invoke):
     assert_all_rounds_once(RUN)
 
 
-def test_a_reader_that_stays_forgets_what_is_played_again(invoke):
+def test_an_open_reader_discards_repeated_rounds(invoke):
     assert invoke(*TRAIN, "--rounds", 3, "--tensorboard").exit_code == 0
     board = EventAccumulator(str(RUN / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     assert len(board.Scalars("mean/accuracy")) == 3
-    time.sleep(1)  # event files are named by the second
+    time.sleep(1)  # the names of event files contain seconds
     assert invoke(*TRAIN, "--rounds", 5, "--resume", "--tensorboard").exit_code == 0
     board.Reload()
     assert [event.step for event in board.Scalars("mean/accuracy")] == [1, 2, 3, 4, 5]
 
 
-def test_a_finished_run_gets_its_event_files_and_is_otherwise_left_alone(invoke, tmp_path):
+def test_a_finished_run_gets_event_files_and_is_otherwise_unchanged(invoke, tmp_path):
     assert invoke(*TRAIN, "--rounds", 2).exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in RUN.rglob("*") if path.is_file()}
     assert invoke(*TRAIN, "--rounds", 2, "--resume", "--tensorboard").exit_code == 0
@@ -130,10 +130,10 @@ def test_a_finished_run_gets_its_event_files_and_is_otherwise_left_alone(invoke,
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_without_the_package_nothing_is_begun(invoke, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
+def test_without_tensorboard_nothing_is_started(invoke, tmp_path, monkeypatch):
+    real_find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "fedmosaic_cli.cli.tensorboard.find_spec", lambda name: None if name == "tensorboard" else found(name)
+        "fedmosaic_cli.cli.tensorboard.find_spec", lambda name: None if name == "tensorboard" else real_find_spec(name)
     )
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2
@@ -143,7 +143,7 @@ def test_without_the_package_nothing_is_begun(invoke, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_that_cannot_be_loaded_is_found_out_before_anything_is_written(invoke, tmp_path, monkeypatch):
+def test_an_import_error_is_reported_before_anything_is_written(invoke, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2
@@ -153,7 +153,7 @@ def test_a_package_that_cannot_be_loaded_is_found_out_before_anything_is_written
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_costs_the_event_files_alone(invoke, tmp_path):
+def test_an_unwritable_directory_affects_only_the_event_files(invoke, tmp_path):
     assert invoke(*TRAIN, "--rounds", 2).exit_code == 0
     (RUN / "tensorboard").write_text("in the way")
     done = invoke(*TRAIN, "--rounds", 4, "--resume", "--tensorboard")
@@ -165,8 +165,8 @@ def test_a_place_that_cannot_be_written_costs_the_event_files_alone(invoke, tmp_
     assert results_of(tmp_path) == written
 
 
-def test_a_disk_that_fails_later_costs_the_event_files_alone(invoke, monkeypatch):
-    """The library writes in a thread of its own: what fails there is one line of ours, and no traceback."""
+def test_a_later_disk_error_affects_only_the_event_files(invoke, monkeypatch):
+    """The library writes in a thread: an error there gives one warning and no traceback."""
     from tensorboard.summary.writer import record_writer
 
     write, hook, calls = record_writer.RecordWriter.write, threading.excepthook, []
@@ -186,7 +186,7 @@ def test_a_disk_that_fails_later_costs_the_event_files_alone(invoke, monkeypatch
     assert threading.excepthook is hook
 
 
-def test_what_is_no_number_is_left_out_and_what_is_counted_is_added_up():
+def test_scalars_skip_other_types_and_sum_counts():
     rows = [
         {"round": 3, "client": 0, "accuracy": 0.5, "lambda": None, "bits_up": 10, "left_out": 1, "note": "text"},
         {"round": 3, "client": 12, "accuracy": 1.0, "lambda": 0.25, "bits_up": 30},
