@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.partitioning.label_noise import reverse_labels
+from fedmosaic_cli.data.partitioning.partition import reverse_labels
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import derive_rng
 

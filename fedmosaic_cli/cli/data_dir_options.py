@@ -1,4 +1,4 @@
-"""Where data lies, as options and environment say, with a bar for whatever takes long there."""
+"""The data directory of a command, with progress bars for downloads and decoding."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.data_dirs import ProgressCallback
 
-# In a pipe, a line this often is enough.
+# Interval of progress lines if stderr is not a terminal.
 PROGRESS_LINE_SECONDS = 2.0
 
 
 @contextmanager
 def data_dirs_with_progress(data_dir: Path | None, quiet: bool) -> Iterator[DataDirs]:
-    """The place of this command. What it watches is shown while the context lasts."""
-    with progress_callback(quiet) as watch:
-        yield DataDirs(data_dir or DEFAULT_DATA_DIR, on_progress=watch)
+    """Yield the data directories of a command; progress is shown within the context."""
+    with progress_callback(quiet) as on_progress:
+        yield DataDirs(data_dir or DEFAULT_DATA_DIR, on_progress=on_progress)
 
 
 @contextmanager
 def progress_callback(quiet: bool) -> Iterator[ProgressCallback]:
-    """Somebody to tell how far work has come, who shows it in the way that suits where stderr goes."""
+    """Yield a callback that shows progress on stderr as a bar, as lines, or not at all."""
     if quiet:
         yield no_progress
     elif sys.stderr.isatty():
@@ -44,7 +44,7 @@ def progress_callback(quiet: bool) -> Iterator[ProgressCallback]:
 
 
 class DataProgressBar:
-    """A bar with the time to go, for whatever is being done."""
+    """A progress bar with the remaining time."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TaskProgressColumn())
@@ -63,7 +63,7 @@ class DataProgressBar:
         self._closed = True
 
     def __call__(self, task: str, done: int, total: int) -> None:
-        if self._closed:  # the terminal belongs to somebody else by now
+        if self._closed:  # other output uses the terminal now
             return
         if self._task is None:
             self._progress.start()
@@ -79,7 +79,7 @@ class DataProgressBar:
 
 
 class DataProgressLines:
-    """A plain line now and then."""
+    """Prints a progress line at intervals."""
 
     def __init__(self) -> None:
         self._last_printed = time.monotonic()

@@ -18,24 +18,24 @@ def fetch(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Download data sets, checked by size and SHA-256; a broken download goes on where it stopped.
+    """Download data sets, checked by size and SHA-256; an interrupted download is resumed.
 
-    Small ones are fetched by 'train' and 'partition' themselves; DomainNet (18 GB) only on request.
+    'train' and 'partition' download small data sets themselves, but not DomainNet (18 GB).
 
     \b
     [bold]Example[/bold]
     fedmosaic fetch cifar10 domainnet --data-dir ~/data
     """
     from fedmosaic_cli.data.datasets import find_dataset_source
-    from fedmosaic_cli.data.io.download import download_files as download
+    from fedmosaic_cli.data.io.download import download_files
 
     sources = {name: find_dataset_source(name) for name in datasets}
     for name, source in sources.items():
         if not source.downloads:
             raise RequestError(f"'{name}' cannot be downloaded (fedmosaic fetch): {source.setup_hint}")
-    with data_dirs_with_progress(data_dir, quiet) as place:
+    with data_dirs_with_progress(data_dir, quiet) as data_dirs:
         for name, source in sources.items():
-            # What has domains may be there in part; what has come already is not fetched again.
-            if source.domains or source.find(place.data_dir) is None:
-                download(source.downloads, place)
-            print_stdout(f"{name}: {source.find(place.data_dir)}")
+            # Some domains may be missing; existing files are not downloaded again.
+            if source.domains or source.find(data_dirs.data_dir) is None:
+                download_files(source.downloads, data_dirs)
+            print_stdout(f"{name}: {source.find(data_dirs.data_dir)}")

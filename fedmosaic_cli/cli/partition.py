@@ -32,149 +32,99 @@ SchemeName = Enum("SchemeName", {name: name for name in get_args(PartitionScheme
 ProtocolName = Enum("ProtocolName", {name: name for name in get_args(SplitProtocol)}, type=str)  # type: ignore[misc]
 NoiseName = Enum("NoiseName", {name: name for name in get_args(LabelNoiseKind)}, type=str)  # type: ignore[misc]
 MAX_CLIENT_ROWS = 40
-CLIENTS_PANEL, PUBLIC_SET_PANEL, TEST_SPLIT_PANEL, LABEL_NOISE_PANEL, FILES_PANEL = (
-    "Who gets what",
-    "Public set",
-    "Tests",
-    "Wrong labels",
-    "Files",
-)
+
+
+def client_option(text: str, default: str | None = None) -> Any:
+    return typer.Option(help=text, show_default=default or True, rich_help_panel="Clients")
+
+
+def public_set_option(text: str, default: str) -> Any:
+    return typer.Option(help=text, show_default=default, rich_help_panel="Public set")
+
+
+def split_option(text: str, default: str) -> Any:
+    return typer.Option(help=text, show_default=default, rich_help_panel="Test split")
+
+
+def label_noise_option(text: str, default: str | None = None, metavar: str | None = None) -> Any:
+    return typer.Option(help=text, show_default=default or True, metavar=metavar, rich_help_panel="Wrong labels")
 
 
 def partition(
-    scheme: Annotated[
-        SchemeName | None, typer.Option(help="How to deal the examples to clients.", rich_help_panel=CLIENTS_PANEL)
-    ] = None,
+    scheme: Annotated[SchemeName | None, client_option("How to distribute examples to clients.")] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(
-            help="Which examples to deal; 'fedmosaic doctor' lists them.",
-            show_default="digits; digits-domains for domain and hybrid",
-            rich_help_panel=CLIENTS_PANEL,
-        ),
+        client_option("Data set; 'fedmosaic doctor' lists them.", "digits; digits-domains for domain and hybrid"),
     ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="How many.", show_default="15", rich_help_panel=CLIENTS_PANEL)
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="dirichlet: the smaller, the more skewed.", show_default="0.1", rich_help_panel=CLIENTS_PANEL
-        ),
-    ] = None,
+    clients: Annotated[int | None, client_option("Number of clients.", "15")] = None,
+    alpha: Annotated[float | None, client_option("dirichlet: smaller values give more skew.", "0.1")] = None,
     min_size: Annotated[
-        int | None,
-        typer.Option(
-            help="dirichlet: the fewest examples.",
-            show_default="10; PFLlib's rule for pfllib",
-            rich_help_panel=CLIENTS_PANEL,
-        ),
+        int | None, client_option("dirichlet: minimum number of examples per client.", "10; PFLlib's rule for pfllib")
     ] = None,
-    classes_per_client: Annotated[
-        int | None, typer.Option(help="pathological, hybrid.", show_default="2", rich_help_panel=CLIENTS_PANEL)
-    ] = None,
+    classes_per_client: Annotated[int | None, client_option("pathological, hybrid.", "2")] = None,
     balanced: Annotated[
         bool | None,
         typer.Option(
             "--balanced/--unbalanced",
-            help="pathological, hybrid: share a class evenly.",
+            help="pathological, hybrid: split a class evenly.",
             show_default="balanced",
-            rich_help_panel=CLIENTS_PANEL,
+            rich_help_panel="Clients",
         ),
     ] = None,
-    clients_per_domain: Annotated[
-        int | None,
-        typer.Option(help="domain, hybrid.", show_default="1 for domain, 5 for hybrid", rich_help_panel=CLIENTS_PANEL),
-    ] = None,
-    domains: Annotated[
-        str | None,
-        typer.Option(help="Only these, e.g. amazon,dslr.", show_default="all", rich_help_panel=CLIENTS_PANEL),
-    ] = None,
+    clients_per_domain: Annotated[int | None, client_option("domain, hybrid.", "1 for domain, 5 for hybrid")] = None,
+    domains: Annotated[str | None, client_option("Only these domains, e.g. amazon,dslr.", "all")] = None,
     image_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Side that images are brought to.",
-            show_default="256 for office10, domainnet",
-            rich_help_panel=CLIENTS_PANEL,
-        ),
+        int | None, client_option("Side length that images are scaled to.", "256 for office10, domainnet")
     ] = None,
     public_size: Annotated[
         int | None,
-        typer.Option(
-            help="Unlabelled examples that all see.",
-            show_default="the paper's; for your own data a tenth, at most 300",
-            rich_help_panel=PUBLIC_SET_PANEL,
+        public_set_option(
+            "Unlabelled examples that all clients share.", "the paper's; for your own data a tenth, at most 300"
         ),
     ] = None,
     public_alpha: Annotated[
-        float | None,
-        typer.Option(
-            help="Skew its classes by Dirichlet(alpha).", show_default="balanced", rich_help_panel=PUBLIC_SET_PANEL
-        ),
+        float | None, public_set_option("Skew its classes by Dirichlet(alpha).", "balanced")
     ] = None,
     protocol: Annotated[
         ProtocolName | None,
-        typer.Option(
-            help="official: the data set's test part stays apart; pfllib: merged, split 75/25; fedbn: its lists.",
-            show_default="official",
-            rich_help_panel=TEST_SPLIT_PANEL,
+        split_option(
+            "official: keep the official test split; pfllib: merge and split 75/25; fedbn: FedBN's lists.", "official"
         ),
     ] = None,
     test_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Share for testing, where there is no official test part.",
-            show_default="0.25",
-            rich_help_panel=TEST_SPLIT_PANEL,
-        ),
+        float | None, split_option("Fraction for testing without an official test split.", "0.25")
     ] = None,
-    val_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the training part to choose models by.", show_default="0", rich_help_panel=TEST_SPLIT_PANEL
-        ),
-    ] = None,
+    val_fraction: Annotated[float | None, split_option("Fraction of the training split for validation.", "0")] = None,
     flip_labels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLIENTS", help="Turn all labels of these around, e.g. 0,3.", rich_help_panel=LABEL_NOISE_PANEL
-        ),
+        str | None, label_noise_option("Flip all labels of these clients, e.g. 0,3.", metavar="CLIENTS")
     ] = None,
-    label_noise: Annotated[
-        float | None,
-        typer.Option(help="Share of wrong training labels.", show_default="0", rich_help_panel=LABEL_NOISE_PANEL),
-    ] = None,
+    label_noise: Annotated[float | None, label_noise_option("Fraction of wrong training labels.", "0")] = None,
     label_noise_kind: Annotated[
-        NoiseName | None,
-        typer.Option(
-            help="symmetric: any other class; asymmetric: the next.",
-            show_default="symmetric",
-            rich_help_panel=LABEL_NOISE_PANEL,
-        ),
+        NoiseName | None, label_noise_option("symmetric: any other class; asymmetric: the next class.", "symmetric")
     ] = None,
     preset: PresetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Deals differently for each number.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the partition.")] = 0,
     data_dir: DataDirOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="Where to write the shards.",
+            help="Directory of the shards.",
             show_default="shards/<dataset>-<scheme>-s<seed>",
-            rich_help_panel=FILES_PANEL,
+            rich_help_panel="Files",
         ),
     ] = None,
     export: Annotated[
         bool,
         typer.Option(
-            "--export", help="Write the examples too, to train where the data set is not.", rich_help_panel=FILES_PANEL
+            "--export", help="Also write the examples, to train without the data set.", rich_help_panel="Files"
         ),
     ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Deal a data set to clients: shards, counts and pictures.
+    """Partition a data set into shards, with class counts and plots.
 
     \b
     [bold]Examples[/bold]
@@ -205,15 +155,15 @@ def partition(
         "label_noise_kind": label_noise_kind and label_noise_kind.value,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    with data_dirs_with_progress(data_dir, quiet or as_json) as place:
-        settings, name = resolve_partition_settings(given, preset, place)
+    with data_dirs_with_progress(data_dir, quiet or as_json) as data_dirs:
+        settings, name = resolve_partition_settings(given, preset, data_dirs)
 
         from fedmosaic_cli.runner.prepare import load_and_partition
         from fedmosaic_cli.storage.shards import default_shards_path
 
-        dealt = load_and_partition(settings, seed, output or default_shards_path(name, seed), place)
-        print_notes(dealt.dataset.warnings)
-        shards = dealt.save(export)
+        unsaved = load_and_partition(settings, seed, output or default_shards_path(name, seed), data_dirs)
+        print_notes(unsaved.dataset.warnings)
+        shards = unsaved.save(export)
     if as_json:
         print_json(shards.manifest)
     elif not quiet:
@@ -223,7 +173,7 @@ def partition(
 def resolve_partition_settings(
     flags: dict[str, Any], preset: str | None, data_dirs: DataDirs
 ) -> tuple[DataSettings, str]:
-    """How to deal, and what to call the result."""
+    """Return the resolved settings and the name of the shards."""
     layers = ConfigLayers()
     if preset is not None:
         layers.add_all(load_preset(preset).layers)
@@ -231,15 +181,15 @@ def resolve_partition_settings(
         raise RequestError("no scheme is given (fedmosaic partition): add --scheme dirichlet, or --preset quickstart")
     layers.add("flag", {"data": flags})
     settings = layers.section("data", DataSettings)
-    idle = flags.keys() - set(settings.used_parameter_names()) - {"scheme", "dataset"}
-    if idle:
-        option = "--" + sorted(idle)[0].replace("_", "-")
-        why = f"scheme '{settings.scheme}'"
+    unused = flags.keys() - set(settings.used_parameter_names()) - {"scheme", "dataset"}
+    if unused:
+        option = "--" + min(unused).replace("_", "-")
+        reason = f"scheme '{settings.scheme}'"
         if option == "--label-noise-kind":
-            why = "no --label-noise"
+            reason = "no --label-noise"
         elif settings.protocol == "fedbn" and option in ("--test-fraction", "--val-fraction"):
-            why = "protocol fedbn"
-        raise RequestError(f"{option} has no effect with {why} (fedmosaic partition): leave it out")
+            reason = "protocol fedbn"
+        raise RequestError(f"{option} has no effect with {reason} (fedmosaic partition): leave it out")
     settings = resolve_data_settings(settings, data_dirs)
     if preset is not None and not flags:
         return settings, load_preset(preset).name
@@ -247,31 +197,27 @@ def resolve_partition_settings(
 
 
 def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> None:
-    """The partition at a glance."""
-    parts = [part for part in ("train", "val", "test") if any(part in client for client in manifest["clients"])]
-    view = Table("client", "domain", *parts, "training examples by class", box=None, pad_edge=False)
+    """Print the partition as a table."""
+    splits = [split for split in ("train", "val", "test") if any(split in client for client in manifest["clients"])]
+    table = Table("client", "domain", *splits, "training examples by class", box=None, pad_edge=False)
     for client in manifest["clients"][:MAX_CLIENT_ROWS]:
         counts = zip(manifest["class_names"], client["train"]["class_counts"], strict=True)
         text = "  ".join(f"{name}:{count}" for name, count in counts if count)
         domain = (client["domain"] or "-") + (" (labels flipped)" if client["labels_flipped"] else "")
-        view.add_row(str(client["id"]), domain, *(str(client.get(part, {}).get("size", 0)) for part in parts), text)
-    stdout_console().print(view)
+        sizes = (str(client.get(split, {}).get("size", 0)) for split in splits)
+        table.add_row(str(client["id"]), domain, *sizes, text)
+    stdout_console().print(table)
     if len(manifest["clients"]) > MAX_CLIENT_ROWS:
         print_stdout(f"... and {len(manifest['clients']) - MAX_CLIENT_ROWS} more clients, see distribution.csv")
-    left_out = f", {manifest['left_out']} examples dealt to nobody" if manifest["left_out"] else ""
+    left_out = f", {manifest['left_out']} examples assigned to no client" if manifest["left_out"] else ""
     noise = sum(client.get("noisy_labels", 0) for client in manifest["clients"])
     wrong = f", {noise} wrong training labels" if noise else ""
     print_stdout(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
     print_stdout(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
-    print_stdout(
-        f"written to {path} (digest {manifest['digest'][:12]}{', examples included' if manifest['export'] else ''})"
-    )
-    print_stdout(f"next: {shlex.join(next_train_command(manifest, path, data_dir))}")
-
-
-def next_train_command(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> list[str]:
-    """What one would type next; without a public set there is nothing for FedMosaic to do."""
+    examples = ", examples included" if manifest["export"] else ""
+    print_stdout(f"written to {path} (digest {manifest['digest'][:12]}{examples})")
+    # FedMosaic needs a public set.
     command = ["train"] if manifest["public"]["size"] else ["baseline", "local"]
-    remembered = manifest["export"] is not None or manifest["found_at"]
-    place = [] if data_dir is None or remembered else ["--data-dir", str(data_dir)]
-    return ["fedmosaic", *command, "--shards", str(path), *place]
+    has_location = manifest["export"] is not None or manifest["found_at"]
+    data_option = [] if data_dir is None or has_location else ["--data-dir", str(data_dir)]
+    print_stdout(f"next: {shlex.join(['fedmosaic', *command, '--shards', str(path), *data_option])}")

@@ -1,4 +1,4 @@
-"""Where data lies on this machine. None of it decides a result."""
+"""Directories of data sets and caches on this machine. They do not affect results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.data.dataset import Dataset
 
-    # (what is being done, how much of it, out of how much)
+    # (task, done, total)
     ProgressCallback = Callable[[str, int, int], None]
 
 
@@ -20,22 +20,24 @@ DEFAULT_DATA_DIR = Path("data")
 
 
 def default_cache_dir() -> Path:
-    """FEDMOSAIC_CACHE, or a directory of ours where the desktop's rules put caches."""
-    given = os.environ.get("FEDMOSAIC_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedmosaic"
+    """Return FEDMOSAIC_CACHE, or `fedmosaic` in the user's XDG cache directory."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("FEDMOSAIC_CACHE") or Path(cache_home) / "fedmosaic")
 
 
 def no_progress(task: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class DataDirs:
-    """`data_dir` holds data sets, `cache_dir` what can be made again from them; `watch` hears of long work.
+    """Where data is read from, and how progress is reported.
 
-    `loaded` keeps the data set that was asked for last: one command may make many runs on it.
+    Attributes:
+        data_dir: Holds the data sets.
+        cache_dir: Holds decoded images, which can be recreated.
+        on_progress: Called during long operations.
+        dataset_cache: The data set loaded last, because one command may run many experiments on it.
     """
 
     data_dir: Path = DEFAULT_DATA_DIR

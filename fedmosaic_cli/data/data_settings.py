@@ -1,4 +1,4 @@
-"""The `data` section: which data set, dealt to whom, and how."""
+"""The `data` section of the configuration: data set and partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SplitProtocol = Literal["official", "pfllib", "fedbn"]
 LabelNoiseKind = Literal["symmetric", "asymmetric"]
 MAX_CLIENTS = 100_000
 
-# What each scheme reads beside the settings that all of them do.
+# The settings that each scheme reads in addition to the common ones.
 SCHEME_PARAMETERS = {
     "iid": ("clients",),
     "pathological": ("clients", "classes_per_client", "balanced"),
@@ -22,15 +22,15 @@ SCHEME_PARAMETERS = {
     "hybrid": ("clients_per_domain", "classes_per_client", "balanced"),
     "natural": ("clients",),
 }
-# Settings that came when there were shards already, whose digests and names shall stay.
+# Settings added later: omitted at their defaults, so that digests and names of older shards stay valid.
 OMITTED_IF_DEFAULT = ("share", "public_from")
 
 
 class DataSettings(ConfigSection):
-    """Everything that decides which example lies where, but for the seed. None: it depends on the other settings.
+    """All settings that determine a partition, except the seed. None means that the default depends on the others.
 
-    With a `share` below 1 only a part of the data set is used, the same for every seed. With `public_from` the public
-    set comes from a reserve of so many examples that no client gets, whatever its size and skew.
+    A `share` below 1 uses a fixed subset of the data set, the same for every seed. `public_from` is the size of a pool
+    that no client gets and from which the public set is drawn, whatever its size and skew.
     """
 
     dataset: str = "digits"
@@ -55,26 +55,19 @@ class DataSettings(ConfigSection):
     label_noise_kind: LabelNoiseKind = "symmetric"
 
     def used_parameters(self) -> dict[str, object]:
-        """The settings that this scheme and this protocol read, for the manifest."""
+        """Return the settings that this scheme and protocol read."""
         return self.model_dump(mode="json", include=set(self.used_parameter_names()))
 
     def used_parameter_names(self) -> tuple[str, ...]:
-        """The names of these settings."""
-        everywhere = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
-        sizes = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")
-        kind = ("label_noise_kind",) if self.label_noise else ()
-        return (
-            *SCHEME_PARAMETERS[self.scheme],
-            *everywhere,
-            *sizes,
-            *kind,
-            *(set(OMITTED_IF_DEFAULT) - self.omitted_fields()),
-        )
+        common = ("protocol", "domains", "image_size", "public_size", "public_alpha", "flip_labels", "label_noise")
+        fractions = () if self.protocol == "fedbn" else ("test_fraction", "val_fraction")
+        noise_kind = ("label_noise_kind",) if self.label_noise else ()
+        later = set(OMITTED_IF_DEFAULT) - self.omitted_fields()
+        return (*SCHEME_PARAMETERS[self.scheme], *common, *fractions, *noise_kind, *later)
 
     def to_record(self) -> dict[str, object]:
-        """All settings, for what stands for them: a later one only where it is used, so that older names remain."""
+        """Return all settings for digests; later ones only if they differ from the default."""
         return self.model_dump(mode="json", exclude=self.omitted_fields())
 
     def omitted_fields(self) -> set[str]:
-        """The later settings that are as if there were none."""
         return {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == type(self).model_fields[name].default}

@@ -1,4 +1,4 @@
-"""A data set in memory: one array of images, their labels and, where there are any, domains, test part and holders."""
+"""A data set in memory: images, labels and optionally domains, a test split and client ids."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 
-# Which examples a share consists of is a matter of the data set: it must not depend on the user's seed.
+# The subset of a share belongs to the data set and must not depend on the user's seed.
 SUBSAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """`images` is uint8 [examples, height, width, channels]; `labels` and `domains` index the names beside them.
+    """A data set in memory.
 
-    `test` marks the data set's own test part, where it has one; `holders` says which client has an example, where the
-    data comes dealt already. `content` stands for images that were decoded from files: the same files are the same
-    data, even where two versions of a decoder disagree in a pixel. `remarks` tell what was odd about the files, and
-    `test_origin` what the test part is.
+    Attributes:
+        images: uint8 [examples, height, width, channels].
+        labels: Indices into `class_names`.
+        domain_ids: Indices into `domain_names`.
+        test_mask: Marks the official test split, if there is one.
+        client_ids: The client of each example, if the data is already partitioned.
+        content_digest: Digest of the image files. It replaces the pixels in the fingerprint, because two versions of a
+            decoder may differ in single pixels.
+        warnings: Notes about unusual files.
+        test_set_description: Origin of the test split. The text is part of shard digests and must not change.
     """
 
     name: str
@@ -52,22 +58,22 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """[channels, height, width], as networks see an image."""
+        """Shape of an image as models see it: [channels, height, width]."""
         _, height, width, channels = self.images.shape
         return channels, height, width
 
     @property
     def train_indices(self) -> IntArray:
-        """Everything but the data set's own test part."""
+        """Indices outside the official test split."""
         return np.arange(len(self)) if self.test_mask is None else np.flatnonzero(~self.test_mask)
 
     @property
     def test_indices(self) -> IntArray:
-        """The data set's own test part, nothing where it has none."""
+        """Indices of the official test split; empty if there is none."""
         return np.empty(0, dtype=np.int64) if self.test_mask is None else np.flatnonzero(self.test_mask)
 
     def select_domains(self, domains: tuple[str, ...]) -> Dataset:
-        """The examples of some domains, which are numbered in the order given."""
+        """Return the examples of some domains, numbered in the given order."""
         if self.domain_ids is None or domains == self.domain_names:
             return self
         number = np.full(len(self.domain_names), -1)
@@ -76,33 +82,31 @@ class Dataset:
         return replace(chosen, domain_ids=number[chosen.domain_ids], domain_names=domains)
 
     def subsample(self, fraction: float) -> Dataset:
-        """`share` times as many examples, rounded; of each class in a domain, part and holder, its share, or one off.
+        """Return a fixed subset, stratified by class, domain, test split and client, in the original order.
 
-        The same ones for everybody, in the order that they have here.
+        The size is exact up to rounding, that of each stratum up to one example.
         """
         others = (self.domain_ids, self.test_mask, self.client_ids)
-        kinds = np.stack([self.labels, *(array for array in others if array is not None)])
-        _, kind, sizes = np.unique(kinds, axis=1, return_inverse=True, return_counts=True)
+        keys = np.stack([self.labels, *(array for array in others if array is not None)])
+        _, stratum, sizes = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         shuffled = derive_rng(SUBSAMPLE_SEED, "sample").permutation(len(self))
-        lined_up = shuffled[np.argsort(kind.ravel()[shuffled], kind="stable")]
-        # Rounded where a kind ends, not kind by kind: so the whole has its number as well.
+        by_stratum = shuffled[np.argsort(stratum.ravel()[shuffled], kind="stable")]
+        # Cumulative sizes are rounded, not single ones, so that the total is exact as well.
         ends = np.cumsum(sizes)
         counts = np.diff(np.rint(fraction * ends).astype(np.int64), prepend=0)
-        starts = ends - sizes
         taken = [
-            lined_up[start + np.arange(count) * size // count]
-            for start, size, count in zip(starts, sizes, counts, strict=True)
+            by_stratum[end - size + np.arange(count) * size // count]
+            for end, size, count in zip(ends, sizes, counts, strict=True)
             if count
         ]
         return self._take(np.sort(np.concatenate([*taken, np.empty(0, dtype=np.int64)])))
 
     def _take(self, indices: IntArray) -> Dataset:
-        """The examples at these places."""
-        # Images that were only counted are one black pixel, read again and again: copied out they would fill memory.
-        only_counted = self.images.strides[0] == 0
+        # Images without pixels are broadcast from one value; indexing would allocate all of them.
+        without_pixels = self.images.strides[0] == 0
         return replace(
             self,
-            images=self.images[: len(indices)] if only_counted else self.images[indices],
+            images=self.images[: len(indices)] if without_pixels else self.images[indices],
             labels=self.labels[indices],
             domain_ids=None if self.domain_ids is None else self.domain_ids[indices],
             test_mask=None if self.test_mask is None else self.test_mask[indices],
@@ -111,15 +115,10 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the contents: two machines with the same fingerprint hold the same examples in the same order."""
+        """SHA-256 of the content: equal fingerprints mean the same examples in the same order."""
         names = (self.images.shape, self.class_names, self.domain_names, self.content_digest)
         digest = hashlib.sha256(repr(names).encode())
-        for array in (
-            None if self.content_digest else self.images,
-            self.labels,
-            self.domain_ids,
-            self.test_mask,
-            self.client_ids,
-        ):
+        images = None if self.content_digest else self.images
+        for array in (images, self.labels, self.domain_ids, self.test_mask, self.client_ids):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()

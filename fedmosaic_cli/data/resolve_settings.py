@@ -1,4 +1,4 @@
-"""Filling in what a request leaves open: from the data set's description, or from a glance at the user's own files."""
+"""Filling in open data settings from the description of the data set or from the user's files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ MAX_DEFAULT_PUBLIC_SIZE = 300
 
 
 def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSettings:
-    """The settings with nothing left open. Looks at files only where the data is the user's own."""
+    """Return the settings with all defaults filled in. Reads files only for the user's own data.
+
+    Raises:
+        RequestError: If the settings contradict each other or the data set.
+    """
     if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and "dataset" not in settings.model_fields_set:
         settings = settings.model_copy(update={"dataset": "digits-domains"})
     source = find_dataset_source(settings.dataset)
     check_data_settings(settings, source)
-    look = inspect_user_data(settings, source, data_dirs)
+    data_info = inspect_user_data(settings, source, data_dirs)
     filled: dict[str, object] = {}
     if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
-        names = resolve_domains(settings, look.domains)
+        names = resolve_domains(settings, data_info.domains)
         per_domain = settings.clients_per_domain or DEFAULT_CLIENTS_PER_DOMAIN[settings.scheme]
         filled |= {"domains": names, "clients_per_domain": per_domain, "clients": per_domain * len(names)}
         if per_domain * len(names) > MAX_CLIENTS:
@@ -39,21 +43,24 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
             )
     else:
         if settings.domains:
-            resolve_domains(settings, look.domains)
-        filled["clients"] = resolve_num_clients(settings, look)
+            resolve_domains(settings, data_info.domains)
+        filled["clients"] = resolve_num_clients(settings, data_info)
     if settings.public_size is None:
-        usual = (
-            min(MAX_DEFAULT_PUBLIC_SIZE, look.num_examples // 10)
-            if source.default_public_size is None
-            else source.default_public_size
-        )
-        filled["public_size"] = round(settings.share * usual)
+        size = source.default_public_size
+        if size is None:
+            size = min(MAX_DEFAULT_PUBLIC_SIZE, data_info.num_examples // 10)
+        filled["public_size"] = round(settings.share * size)
     if settings.image_size is None:
         filled["image_size"] = source.default_image_size
-    if settings.min_size is None and settings.protocol != "pfllib":  # which has a rule of its own
+    if settings.min_size is None and settings.protocol != "pfllib":  # which has its own rule
         filled["min_size"] = DEFAULT_MIN_SIZE
     resolved = settings.model_copy(update=filled)
-    check_public_pool_size(resolved)
+    size, pool_size = resolved.public_size or 0, resolved.public_from
+    if pool_size is not None and pool_size < size:
+        raise RequestError(
+            f"a public set of {size} does not fit into a pool of {pool_size} (data.public_from): "
+            f"make it at least {size}, or leave it out"
+        )
     clients = resolved.clients or 0
     wrong = [client for client in resolved.flip_labels if not 0 <= client < clients]
     if wrong:
@@ -64,7 +71,7 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
 
 
 def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:
-    """Refuse combinations that cannot be."""
+    """Raise `RequestError` for settings that the data set or the protocol does not support."""
     if settings.image_size is not None and not source.is_resizable:
         raise RequestError(f"images of '{settings.dataset}' have one size (data.image_size): leave it out")
     if settings.protocol == "fedbn" and (source.fedbn_fractions is None or settings.scheme != "domain"):
@@ -76,30 +83,20 @@ def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:
         raise RequestError("scheme natural keeps each client's own test part (data.protocol): choose official")
 
 
-def check_public_pool_size(settings: DataSettings) -> None:
-    """Refuse a reserve that the public set does not fit into."""
-    size, reserve = settings.public_size or 0, settings.public_from
-    if reserve is not None and reserve < size:
-        raise RequestError(
-            f"a public set of {size} does not come from a reserve of {reserve} (data.public_from): "
-            f"make it at least {size}, or leave it out"
-        )
-
-
 def inspect_user_data(settings: DataSettings, source: DatasetSource, data_dirs: DataDirs) -> UserDataInfo:
-    """What the description tells, or, where that is not enough, the files."""
-    need = (
+    """Return what is known about the data; reads the user's files only if necessary."""
+    needs_files = (
         settings.public_size is None
         or (settings.scheme == "natural" and settings.clients is None)
         or (settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and not settings.domains)
     )
-    if source.inspect is None or not need:
+    if source.inspect is None or not needs_files:
         return UserDataInfo(0, settings.domains if source.inspect else source.domains, settings.clients)
     return source.inspect(locate_dataset(settings.dataset, data_dirs))
 
 
 def resolve_domains(settings: DataSettings, known_domains: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted domains, all of them known."""
+    """Return the requested domains, or all; every requested one must exist."""
     if not known_domains and settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
         advice = {"folder": "arrange images as <domain>/<class>/*.jpg", "npz": "add an array 'domain'"}
         raise RequestError(
@@ -112,17 +109,17 @@ def resolve_domains(settings: DataSettings, known_domains: tuple[str, ...]) -> t
         if name not in known_domains:
             raise unknown_name_error("domain", name, known_domains, "data.domains")
     if len(set(settings.domains)) < len(settings.domains):
-        raise RequestError(f"a domain stands twice in {list(settings.domains)} (data.domains): name each once")
+        raise RequestError(f"a domain is listed twice in {list(settings.domains)} (data.domains): list each once")
     return settings.domains or known_domains
 
 
 def resolve_num_clients(settings: DataSettings, data_info: UserDataInfo) -> int:
-    """As many as asked for; under scheme natural as many as the data has."""
+    """Return the number of clients; scheme natural takes it from the data."""
     if settings.scheme != "natural":
         return settings.clients or DEFAULT_NUM_CLIENTS
     if data_info.num_clients is None:
         raise RequestError(
-            f"'{settings.dataset}' does not say who holds what, which scheme natural needs (data.scheme): "
+            f"'{settings.dataset}' does not assign examples to clients, which scheme natural needs (data.scheme): "
             "use pfllib, or an npz file with an array 'client'"
         )
     if settings.clients not in (None, data_info.num_clients):

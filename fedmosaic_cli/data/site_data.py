@@ -1,7 +1,7 @@
-"""What somebody brings into a federation from a disk of their own: directories of images, or arrays in an npz file.
+"""Local data of a site in a federation: directories of images, or arrays in an npz file.
 
-Images are decoded as those of the data set `folder` are. Nobody sees what the others bring, so all of it is made like
-the public set, which everybody has.
+Images are decoded as for the data set `folder`. Sites cannot see each other's data, so all of it is converted to the
+shape of the public set, which all sites have.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 SITE_ARRAYS = ("images", "labels")
 CLASSES_HINT = "every site has to name the same --classes"
-# How much of red, green and blue makes grey, in 65536ths: as Pillow has it (ITU-R 601).
+# Weights of red, green and blue in 65536ths, as in Pillow (ITU-R 601).
 LUMA_WEIGHTS = (19_595, 38_470, 7_471)
 
 
 @dataclass(frozen=True)
 class SiteExamples:
-    """Images with labels that index the classes named; `names` tell where each lies, `remarks` what was odd."""
+    """Images with labels that index the given classes, and a name per example for messages."""
 
     path: Path
     images: ImageArray
@@ -48,109 +48,106 @@ class SiteExamples:
 
 
 def load_site_images(path: Path, image_size: int | None, data_dirs: DataDirs) -> tuple[ImageArray, tuple[str, ...]]:
-    """The images below a directory, in the order of their paths, or those of an npz file; and what was odd."""
+    """Return the images below a directory in path order, or those of an npz file, and warnings about them."""
     if path.is_file():
         reject_image_size(path, image_size)
-        return to_image_array(
-            read_named_arrays(path, ["images"], SITE_ARRAYS, ("images",))["images"], path, "images"
-        ), ()
+        arrays = read_named_arrays(path, ["images"], SITE_ARRAYS, ("images",))
+        return to_image_array(arrays["images"], path, "images"), ()
     files = list(iter_images_below(path))
     if not files:
-        raise RequestError(f"no images here ({path}): name a directory that holds some, in directories or not")
-    pictures = load_images(path, files, image_size, data_dirs)
-    return pictures.images, pictures.warnings
+        raise RequestError(f"no images found ({path}): name a directory that contains images")
+    decoded = load_images(path, files, image_size, data_dirs)
+    return decoded.images, decoded.warnings
 
 
 def iter_images_below(root: Path) -> Iterator[ImageFile]:
-    """All images in a directory and in those inside it, whatever these are called; each directory counts once."""
+    """Yield all images in a directory tree; links to the same directory count once."""
     seen: set[str] = set()
-    waiting = ["."]
-    while waiting:
-        folder = waiting.pop()
+    pending = ["."]
+    while pending:
+        folder = pending.pop()
         real = os.path.realpath(root / folder)
         if real not in seen:
             seen.add(real)
-            waiting += [f"{folder}/{name}" for name in reversed(list_subdirectories(root, folder))]
+            pending += [f"{folder}/{name}" for name in reversed(list_subdirectories(root, folder))]
             yield from list_class_images(root, [folder], "", "")
 
 
 def load_site_examples(
     path: Path, class_names: Sequence[str], image_size: int | None, data_dirs: DataDirs
 ) -> SiteExamples:
-    """Images in a directory a class, or the arrays `images` and `labels` of an npz file."""
+    """Load one directory of images per class, or the arrays `images` and `labels` of an npz file.
+
+    Labels in an npz file are class names or indices into `class_names`.
+    """
     if path.is_file():
         reject_image_size(path, image_size)
-        return site_examples_from_npz(path, class_names)
+        arrays = read_named_arrays(path, SITE_ARRAYS, SITE_ARRAYS, SITE_ARRAYS)
+        images = to_image_array(arrays["images"], path, "images")
+        labels = to_class_ids(per_example_values(arrays, "labels", len(images), path), class_names, path)
+        return SiteExamples(path, images, labels, [f"image {number}" for number in range(len(images))])
     folders = list_subdirectories(path, "")
     for name in folders:
         if name not in class_names:
             raise unknown_name_error("class", name, class_names, str(path), CLASSES_HINT)
     files = list_class_images(path, folders, "", "")
     if not files:
-        raise RequestError(f"no images here ({path}): put them into a directory a class")
-    pictures = load_images(path, files, image_size, data_dirs)
-    kept = [files[position] for position in pictures.kept_positions]
+        raise RequestError(f"no images found ({path}): put them into one directory per class")
+    decoded = load_images(path, files, image_size, data_dirs)
+    kept = [files[position] for position in decoded.kept_positions]
     labels = np.array([class_names.index(file.label) for file in kept], dtype=np.int64)
-    return SiteExamples(path, pictures.images, labels, [file.relative_path for file in kept], pictures.warnings)
+    return SiteExamples(path, decoded.images, labels, [file.relative_path for file in kept], decoded.warnings)
 
 
 def reject_image_size(path: Path, image_size: int | None) -> None:
     if image_size is not None:
-        raise RequestError(f"images of an npz file stay as they are ({path}): leave --image-size out")
-
-
-def site_examples_from_npz(path: Path, class_names: Sequence[str]) -> SiteExamples:
-    """The examples of an npz file; labels are names of classes, or their numbers in the order named."""
-    arrays = read_named_arrays(path, SITE_ARRAYS, SITE_ARRAYS, SITE_ARRAYS)
-    images = to_image_array(arrays["images"], path, "images")
-    labels = to_class_ids(per_example_values(arrays, "labels", len(images), path), class_names, path)
-    return SiteExamples(path, images, labels, [f"image {number}" for number in range(len(images))])
+        raise RequestError(f"images of an npz file are not resized ({path}): leave --image-size out")
 
 
 def to_class_ids(values: NDArray[Any], class_names: Sequence[str], path: Path) -> IntArray:
-    """Classes as numbers in the order named."""
+    """Convert class names or class numbers to indices into `class_names`."""
     if values.dtype.kind == "U":
-        found, places = np.unique(values, return_inverse=True)
-        for name in found.tolist():
+        names, positions = np.unique(values, return_inverse=True)
+        for name in names.tolist():
             if name not in class_names:
                 raise unknown_name_error("class", name, class_names, str(path), CLASSES_HINT)
-        numbers: IntArray = np.array([class_names.index(name) for name in found.tolist()], dtype=np.int64)
-        return numbers[places.reshape(-1)]
+        numbers: IntArray = np.array([class_names.index(name) for name in names.tolist()], dtype=np.int64)
+        return numbers[positions.reshape(-1)]
     if values.dtype.kind not in "iu":
-        raise RequestError(f"labels is {values.dtype} ({path}): it must be names of classes, or their numbers")
+        raise RequestError(f"labels is {values.dtype} ({path}): it must contain class names or class numbers")
     if not 0 <= int(values.min()) <= int(values.max()) < len(class_names):
         raise RequestError(
-            f"labels run from {values.min()} to {values.max()}, and {len(class_names)} classes are named ({path}): "
+            f"labels range from {values.min()} to {values.max()} for {len(class_names)} classes ({path}): "
             f"number them from 0 to {len(class_names) - 1}, in the order of --classes"
         )
     return values.astype(np.int64)
 
 
 def match_public_shape(examples: SiteExamples, public_shape: tuple[int, ...]) -> SiteExamples:
-    """The examples with as many channels as the public set's, which must be of the same size."""
+    """Convert the examples to the number of channels of the public set; the image size must be the same."""
     height, width, channels = public_shape
     if examples.images.shape[1:3] != (height, width):
-        there = f"{examples.images.shape[2]}x{examples.images.shape[1]}"
-        mend = f"add --image-size {width}" if height == width and examples.path.is_dir() else "bring them to that size"
-        raise RequestError(f"images are {there} and the public set's {width}x{height} ({examples.path}): {mend}")
+        size = f"{examples.images.shape[2]}x{examples.images.shape[1]}"
+        hint = f"add --image-size {width}" if height == width and examples.path.is_dir() else "resize them"
+        raise RequestError(f"images are {size} and the public set's {width}x{height} ({examples.path}): {hint}")
     if examples.images.shape[-1] == channels:
         return examples
     if channels == 1:
-        remark = f"{len(examples.images)} colour images were made grey, as the public set is ({examples.path})"
-        return replace(examples, images=to_grayscale(examples.images), warnings=(*examples.warnings, remark))
+        warning = f"{len(examples.images)} colour images were made grey, as the public set is ({examples.path})"
+        return replace(examples, images=to_grayscale(examples.images), warnings=(*examples.warnings, warning))
     return replace(examples, images=np.repeat(examples.images, channels, axis=-1))
 
 
 def to_grayscale(images: ImageArray) -> ImageArray:
-    """Colour images as grey ones, to the bit as Pillow makes them."""
+    """Convert colour images to grey, bit-identical to Pillow."""
     grey = [((image.astype(np.uint32) @ np.array(LUMA_WEIGHTS, dtype=np.uint32) + 0x8000) >> 16) for image in images]
     return np.array(grey, dtype=np.uint8)[..., None]
 
 
 def duplicate_positions(images: ImageArray, others: ImageArray) -> list[int]:
-    """The places of those images that are among the others as well, to the last pixel."""
+    """Return the positions of images that are identical to one of the others."""
     known = {image_digest(image) for image in others}
-    return [place for place, image in enumerate(images) if image_digest(image) in known]
+    return [position for position, image in enumerate(images) if image_digest(image) in known]
 
 
 def image_digest(image: ImageArray) -> bytes:

@@ -19,8 +19,7 @@ from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.label_noise import reverse_labels
-from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.partitioning.partition import partition_dataset, reverse_labels
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.engine.messages import send_message
 from fedmosaic_cli.engine.train_settings import TrainSettings

@@ -68,7 +68,7 @@ def test_a_dry_run_works_without_the_data_and_says_what_is_missing(invoke, tmp_p
     if preset.startswith("quickstart"):
         assert run["missing"] is None
     else:
-        assert "is not here (data)" in run["missing"]
+        assert "not found (data)" in run["missing"]
         text = invoke("train", "--preset", preset, "--dry-run").stdout
         assert "missing: data set" in text
     assert run["bits_up"] > 0
@@ -159,7 +159,7 @@ def test_a_dry_run_with_a_part_of_the_domains_says_which_is_missing(invoke, tmp_
     (tmp_path / "data" / "office" / "amazon").mkdir(parents=True)
     done = invoke("train", "--preset", "hybrid-office10", "--dry-run")
     assert done.exit_code == 0, done.output
-    assert "missing: domain 'caltech' of office10 is not here" in done.stdout
+    assert "missing: domain 'caltech' of office10 not found" in done.stdout
     found = json.loads(invoke("doctor", "--json").stdout)["data sets"]["office10"]
     assert found.endswith("without caltech, dslr, webcam)")
 
@@ -181,7 +181,7 @@ def test_missing_data_ends_in_one_line_and_leaves_nothing(invoke, tmp_path):
     done = invoke("train", "--preset", "hybrid-office10")
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: data set 'office10' is not here (data): put FedBN's office_caltech_10")
+    assert done.stderr.startswith("error: data set 'office10' not found (data): put FedBN's office_caltech_10")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,10 +307,10 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
         (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
         (("partition", "--scheme", "iid", "--label-noise", "1.5"), "at most 1"),
         (("partition", "--scheme", "iid", "--val-fraction", "1"), "less than 1"),
-        (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "is not here (nowhere)"),
+        (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "not found (nowhere)"),
         (("partition", "--scheme", "iid", "--domains", "a,,b"), "cannot read 'a,,b'"),
         (("partition", "--scheme", "iid", "--image-size", "8"), "have one size"),
-        (("partition", "--scheme", "natural", "--dataset", "npz"), "is not here (data)"),
+        (("partition", "--scheme", "natural", "--dataset", "npz"), "not found (data)"),
         (("train", "--preset", "quickstart", "--set", "model.name=alexnet-bn"), "at least 64x64"),
         (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
         (("train", "--preset", "quickstart", "--set", "data.share=0"), "data.share is 0"),

@@ -13,8 +13,7 @@ from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.label_noise import add_label_noise
-from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.partitioning.partition import add_label_noise, partition_dataset
 from fedmosaic_cli.data.partitioning.public_set import balanced_counts, skewed_group_counts
 from fedmosaic_cli.data.partitioning.schemes import min_client_size, pfllib_clients_per_class, uneven_split
 from fedmosaic_cli.data.partitioning.splits import assign_tests, stratified_split
@@ -264,7 +263,7 @@ def test_a_smaller_alpha_means_more_skew():
         ({"clients": 400}, "lower clients"),
         ({"alpha": 0.001, "clients": 100}, "alpha 0.001 gives each of 100 clients 10 .*raise alpha"),
         ({"scheme": "iid", "clients": 700, "val_fraction": 0.5}, "too few"),
-        ({"scheme": "pathological", "protocol": "pfllib", "clients": 7}, "leaves class 8 to nobody"),
+        ({"scheme": "pathological", "protocol": "pfllib", "clients": 7}, "assigns class 8 to no client"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
@@ -420,7 +419,7 @@ def test_fedbn_refuses_a_public_set_that_eats_a_domain_up():
 
 def test_an_official_test_part_makes_a_test_fraction_meaningless():
     dataset = make_dataset([0, 1] * 100, 2, 1, test=True)
-    with pytest.raises(RequestError, match="test part of its own"):
+    with pytest.raises(RequestError, match="has an official test split"):
         dealt(dataset, scheme="iid", clients=2, public_size=0, test_fraction=0.5)
 
 
@@ -460,5 +459,5 @@ def test_another_public_set_leaves_a_dirichlet_split_alone():
 def test_test_examples_of_classes_that_nobody_trains_on():
     labels = [0] * 20 + [1] * 20
     dataset = replace(make_dataset(labels, 2, 1), test_mask=np.arange(40) >= 20)
-    with pytest.raises(RequestError, match="no test example is of a class that anybody trains on"):
+    with pytest.raises(RequestError, match="no test example is of a class that a client trains on"):
         dealt(dataset, scheme="iid", clients=2, public_size=0)

@@ -78,14 +78,14 @@ def test_a_type_that_hides_pointers_is_refused(tmp_path):
         ]
     )
     (tmp_path / "file").write_bytes(hidden)
-    with pytest.raises(RequestError, match="not a plain pickle"):
+    with pytest.raises(RequestError, match="not a safe pickle"):
         read_safe_pickle(tmp_path / "file")
 
 
 def test_bytes_that_do_not_fill_the_array_are_refused(tmp_path):
     good = pickle.dumps(np.arange(4, dtype=np.int64), protocol=2)
     (tmp_path / "file").write_bytes(good.replace(b"K\x04\x85", b"K\x09\x85"))
-    with pytest.raises(RequestError, match="not a plain pickle"):
+    with pytest.raises(RequestError, match="not a safe pickle"):
         read_safe_pickle(tmp_path / "file")
 
 
@@ -94,7 +94,7 @@ def test_an_archive_that_expands_without_end(tmp_path, monkeypatch):
 
     monkeypatch.setattr(npz_files, "EXPANSION_ALLOWANCE_BYTES", 1000)
     np.savez_compressed(tmp_path / "f.npz", data={"x": np.zeros(10_000_000, dtype=np.uint8)})
-    with pytest.raises(RequestError, match="this is no data"):
+    with pytest.raises(RequestError, match="this is not a data file"):
         read_pickled_npz_member(tmp_path / "f.npz", "data")
 
 

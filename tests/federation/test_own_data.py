@@ -274,14 +274,14 @@ IMAGES = np.random.default_rng(0).integers(0, 256, size=(4, SIDE, SIDE, 3), dtyp
     ("arrays", "words"),
     [
         ({"images": IMAGES, "labels": ["cat", "dog", "newt", "fox"]}, "unknown class 'fox'"),
-        ({"images": IMAGES, "labels": [0, 1, 2, 3]}, "labels run from 0 to 3, and 3 classes are named"),
-        ({"images": IMAGES, "labels": [0, -1, 2, 0]}, "labels run from -1 to 2"),
+        ({"images": IMAGES, "labels": [0, 1, 2, 3]}, "labels range from 0 to 3 for 3 classes"),
+        ({"images": IMAGES, "labels": [0, -1, 2, 0]}, "labels range from -1 to 2"),
         ({"images": IMAGES, "labels": [0.0, 1.0, 2.0, 0.0]}, "labels is float64"),
-        ({"images": IMAGES, "labels": [0, 1]}, "there must be one each"),
+        ({"images": IMAGES, "labels": [0, 1]}, "save one value per example"),
         ({"images": IMAGES}, "no array 'labels'"),
         ({"x": IMAGES, "labels": [0, 1, 2, 0]}, "unknown array 'x'"),
         ({"images": IMAGES / 255, "labels": [0, 1, 2, 0]}, "images is float64, not uint8"),
-        ({"images": IMAGES[:0], "labels": np.zeros(0, int)}, "images holds no examples"),
+        ({"images": IMAGES[:0], "labels": np.zeros(0, int)}, "images has no examples"),
         ({"images": np.uint8(7), "labels": [0]}, "images has shape ()"),
         ({"images": IMAGES[:, :4], "labels": [0, 1, 2, 0]}, "images are 6x4 and the public set's 6x6"),
     ],
@@ -306,7 +306,7 @@ def test_images_that_do_not_fit_are_refused(one_site, tmp_path):
     refused(pack(site, 0, public, "--train", tmp_path / "foxes"), "unknown class 'fox'")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     for part in ("--train", "--test"):
-        refused(pack(site, 0, public, part, tmp_path / "empty"), "no images here")
+        refused(pack(site, 0, public, part, tmp_path / "empty"), "no images found")
         refused(pack(site, 0, public, part, tmp_path / "nowhere"), "No such file or directory")
     save_classes(tmp_path / "large", {"cat": 2, "dog": 2}, 5, side=9)
     refused(pack(site, 0, public, "--test", tmp_path / "large"), "public set's 6x6")
@@ -402,7 +402,7 @@ def test_a_public_set_from_anywhere(tmp_path):
     fine(call("federation", "public", "--images", tmp_path / "open.npz", "--out", tmp_path / "same.npz"))
     assert (tmp_path / "same.npz").read_bytes() == (tmp_path / "new" / "public.npz").read_bytes()
     (tmp_path / "none").mkdir()
-    for name, words in (("none", "no images here"), ("nowhere", "No such file or directory")):
+    for name, words in (("none", "no images found"), ("nowhere", "No such file or directory")):
         refused(call("federation", "public", "--images", tmp_path / name, "--out", tmp_path / "no.npz"), words)
     assert not (tmp_path / "no.npz").exists()
 

@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 colour images, as the batches that torchvision downloads or as a directory of images.
+"""CIFAR-10: 60,000 colour images, as the batches that torchvision downloads or as image files.
 
 Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 """
@@ -29,34 +29,31 @@ IMAGE_SIZE = 32
 
 
 def find_cifar10(data_dir: Path) -> Path | None:
-    """The batches if they are there, else a directory with `train` and `test` in it."""
-    batches = [data_dir / BATCHES_DIR, data_dir / "cifar10" / BATCHES_DIR]
-    folders = [data_dir / "cifar10", data_dir]
-    for path in batches:
+    """Return the directory of the batches, or one with `train` and `test` directories."""
+    for path in (data_dir / BATCHES_DIR, data_dir / "cifar10" / BATCHES_DIR):
         if all((path / name).is_file() for name in (*TRAIN_FILES, TEST_FILE)):
             return path
-    return next((path for path in folders if all((path / part / CLASSES[0]).is_dir() for part in SPLIT_DIRS)), None)
+    folders = (data_dir / "cifar10", data_dir)
+    return next((path for path in folders if all((path / split / CLASSES[0]).is_dir() for split in SPLIT_DIRS)), None)
 
 
 def load_cifar10(path: Path, options: LoadOptions) -> Dataset:
-    """50,000 images of 32x32 to train on and 10,000 to test on."""
+    """Load 50,000 training and 10,000 test images of 32x32 pixels."""
     if path.name != BATCHES_DIR:
         files = list_images(path)
-        strange = {file.label for file in files} - set(CLASSES)
-        if strange:
-            raise RequestError(f"'{min(strange)}' is no class of CIFAR-10 ({path}): use --dataset folder")
+        unknown = {file.label for file in files} - set(CLASSES)
+        if unknown:
+            raise RequestError(f"'{min(unknown)}' is not a class of CIFAR-10 ({path}): use --dataset folder")
         return dataset_from_files("cifar10", path, files, replace(options, image_size=IMAGE_SIZE), CLASSES)
     paths = [path / name for name in (*TRAIN_FILES, TEST_FILE)]
-    # Room for all that the files can hold, filled file by file: the images are never there twice.
-    images = np.empty(
-        (sum(each.stat().st_size for each in paths) // (3 * IMAGE_SIZE * IMAGE_SIZE), IMAGE_SIZE, IMAGE_SIZE, 3),
-        dtype=np.uint8,
-    )
+    # Preallocated and filled file by file, so that the images are never in memory twice.
+    max_images = sum(batch.stat().st_size for batch in paths) // (3 * IMAGE_SIZE * IMAGE_SIZE)
+    images = np.empty((max_images, IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
     labels: list[Any] = []
-    for each in paths:
-        pixels, classes = read_cifar10_batch(each)
-        filled = sum(map(len, labels))
-        images[filled : filled + len(classes)] = pixels
+    for batch in paths:
+        pixels, classes = read_cifar10_batch(batch)
+        start = sum(map(len, labels))
+        images[start : start + len(classes)] = pixels
         labels.append(classes)
     return Dataset(
         name="cifar10",
@@ -68,15 +65,15 @@ def load_cifar10(path: Path, options: LoadOptions) -> Dataset:
 
 
 def read_cifar10_batch(path: Path) -> tuple[Any, Any]:
-    """Images [n, 32, 32, 3] and labels of one file, which stores a row of red, green and blue planes an image."""
+    """Read images [n, 32, 32, 3] and labels of one file, which stores images as [red, green, blue] planes."""
     content = read_safe_pickle(path)
     try:
         pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"], dtype=np.int64)
         images = pixels.reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE).transpose(0, 2, 3, 1)
     except (KeyError, TypeError, ValueError):
-        raise RequestError(f"not a batch of CIFAR-10 ({path}): fetch the data set anew") from None
+        raise RequestError(f"not a batch of CIFAR-10 ({path}): download the data set again") from None
     if pixels.dtype != np.uint8 or len(images) != len(labels) or not np.isin(labels, range(len(CLASSES))).all():
-        raise RequestError(f"images and labels do not go together ({path}): fetch the data set anew")
+        raise RequestError(f"images and labels do not match ({path}): download the data set again")
     return images, labels
 
 
@@ -84,8 +81,8 @@ SOURCE = DatasetSource(
     description="60,000 photographs, 32x32",
     find=find_cifar10,
     load=load_cifar10,
-    setup_hint=f"'fedmosaic fetch cifar10' downloads it, or put {BATCHES_DIR} or cifar10/{{train,test}}/<class>/ into the "
-    "data directory",
+    setup_hint=f"'fedmosaic fetch cifar10' downloads it, or put {BATCHES_DIR} or cifar10/{{train,test}}/<class>/ into "
+    "the data directory",
     default_public_size=3000,
     info=DatasetInfo(num_classes=10, num_channels=3, image_size=IMAGE_SIZE, num_train=50_000, num_test=10_000),
     downloads=(

@@ -1,4 +1,4 @@
-"""What every data set has to say of itself."""
+"""The description that every data set provides."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_CLASSES = 65_536
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Which part of a data set, at which size, with the help of which place.
+    """Which domains to load, at which image size.
 
-    Without `pixels` image files are only counted: what comes back has the right shape and labels, and is black.
+    Without `load_pixels` image files are only listed: shapes and labels are correct and all images are black.
     """
 
     data_dirs: DataDirs
@@ -31,7 +31,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before, or without, loading it. Sides are None where images come in any size."""
+    """Facts about a data set that are known without loading it. `image_size` is None if images vary in size."""
 
     num_classes: int
     num_channels: int
@@ -42,7 +42,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class UserDataInfo:
-    """What a glance at the user's own files tells."""
+    """Facts about the user's own files."""
 
     num_examples: int
     domains: tuple[str, ...] = ()
@@ -51,11 +51,21 @@ class UserDataInfo:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A data set: how to find it below a data directory, how to load it from there, and what to do where it is not.
+    """A data set: how to find and load it.
 
-    `public_size` is the size of the public set when nobody asks for another; where it is None, a glance (`look`)
-    decides. `image_size` is the side that images are brought to, None where they stay as they are. `fedbn` are the
-    shares of the smallest domain's training list that FedBN trains and validates on.
+    Attributes:
+        description: One line for lists.
+        find: Returns the location below a data directory, or None.
+        load: Loads the data set from that location.
+        setup_hint: What to do if the data set is missing.
+        default_public_size: Default size of the public set; None for the user's own data.
+        domains: Names of the domains.
+        info: Facts known without loading.
+        inspect: Reads facts from the user's own files; None for published data sets.
+        is_resizable: Whether images are scaled to `image_size`.
+        default_image_size: Default side length; None keeps the original size.
+        fedbn_fractions: Fractions of the smallest domain's list that FedBN trains and validates on.
+        downloads: Files that `fedmosaic fetch` downloads.
     """
 
     description: str

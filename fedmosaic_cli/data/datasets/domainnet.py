@@ -1,4 +1,4 @@
-"""DomainNet: the paper's ten of its 345 classes, in six domains, with the official training and test lists.
+"""DomainNet: ten of its 345 classes, as in the paper, in six domains with the official training and test lists.
 
 Peng et al.: Moment Matching for Multi-Source Domain Adaptation, ICCV 2019 (the cleaned version).
 Sizes under protocol fedbn: Li et al., FedBN, ICLR 2021.
@@ -6,33 +6,15 @@ Sizes under protocol fedbn: Li et al., FedBN, ICLR 2021.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
-from fedmosaic_cli.data.datasets.image_lists import DomainLayout, find_domain_root, load_domain_dataset
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource
+from fedmosaic_cli.data.datasets.image_lists import DomainLayout
 from fedmosaic_cli.data.io.download import Download
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fedmosaic_cli.data.dataset import Dataset
-
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-CLASSES = (
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
-)
-LAYOUT = DomainLayout("domainnet", DOMAINS, CLASSES)
+CLASSES = tuple("bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split())  # noqa: SIM905
+LAYOUT = DomainLayout("domainnet", ("domainnet", "DomainNet", "."), DOMAINS, CLASSES)
 BASE_URL = "http://csr.bu.edu/ftp/visda/2019/multi-source"
-# Below the site: file, bytes, SHA-256.
+# Path below BASE_URL, bytes, SHA-256.
 ARCHIVES = (
     ("groundtruth/clipart.zip", 1_270_909_081, "f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d"),
     ("infograph.zip", 4_338_659_804, "891e14f476317e97b6f06d6498c11d0a5b8d0c8b57210765ed9beb072da611fa"),
@@ -57,16 +39,8 @@ LIST_FILES = (
 )
 
 
-def find_domainnet(data_dir: Path) -> Path | None:
-    return find_domain_root((data_dir / "domainnet", data_dir / "DomainNet", data_dir), DOMAINS)
-
-
-def load_domainnet(path: Path, options: LoadOptions) -> Dataset:
-    return load_domain_dataset(LAYOUT, path, options)
-
-
 def domain_archive(path: str, size_bytes: int, sha256: str) -> Download:
-    """An archive of a domain, of which our ten classes are kept."""
+    """Return the archive of a domain, of which ten classes are extracted."""
     domain = path.rpartition("/")[2].removesuffix(".zip")
     members = tuple(f"{domain}/{name}" for name in CLASSES)
     return Download(f"{BASE_URL}/{path}", "domainnet", size_bytes, sha256, members)
@@ -74,8 +48,8 @@ def domain_archive(path: str, size_bytes: int, sha256: str) -> Download:
 
 SOURCE = DatasetSource(
     description="ten classes of DomainNet in 6 domains",
-    find=find_domainnet,
-    load=load_domainnet,
+    find=LAYOUT.find,
+    load=LAYOUT.load,
     setup_hint="'fedmosaic fetch domainnet' downloads it (18 GB), or put <domain>/<class>/*.jpg and "
     "<domain>_{train,test}.txt into domainnet below the data directory",
     default_public_size=300,

@@ -1,7 +1,7 @@
-"""Fashion-MNIST: 70,000 grey images of clothes in the four idx files of its authors.
+"""Fashion-MNIST: 70,000 grey images of clothes in four idx files.
 
 Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
-Found where torchvision keeps it, and where Debian's package dataset-fashion-mnist puts it.
+Searched in the directories of torchvision and of Debian's package dataset-fashion-mnist.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 DEBIAN_DIR = Path("/usr/share/datasets/fashion-mnist")
 TORCHVISION_DIR = "FashionMNIST/raw"
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-# The two parts, training first: images and labels.
+# Images and labels of the training and the test split.
 IDX_FILES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
 IDX_UNSIGNED_BYTE = 8
-# A real file has 47 MB; a hostile one may have no end.
+# A real file has 47 MB; a hostile one may expand without end.
 MAX_IDX_BYTES = 1 << 28
 
 
 def find_fashion_mnist(data_dir: Path) -> Path | None:
-    """The first directory with all four files."""
+    """Return the first directory with all four files."""
     for folder in (data_dir / TORCHVISION_DIR, data_dir / "fashion-mnist", data_dir, DEBIAN_DIR):
         if all(find_idx_file(folder, name) for pair in IDX_FILES for name in pair):
             return folder
@@ -44,17 +44,17 @@ def find_fashion_mnist(data_dir: Path) -> Path | None:
 
 
 def find_idx_file(folder: Path, name: str) -> Path | None:
-    """The file called `name`, packed or not."""
+    """Return the path of a file, compressed or not."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def load_fashion_mnist(path: Path, options: LoadOptions) -> Dataset:
-    """60,000 images of 28x28 to train on and 10,000 to test on."""
+    """Load 60,000 training and 10,000 test images of 28x28 pixels."""
     parts = [[read_idx(find_idx_file(path, name) or path / name) for name in pair] for pair in IDX_FILES]
     for (images, labels), (name, _) in zip(parts, IDX_FILES, strict=True):
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) >= len(CLASSES):
             raise RequestError(
-                f"{images.shape} images do not go with {labels.shape} labels ({path / name}): fetch anew"
+                f"images {images.shape} and labels {labels.shape} do not match ({path / name}): download them again"
             )
     return Dataset(
         name="fashion-mnist",
@@ -66,54 +66,36 @@ def load_fashion_mnist(path: Path, options: LoadOptions) -> Dataset:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of bytes in an idx file: two zeros, the type, the number of sides, the sides, the values."""
+    """Read the bytes of an idx file: two zeros, the type, the number of dimensions, the shape, the values."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(MAX_IDX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise RequestError(f"cannot read: {error} ({path}): fetch the file anew") from None
+        raise RequestError(f"cannot read: {error} ({path}): download the file again") from None
     if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
-        raise RequestError(f"not an idx file of bytes ({path}): fetch the file anew")
+        raise RequestError(f"not an idx file of bytes ({path}): download the file again")
     start = 4 + 4 * content[3]
-    sides = tuple(np.frombuffer(content[4:start], ">i4").tolist()) if start <= len(content) else ()
-    if not sides or prod(sides) != len(content) - start:
-        raise RequestError(f"{len(content)} bytes are not what the header promises ({path}): fetch the file anew")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(sides)
+    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist()) if start <= len(content) else ()
+    if not shape or prod(shape) != len(content) - start:
+        raise RequestError(f"{len(content)} bytes do not match the header ({path}): download the file again")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 MIRROR_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+# Name, bytes, SHA-256.
+ARCHIVES = (
+    ("train-images-idx3-ubyte.gz", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    ("train-labels-idx1-ubyte.gz", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    ("t10k-images-idx3-ubyte.gz", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    ("t10k-labels-idx1-ubyte.gz", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)
 SOURCE = DatasetSource(
     description="70,000 images of clothes, 28x28",
     find=find_fashion_mnist,
     load=load_fashion_mnist,
-    setup_hint=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION_DIR} below the "
-    "data directory, or install Debian's dataset-fashion-mnist",
+    setup_hint=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION_DIR} below "
+    "the data directory, or install Debian's dataset-fashion-mnist",
     default_public_size=2250,
     info=DatasetInfo(num_classes=10, num_channels=1, image_size=28, num_train=60_000, num_test=10_000),
-    downloads=(
-        Download(
-            f"{MIRROR_URL}/train-images-idx3-ubyte.gz",
-            TORCHVISION_DIR,
-            26_421_880,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        ),
-        Download(
-            f"{MIRROR_URL}/train-labels-idx1-ubyte.gz",
-            TORCHVISION_DIR,
-            29_515,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        Download(
-            f"{MIRROR_URL}/t10k-images-idx3-ubyte.gz",
-            TORCHVISION_DIR,
-            4_422_102,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        ),
-        Download(
-            f"{MIRROR_URL}/t10k-labels-idx1-ubyte.gz",
-            TORCHVISION_DIR,
-            5_148,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    ),
+    downloads=tuple(Download(f"{MIRROR_URL}/{name}", TORCHVISION_DIR, size, sha256) for name, size, sha256 in ARCHIVES),
 )

@@ -1,4 +1,4 @@
-"""The user's own images: `<root>/[<domain>/][train|test/]<class>/*.jpg`, where the root is the data directory."""
+"""The user's own images: `<data-dir>/[<domain>/][train|test/]<class>/*.jpg`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
 
 
-def find_folder(data_dir: Path) -> Path | None:
-    return data_dir if data_dir.is_dir() else None
-
-
 def load_folder(path: Path, options: LoadOptions) -> Dataset:
-    """All images, or those of the wanted domains."""
+    """Load all images, or those of the requested domains."""
     files = [file for file in list_images(path) if not options.domains or file.domain in options.domains]
     return dataset_from_files("folder", path, files, options, domain_names=options.domains)
 
@@ -30,7 +26,7 @@ def inspect_folder(path: Path) -> UserDataInfo:
 
 SOURCE = DatasetSource(
     description="your images: <data-dir>/[<domain>/][train|test/]<class>/*.jpg",
-    find=find_folder,
+    find=lambda data_dir: data_dir if data_dir.is_dir() else None,
     load=load_folder,
     setup_hint="name the directory of your images with --data-dir",
     inspect=inspect_folder,

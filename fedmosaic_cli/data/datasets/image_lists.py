@@ -1,7 +1,7 @@
-"""Data sets that come as directories of images a domain and class, with lists that say what is for training.
+"""Data sets stored as `<domain>/<class>/*.jpg` with lists of training and test images.
 
-Lists are texts of DomainNet (`clipart/bird/x.jpg 35` a line) or the pickles that FedBN publishes; of a path the last
-three parts count. Where there are no lists, a fifth of each domain is set apart for testing, the same for everybody.
+Lists are text files as in DomainNet (one `clipart/bird/x.jpg 35` per line) or the pickles of FedBN. Only the last three
+parts of a path are used. Without lists a fixed fifth of each domain becomes the test split.
 """
 
 from __future__ import annotations
@@ -23,115 +23,108 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.io.image_folders import ImageFile
 
 TEST_FRACTION = 0.2
-# The split is the data set's: it must not depend on the user's seed.
+# The split belongs to the data set and must not depend on the user's seed.
 SPLIT_SEED = 0
-
-
-def find_domain_root(folders: tuple[Path, ...], domains: tuple[str, ...]) -> Path | None:
-    """The first of `folders` that holds a directory called like one of the domains."""
-    return next((folder for folder in folders if any((folder / name).is_dir() for name in domains)), None)
 
 
 @dataclass(frozen=True)
 class DomainLayout:
-    """A data set's domains and classes, and other names under which a class is found on disks and in lists."""
+    """Directories, domains and classes of a data set, and other names of classes on disks and in lists."""
 
     name: str
+    directories: tuple[str, ...]
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     aliases: dict[str, str] = field(default_factory=dict)
 
-    def canonical_path(self, path: str) -> str:
-        """`domain/class/file` of any path to a file, with our name for the class."""
+    def find(self, data_dir: Path) -> Path | None:
+        """Return the first directory that contains a domain."""
+        roots = (data_dir / directory for directory in self.directories)
+        return next((root for root in roots if any((root / domain).is_dir() for domain in self.domains)), None)
+
+    def load(self, root: Path, options: LoadOptions) -> Dataset:
+        """Load the requested domains, each in the order of its lists with the training split first."""
+        chosen = options.domains or self.domains
+        missing = [domain for domain in chosen if not (root / domain).is_dir()]
+        if missing:
+            present = ",".join(domain for domain in chosen if domain not in missing)
+            raise RequestError(
+                f"domain '{missing[0]}' of {self.name} not found ({root}): add it, or omit it with "
+                f"--domains {present}, for training --set data.domains=[{present}]"
+            )
+        files, without_lists = [], []
+        for domain in chosen:
+            images = self._list_domain_images(root, domain)
+            lists = {split: self._read_list(root, domain, split) for split in ("train", "test")}
+            if all(names is not None for names in lists.values()):
+                files += self._order_by_lists(images, {split: names or [] for split, names in lists.items()}, root)
+            else:
+                without_lists.append(domain)
+                files += assign_default_split(images, self.name, domain)
+        dataset = dataset_from_files(self.name, root, files, options, self.classes, chosen)
+        if without_lists:  # both texts are stored in shard manifests and must not change
+            warning = f"no lists for {', '.join(without_lists)}: {TEST_FRACTION:.0%} of each was set apart for testing"
+            origin = "a fixed fifth of each domain, set apart for lack of lists"
+            dataset = replace(dataset, warnings=(*dataset.warnings, warning), test_set_description=origin)
+        return dataset
+
+    def _canonical_path(self, path: str) -> str:
+        """Return `domain/class/file` with the canonical class name."""
         domain, label, file = ["", "", *path.replace("\\", "/").split("/")][-3:]
         return f"{domain}/{self.aliases.get(label, label)}/{file}"
 
+    def _list_domain_images(self, root: Path, domain: str) -> list[ImageFile]:
+        """Return the images of all classes with canonical labels."""
+        directories = {self.aliases.get(name, name): name for name in list_subdirectories(root, domain)}
+        missing = [name for name in self.classes if name not in directories]
+        if missing:
+            raise RequestError(f"class '{missing[0]}' of domain '{domain}' not found ({root / domain}): add it")
+        files = list_class_images(root, [f"{domain}/{directories[name]}" for name in self.classes], domain, "")
+        return [file._replace(label=self.aliases.get(file.label, file.label)) for file in files]
 
-def load_domain_dataset(layout: DomainLayout, root: Path, options: LoadOptions) -> Dataset:
-    """The images of the wanted domains, each domain in the order of its lists, training part first."""
-    name, chosen = layout.name, options.domains or layout.domains
-    missing = [domain for domain in chosen if not (root / domain).is_dir()]
-    if missing:
-        there = [domain for domain in chosen if domain not in missing]
-        raise RequestError(
-            f"domain '{missing[0]}' of {name} is not here ({root}): put it there, or go without: "
-            f"--domains {','.join(there)}, in training --set data.domains=[{','.join(there)}]"
-        )
-    files, without_lists = [], []
-    for domain in chosen:
-        held = list_domain_images(layout, root, domain)
-        listed = {part: read_image_list(layout, root, domain, part) for part in ("train", "test")}
-        if all(names is not None for names in listed.values()):
-            files += order_by_lists(layout, held, {part: names or [] for part, names in listed.items()}, root)
-        else:
-            without_lists.append(domain)
-            files += assign_default_split(held, name, domain)
-    dataset = dataset_from_files(name, root, files, options, layout.classes, chosen)
-    if without_lists:
-        remark = f"no lists for {', '.join(without_lists)}: {TEST_FRACTION:.0%} of each was set apart for testing"
-        origin = "a fixed fifth of each domain, set apart for lack of lists"
-        dataset = replace(dataset, warnings=(*dataset.warnings, remark), test_set_description=origin)
-    return dataset
+    def _read_list(self, root: Path, domain: str, split: str) -> list[str] | None:
+        """Return the canonical paths in a list, or None if there is no list."""
+        for folder in (root, root / "splits", root / "txt"):
+            text, pickled = folder / f"{domain}_{split}.txt", folder / f"{domain}_{split}.pkl"
+            if text.is_file():
+                lines = text.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+                names = [self._canonical_path(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
+                # Shuffled because these lists are sorted by class.
+                order = derive_rng(SPLIT_SEED, self.name, "list", domain, split).permutation(len(names))
+                return [names[position] for position in order]
+            if pickled.is_file():
+                return [self._canonical_path(path) for path in read_pickled_paths(pickled)]
+        return None
 
-
-def list_domain_images(layout: DomainLayout, root: Path, domain: str) -> list[ImageFile]:
-    """What lies in the directories of our classes, under our names for them."""
-    there = {layout.aliases.get(name, name): name for name in list_subdirectories(root, domain)}
-    missing = [name for name in layout.classes if name not in there]
-    if missing:
-        raise RequestError(f"no class '{missing[0]}' in domain '{domain}' ({root / domain}): put it there")
-    files = list_class_images(root, [f"{domain}/{there[name]}" for name in layout.classes], domain, "")
-    return [file._replace(label=layout.aliases.get(file.label, file.label)) for file in files]
-
-
-def read_image_list(layout: DomainLayout, root: Path, domain: str, split: str) -> list[str] | None:
-    """Our name of every file in a list, or None where there is no list."""
-    for folder in (root, root / "splits", root / "txt"):
-        text, pickled = folder / f"{domain}_{split}.txt", folder / f"{domain}_{split}.pkl"
-        if text.is_file():
-            lines = text.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-            names = [layout.canonical_path(line.rsplit(maxsplit=1)[0]) for line in lines if line.strip()]
-            # These run class by class; the first of them must not be of one class.
-            order = derive_rng(SPLIT_SEED, layout.name, "list", domain, split).permutation(len(names))
-            return [names[position] for position in order]
-        if pickled.is_file():
-            return [layout.canonical_path(path) for path in read_pickled_paths(pickled)]
-    return None
+    def _order_by_lists(self, files: list[ImageFile], lists: dict[str, list[str]], root: Path) -> list[ImageFile]:
+        """Return the listed files of known classes in the order of the lists."""
+        by_name = {self._canonical_path(file.relative_path): file for file in files}
+        listed = [
+            (name, split) for split, names in lists.items() for name in names if name.split("/")[1] in self.classes
+        ]
+        lost = [name for name, _ in listed if name not in by_name]
+        if lost:
+            raise RequestError(f"{len(lost)} listed images not found, the first is {lost[0]} ({root}): add them")
+        if len({name for name, _ in listed}) < len(listed):
+            raise RequestError(f"the lists of '{files[0].domain}' contain an image twice ({root}): download them again")
+        return [by_name[name]._replace(split=split) for name, split in listed]
 
 
 def read_pickled_paths(path: Path) -> list[str]:
-    """The paths in one of FedBN's lists, which are a pair of paths and labels."""
+    """Read the paths of a FedBN list, which is a pickled pair of paths and labels."""
     content = read_safe_pickle(path)
     try:
         return [name.decode() if isinstance(name, bytes) else str(name) for name in content[0]]
     except (TypeError, KeyError, IndexError, UnicodeDecodeError):
-        raise RequestError(f"not a list of paths and labels ({path}): fetch it anew") from None
-
-
-def order_by_lists(
-    layout: DomainLayout, files: list[ImageFile], lists: dict[str, list[str]], root: Path
-) -> list[ImageFile]:
-    """The listed files of our classes. A file that is listed twice, or is not there, is an error."""
-    by_name = {layout.canonical_path(file.relative_path): file for file in files}
-    listed = [(name, part) for part, names in lists.items() for name in names if has_known_class(layout, name)]
-    lost = [name for name, _ in listed if name not in by_name]
-    if lost:
-        raise RequestError(f"{len(lost)} listed images are not there, the first is {lost[0]} ({root}): fetch them")
-    if len({name for name, _ in listed}) < len(listed):
-        raise RequestError(f"the lists of '{files[0].domain}' name an image twice ({root}): fetch them anew")
-    return [by_name[name]._replace(split=part) for name, part in listed]
-
-
-def has_known_class(layout: DomainLayout, path: str) -> bool:
-    return path.split("/")[1] in layout.classes
+        raise RequestError(f"not a list of paths and labels ({path}): download it again") from None
 
 
 def assign_default_split(files: list[ImageFile], dataset_name: str, domain: str) -> list[ImageFile]:
-    """A fixed draw of a fifth for testing, in a fixed order, as published lists are."""
+    """Assign a fixed random fifth to the test split, training files first."""
     order = derive_rng(SPLIT_SEED, dataset_name, "split", domain).permutation(len(files))
     shuffled = [files[position] for position in order]
-    tests = ceil(len(files) * TEST_FRACTION)
+    num_tests = ceil(len(files) * TEST_FRACTION)
     return [
-        *(file._replace(split="train") for file in shuffled[tests:]),
-        *(file._replace(split="test") for file in shuffled[:tests]),
+        *(file._replace(split="train") for file in shuffled[num_tests:]),
+        *(file._replace(split="test") for file in shuffled[:num_tests]),
     ]

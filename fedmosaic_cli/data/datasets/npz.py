@@ -1,7 +1,7 @@
-"""The user's own arrays in one npz file: `x` images, `y` labels; `domain`, `test` and `client` where there are such.
+"""The user's own arrays in one npz file: images `x`, labels `y`, and optionally `domain`, `test` and `client`.
 
-`x` is uint8 [examples, height, width] or [examples, height, width, channels], `y` whole numbers or names. `domain` are
-names or numbers, `test` marks the test part, `client` numbers who holds an example (scheme `natural`).
+`x` is uint8 [examples, height, width] or [examples, height, width, channels]; `y` and `domain` are integers or names;
+`test` marks the test split; `client` is the client of each example (scheme `natural`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOWED_CHANNELS = (1, 3)
 
 
 def find_npz(data_dir: Path) -> Path | None:
-    """The file itself, or the only npz file in the directory."""
+    """Return the file itself, or the only npz file in the directory."""
     if data_dir.is_file():
         return data_dir
     files = sorted(data_dir.glob("*.npz")) if data_dir.is_dir() else []
@@ -36,58 +36,48 @@ def find_npz(data_dir: Path) -> Path | None:
 
 
 def load_npz(path: Path, options: LoadOptions) -> Dataset:
-    """The arrays, checked."""
+    """Load and check the arrays."""
     arrays = read_named_arrays(path, NPZ_ARRAYS)
     images = to_image_array(arrays["x"], path)
     size = len(images)
     labels, class_names = to_labels(per_example_values(arrays, "y", size, path), path)
-    domains: NDArray[np.int64] | None = None
-    domain_names: tuple[str, ...] = ()
-    if "domain" in arrays:
-        domains, domain_names = encode_values(per_example_values(arrays, "domain", size, path), "domain", path)
-    test = to_test_mask(per_example_values(arrays, "test", size, path), path) if "test" in arrays else None
-    holders = (
-        encode_values(per_example_values(arrays, "client", size, path), "client", path)[0]
-        if "client" in arrays
-        else None
-    )
+    domain_ids, domain_names = encode_optional(arrays, "domain", size, path)
+    client_ids, _ = encode_optional(arrays, "client", size, path)
+    test_mask = to_test_mask(per_example_values(arrays, "test", size, path), path) if "test" in arrays else None
     used = len(np.unique(labels))
-    remarks = () if used == len(class_names) else (f"{used} of {len(class_names)} classes have examples",)
-    return Dataset("npz", images, labels, class_names, domains, domain_names, test, holders, warnings=remarks)
+    warnings = () if used == len(class_names) else (f"{used} of {len(class_names)} classes have examples",)
+    return Dataset(
+        "npz", images, labels, class_names, domain_ids, domain_names, test_mask, client_ids, warnings=warnings
+    )
 
 
 def inspect_npz(path: Path) -> UserDataInfo:
     arrays = read_named_arrays(path, ("y", "domain", "client"))
     size = arrays["y"].size
-    domains = (
-        encode_values(per_example_values(arrays, "domain", size, path), "domain", path)[1] if "domain" in arrays else ()
-    )
-    clients = (
-        encode_values(per_example_values(arrays, "client", size, path), "client", path)[1] if "client" in arrays else ()
-    )
-    return UserDataInfo(size, domains, len(clients) or None)
+    domain_names, client_names = (encode_optional(arrays, name, size, path)[1] for name in ("domain", "client"))
+    return UserDataInfo(size, domain_names, len(client_names) or None)
 
 
 def read_named_arrays(
     path: Path, names: Collection[str], known: Collection[str] = NPZ_ARRAYS, required: tuple[str, ...] = ("x", "y")
 ) -> dict[str, NDArray[Any]]:
-    """Those arrays of the file that are asked for. `needed` are the names of the images and, if wanted, the labels."""
+    """Read the arrays `names` that the file contains; `known` arrays are allowed in it and `required` ones needed."""
     example = ", ".join(f"{name}=..." for name in required)
 
-    def choose(there: Collection[str]) -> list[str]:
-        strange = set(there) - set(known)
-        if strange:
-            raise RequestError(f"unknown array '{min(strange)}' ({path}): there may be {', '.join(known)}")
-        missing = set(required) - set(there)
+    def select_names(present: Collection[str]) -> list[str]:
+        unknown = set(present) - set(known)
+        if unknown:
+            raise RequestError(f"unknown array '{min(unknown)}' ({path}): allowed are {', '.join(known)}")
+        missing = set(required) - set(present)
         if missing:
             raise RequestError(f"no array '{min(missing)}' ({path}): write it with numpy.savez(file, {example})")
-        return [name for name in names if name in there]
+        return [name for name in names if name in present]
 
     try:
-        return read_npz(path, choose)
+        return read_npz(path, select_names)
     except (RequestError, MemoryError, PermissionError):
         raise
-    except Exception as error:  # a hostile archive fails in any way it likes
+    except Exception as error:  # a hostile archive can cause any exception
         raise RequestError(f"cannot read: {error} ({path}): write it with numpy.savez(file, {example})") from None
 
 
@@ -96,7 +86,7 @@ def to_image_array(x: NDArray[Any], path: Path, name: str = "x") -> NDArray[np.u
         raise RequestError(f"{name} is {x.dtype}, not uint8 ({path}): save pixels from 0 to 255")
     images = x[..., None] if x.ndim == 3 else x
     if x.ndim and not len(images):
-        raise RequestError(f"{name} holds no examples ({path}): save some")
+        raise RequestError(f"{name} has no examples ({path}): save some")
     if images.ndim != 4 or images.shape[-1] not in ALLOWED_CHANNELS or 0 in images.shape:
         raise RequestError(
             f"{name} has shape {x.shape} ({path}): it must be [n, height, width] or [n, height, width, 1 or 3]"
@@ -105,17 +95,17 @@ def to_image_array(x: NDArray[Any], path: Path, name: str = "x") -> NDArray[np.u
 
 
 def per_example_values(arrays: dict[str, NDArray[Any]], name: str, num_examples: int, path: Path) -> NDArray[Any]:
-    """One value an example."""
+    """Return an array with one value per example."""
     values = arrays[name]
     if values.shape != (num_examples,):
         raise RequestError(
-            f"{name} has shape {values.shape} for {num_examples} examples ({path}): there must be one each"
+            f"{name} has shape {values.shape} for {num_examples} examples ({path}): save one value per example"
         )
     return values
 
 
 def to_labels(values: NDArray[Any], path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Classes: whole numbers from 0 on, which name themselves, or names."""
+    """Return labels and class names; classes are integers from 0 on, or names."""
     if values.dtype.kind not in "iu":
         return encode_values(values, "y", path)
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < MAX_CLASSES:
@@ -126,20 +116,30 @@ def to_labels(values: NDArray[Any], path: Path) -> tuple[NDArray[np.int64], tupl
 
 
 def encode_values(values: NDArray[Any], array_name: str, path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Numbers for the values that occur, and their names."""
+    """Return the index of each value among the sorted distinct values, and their names."""
     if values.dtype.kind not in "iuU":
-        raise RequestError(f"{array_name} is {values.dtype} ({path}): it must be whole numbers or texts")
+        raise RequestError(f"{array_name} is {values.dtype} ({path}): it must contain integers or strings")
     found, numbers = np.unique(values, return_inverse=True)
     names = tuple(str(value) for value in found.tolist())
     if not all(name.isprintable() for name in names):
-        raise RequestError(f"{array_name} holds a name that is not text ({path}): rename it")
+        raise RequestError(f"{array_name} contains a name that is not printable ({path}): rename it")
     return numbers.reshape(-1).astype(np.int64), names
 
 
+def encode_optional(
+    arrays: dict[str, NDArray[Any]], name: str, num_examples: int, path: Path
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Encode an array that need not exist."""
+    return (
+        encode_values(per_example_values(arrays, name, num_examples, path), name, path)
+        if name in arrays
+        else (None, ())
+    )
+
+
 def to_test_mask(values: NDArray[Any], path: Path) -> NDArray[np.bool_]:
-    """True where an example is for testing."""
     if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
-        raise RequestError(f"test is {values.dtype} ({path}): it must be true or false, 1 or 0, for each example")
+        raise RequestError(f"test is {values.dtype} ({path}): it must be true or false, 1 or 0, per example")
     return values.astype(bool)
 
 

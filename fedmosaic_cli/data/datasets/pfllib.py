@@ -1,6 +1,6 @@
-"""A split that PFLlib made: `train/<client>.npz` and `test/<client>.npz`, taken over as it is (scheme `natural`).
+"""A partition created by PFLlib: `train/<client>.npz` and `test/<client>.npz`, used unchanged (scheme `natural`).
 
-PFLlib stores images as floats, normalised with mean 0.5 and standard deviation 0.5; here they become bytes again.
+PFLlib stores images as floats, normalised with mean 0.5 and standard deviation 0.5; they are converted back to bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPLIT_DIRS = ("train", "test")
-# How far a stored float may lie from the byte that it came from.
+# Largest difference between a stored float and the byte that it came from.
 ROUNDING_TOLERANCE = 0.05
 
 
@@ -29,7 +29,7 @@ def find_pfllib(data_dir: Path) -> Path | None:
 
 
 def num_pfllib_clients(path: Path) -> int:
-    """How many clients there are, numbered from 0 on in both parts."""
+    """Return the number of clients, which are numbered from 0 on in both splits."""
     numbers = [int(file.stem) for part in SPLIT_DIRS for file in (path / part).glob("*.npz") if file.stem.isdecimal()]
     clients = max(numbers, default=-1) + 1
     for part in SPLIT_DIRS:
@@ -40,8 +40,8 @@ def num_pfllib_clients(path: Path) -> int:
 
 
 def load_pfllib(path: Path, options: LoadOptions) -> Dataset:
-    """All examples of all clients, each marked with its client and its part."""
-    images, labels, holders, test = [], [], [], []
+    """Load the examples of all clients with client ids and test mask."""
+    images, labels, client_ids, test = [], [], [], []
     clients = num_pfllib_clients(path)
     for part in SPLIT_DIRS:
         for client in range(clients):
@@ -49,20 +49,20 @@ def load_pfllib(path: Path, options: LoadOptions) -> Dataset:
             x, y = read_pfllib_file(file)
             images.append(to_uint8_images(x, file))
             labels.append(y)
-            holders.append(np.full(len(y), client))
+            client_ids.append(np.full(len(y), client))
             test.append(np.full(len(y), part == "test"))
             options.data_dirs.on_progress("reading the split", len(images), 2 * clients)
     if len({array.shape[1:] for array in images}) > 1:
-        raise RequestError(f"images differ in shape from client to client ({path}): the split is damaged")
-    together = np.concatenate(labels).astype(np.int64)
-    if not len(together):
-        raise RequestError(f"the split holds no examples ({path}): make it anew")
+        raise RequestError(f"images of different clients differ in shape ({path}): the split is damaged")
+    all_labels = np.concatenate(labels).astype(np.int64)
+    if not len(all_labels):
+        raise RequestError(f"the split has no examples ({path}): create it again")
     return Dataset(
         name="pfllib",
         images=np.concatenate(images),
-        labels=together,
-        class_names=tuple(str(number) for number in range(int(together.max()) + 1)),
-        client_ids=np.concatenate(holders),
+        labels=all_labels,
+        class_names=tuple(str(number) for number in range(int(all_labels.max()) + 1)),
+        client_ids=np.concatenate(client_ids),
         test_mask=np.concatenate(test),
     )
 
@@ -72,25 +72,22 @@ def read_pfllib_file(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         x, y = (np.asarray(content.get(name, content.get(name.encode()))) for name in ("x", "y"))
     except (AttributeError, ValueError):
-        raise RequestError(f"no mapping of x and y ({path}): this is not a split of PFLlib") from None
+        raise RequestError(f"no mapping with x and y ({path}): this is not a split of PFLlib") from None
     if x.ndim != 4 or y.shape != x.shape[:1] or x.dtype.kind != "f" or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
         raise RequestError(
             f"x is {x.dtype} {x.shape} and y {y.dtype} {y.shape} ({path}): this is not a split of PFLlib"
         )
     if y.max(initial=0) >= MAX_CLASSES:
-        raise RequestError(f"label {y.max()} ({path}): there may be {MAX_CLASSES} classes")
+        raise RequestError(f"label {y.max()} is too large ({path}): at most {MAX_CLASSES} classes are supported")
     return x, y
 
 
 def to_uint8_images(x: NDArray[Any], path: Path) -> NDArray[np.uint8]:
-    """[n, channels, height, width] in [-1, 1] as uint8 [n, height, width, channels]."""
+    """Convert [n, channels, height, width] in [-1, 1] to uint8 [n, height, width, channels]."""
     values = (x.transpose(0, 2, 3, 1).astype(np.float64) + 1) * 127.5
     nearest = np.rint(values)
-    if (
-        not np.abs(values - nearest).max(initial=0) < ROUNDING_TOLERANCE
-        or nearest.min(initial=0) < 0
-        or nearest.max(initial=0) > 255
-    ):
+    in_range = 0 <= nearest.min(initial=0) <= nearest.max(initial=0) <= 255
+    if not np.abs(values - nearest).max(initial=0) < ROUNDING_TOLERANCE or not in_range:
         raise RequestError(f"x was not normalised with mean 0.5 and deviation 0.5 ({path}): use --dataset npz")
     return nearest.astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""Fetching published data: into place only after size and SHA-256 were checked, and going on where it broke off."""
+"""Downloads that resume after an interruption and are checked by size and SHA-256 before use."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Download:
-    """A published file, and where below the data directory it goes.
+    """A published file and its subdirectory of the data directory.
 
-    An archive is unpacked there and then removed: those members that lie in one of the directories `members`.
+    With `extracted_directories` the file is an archive, from which only these directories are extracted.
     """
 
     url: str
@@ -53,34 +53,37 @@ class Download:
 
 
 def download_files(downloads: tuple[Download, ...], data_dirs: DataDirs) -> None:
-    """Bring everything of `downloads` into the data directory that is not there yet."""
+    """Download and extract all files that are missing in the data directory.
+
+    Raises:
+        ResourceError: If the network, the disk space or a checksum fails.
+    """
     for download in downloads:
         folder = data_dirs.data_dir / download.subdirectory
         done = folder / f".{download.file_name}.done" if download.extracted_directories else folder / download.file_name
         if done.exists() and all((folder / member).is_dir() for member in download.extracted_directories):
             continue
         with directory_lock(folder):
-            arrived = download_verified(download, folder, data_dirs)
+            partial = download_verified(download, folder, data_dirs)
             if download.extracted_directories:
-                extract_archive(arrived, folder, download.extracted_directories)
-                remove_path(arrived)
+                extract_archive(partial, folder, download.extracted_directories)
+                remove_path(partial)
                 write_atomic(done, b"")
             else:
-                syscalls.fsync(arrived)
-                syscalls.rename(arrived, done)
+                syscalls.fsync(partial)
+                syscalls.rename(partial, done)
                 syscalls.fsync(folder)
 
 
 def download_verified(download: Download, folder: Path, data_dirs: DataDirs) -> Path:
-    """The checked file, still under a temporary name."""
+    """Download a file, check it and return its temporary path."""
     partial = folder / f".{download.file_name}.part"
-    there = partial.stat().st_size if partial.exists() else 0
-    require_free_space(
-        folder, download.size_bytes - there, f"free some space for {download.file_name} or choose another --data-dir"
-    )
-    if there < download.size_bytes:
+    offset = partial.stat().st_size if partial.exists() else 0
+    hint = f"free some space for {download.file_name} or choose another --data-dir"
+    require_free_space(folder, download.size_bytes - offset, hint)
+    if offset < download.size_bytes:
         try:
-            download_remaining(download, partial, there, data_dirs)
+            download_remaining(download, partial, offset, data_dirs)
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             verb = "unpack" if download.extracted_directories else "put"
@@ -88,15 +91,15 @@ def download_verified(download: Download, folder: Path, data_dirs: DataDirs) -> 
                 f"cannot download {download.url}: {reason} (network): try again, or {verb} it into {folder} yourself"
             ) from None
     if partial.stat().st_size < download.size_bytes:
-        raise ResourceError(f"the connection broke ({download.url}): do it again to go on where it stopped")
+        raise ResourceError(f"the connection was closed ({download.url}): run the command again to resume")
     if partial.stat().st_size != download.size_bytes or file_sha256(partial) != download.sha256:
         remove_path(partial)
-        raise ResourceError(f"what arrived is not the published file ({download.url}): try again, or use a mirror")
+        raise ResourceError(f"the file differs from the published one ({download.url}): try again, or use a mirror")
     return partial
 
 
 def download_remaining(download: Download, partial: Path, offset: int, data_dirs: DataDirs) -> None:
-    """Append what is missing to the partial file."""
+    """Append the missing bytes to the partial file."""
     request = urllib.request.Request(download.url, headers={"Range": f"bytes={offset}-"} if offset else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
         resumed = offset and getattr(answer, "status", None) == http.HTTPStatus.PARTIAL_CONTENT
@@ -106,35 +109,28 @@ def download_remaining(download: Download, partial: Path, offset: int, data_dirs
         while block := answer.read(DOWNLOAD_BLOCK_BYTES):
             append_bytes(partial, block)
             done += len(block)
-            data_dirs.on_progress(
-                f"downloading {download.file_name}", min(done, download.size_bytes), download.size_bytes
-            )
+            size = download.size_bytes
+            data_dirs.on_progress(f"downloading {download.file_name}", min(done, size), size)
 
 
 def extract_archive(archive: Path, folder: Path, wanted_directories: tuple[str, ...]) -> None:
-    """The regular files of a tar or zip archive that lie in a wanted directory, each whole or not at all."""
+    """Extract the regular files in the wanted directories of a tar or zip archive, each atomically."""
     try:
-        extract_members(archive, folder, wanted_directories)
+        for name, content in iter_archive_files(archive):
+            path = PurePosixPath(name)
+            if not any(path.is_relative_to(directory) for directory in wanted_directories):
+                continue
+            if path.is_absolute() or ".." in path.parts or "\\" in name:
+                raise RequestError(f"'{name}' is outside the target directory ({archive}): do not trust this archive")
+            target = folder.joinpath(*path.parts)
+            make_directories(target.parent)
+            write_stream_atomic(target, content)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise RequestError(f"cannot unpack: {error} ({archive}): fetch it anew") from None
-
-
-def extract_members(archive: Path, folder: Path, wanted_directories: tuple[str, ...]) -> None:
-    for name, content in iter_archive_files(archive):
-        parts = PurePosixPath(name).parts
-        if not any(
-            parts[: len(PurePosixPath(prefix).parts)] == PurePosixPath(prefix).parts for prefix in wanted_directories
-        ):
-            continue
-        if name.startswith("/") or ".." in parts or "\\" in name:
-            raise RequestError(f"'{name}' would leave the directory ({archive}): this archive is not to be trusted")
-        target = folder.joinpath(*parts)
-        make_directories(target.parent)
-        write_stream_atomic(target, content)
+        raise RequestError(f"cannot extract: {error} ({archive}): download it again") from None
 
 
 def iter_archive_files(archive: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Names and contents of the regular files in an archive; links and devices are passed over."""
+    """Yield names and contents of the regular files in an archive; links and devices are skipped."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():

@@ -1,8 +1,7 @@
-"""Image files, decoded once: all processors fill one array on disk, which is mapped into memory ever after.
+"""Cache of decoded images: all processors fill one array on disk, which later runs map into memory.
 
-An array is named by what it was decoded from (the contents of the files, their order, the treatment). Beside it lies,
-for each list of files seen (paths, sizes, times), which array is theirs; so a second look reads no image. All of it may
-be deleted at any time.
+An array is named by its content: the bytes of the files, their order and the decoding. For each list of files (paths,
+sizes, times) an entry names its array, so that a second load reads no image. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ NUM_CHECKED_ROWS = 256
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """`images` are the files at the positions `kept`; `content` stands for all that they were decoded from."""
+    """Decoded images of the files at `kept_positions`, with a digest of the file contents."""
 
     images: NDArray[np.uint8]
     kept_positions: NDArray[np.int64]
@@ -71,14 +70,14 @@ class DecodedImages:
 
 
 def load_images(root: Path, files: Sequence[ImageFile], image_size: int | None, data_dirs: DataDirs) -> DecodedImages:
-    """The images of `files`, from the cache or decoded now."""
+    """Return the images of `files` from the cache, or decode and cache them."""
     folder = data_dirs.cache_dir / "images"
-    seen = folder / f"seen-{file_list_key(root, files, image_size)}.json"
-    return read_cache_entry(seen) or decode_and_cache(root, files, image_size, folder, seen, data_dirs)
+    entry_path = folder / f"seen-{file_list_key(root, files, image_size)}.json"
+    return read_cache_entry(entry_path) or decode_and_cache(root, files, image_size, folder, entry_path, data_dirs)
 
 
 def file_list_key(root: Path, files: Sequence[ImageFile], image_size: int | None) -> str:
-    """Stands for a list of files as they lie on disk."""
+    """Return a digest of paths, sizes and modification times."""
     lines = [
         f"{DECODER_VERSION} {image_size} {root.resolve()}",
         *(f"{f.relative_path}\0{f.size_bytes}\0{f.mtime_ns}" for f in files),
@@ -87,20 +86,20 @@ def file_list_key(root: Path, files: Sequence[ImageFile], image_size: int | None
 
 
 def read_cache_entry(entry_path: Path) -> DecodedImages | None:
-    """What was decoded before, if all of it is still there."""
+    """Return cached images if the cache is complete."""
     try:
-        note = json.loads(entry_path.read_bytes())
-        images = np.load(entry_path.with_name(f"{note['content']}.npy"), mmap_mode="c", allow_pickle=False)
-        kept = np.delete(np.arange(note["files"]), note["left_out"])
-        if images.dtype != np.uint8 or len(images) != len(kept) or spot_check_digest(images) != note["sample"]:
+        entry = json.loads(entry_path.read_bytes())
+        images = np.load(entry_path.with_name(f"{entry['content']}.npy"), mmap_mode="c", allow_pickle=False)
+        kept = np.delete(np.arange(entry["files"]), entry["left_out"])
+        if images.dtype != np.uint8 or len(images) != len(kept) or spot_check_digest(images) != entry["sample"]:
             return None
-        return DecodedImages(images, kept, note["content"], tuple(note["remarks"]))
+        return DecodedImages(images, kept, entry["content"], tuple(entry["remarks"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError):
         return None
 
 
 def spot_check_digest(images: NDArray[np.uint8]) -> str:
-    """Stands for the pixels of some rows from all over the array: enough to notice a disk that kept nothing."""
+    """Return a digest of some rows of the array, which detects a disk that lost the content."""
     rows = np.linspace(0, len(images) - 1, min(len(images), NUM_CHECKED_ROWS)).astype(np.int64)
     return hashlib.sha256(np.ascontiguousarray(images[rows]).data).hexdigest()[:32]
 
@@ -108,95 +107,94 @@ def spot_check_digest(images: NDArray[np.uint8]) -> str:
 def decode_and_cache(
     root: Path, files: Sequence[ImageFile], image_size: int | None, folder: Path, entry_path: Path, data_dirs: DataDirs
 ) -> DecodedImages:
-    """Decode everything and remember it."""
+    """Decode all files and write the array and its entry to the cache."""
     shape = (len(files), *decoded_image_shape(root, files, image_size))
     try:
         make_directories(folder)
         remove_stale_temporaries(folder)
-        with temporary_array(folder / f"{entry_path.stem}.npy", shape) as scratch:
-            outcome = decode_into_array(scratch, root, files, image_size, data_dirs)
-            left_out = sorted(outcome.failures)
-            about = repr((DECODER_VERSION, image_size, outcome.all_grey, left_out)).encode()
-            content = hashlib.sha256(about + outcome.digests).hexdigest()[:40]
-            if len(left_out) == len(files):
-                raise RequestError(
-                    f"none of {len(files)} images can be read ({root}): the first is {files[0].relative_path}"
-                )
-            finalize_array(scratch, folder / f"{content}.npy", left_out, num_channels=1 if outcome.all_grey else 3)
+        with temporary_array(folder / f"{entry_path.stem}.npy", shape) as temporary:
+            result = decode_into_array(temporary, root, files, image_size, data_dirs)
+            failed = sorted(result.failures)
+            if len(failed) == len(files):
+                raise no_readable_image_error(root, files)
+            decoding = repr((DECODER_VERSION, image_size, result.all_grey, failed)).encode()
+            content = hashlib.sha256(decoding + result.digests).hexdigest()[:40]
+            finalize_array(temporary, folder / f"{content}.npy", failed, num_channels=1 if result.all_grey else 3)
     except OSError as error:
         raise ResourceError(
-            f"cannot write the image cache: {error.strerror or error} ({folder}): make room, or set FEDMOSAIC_CACHE"
+            f"cannot write the image cache: {error.strerror or error} ({folder}): free space, or set FEDMOSAIC_CACHE"
         ) from None
-    names = {row: files[row].relative_path for row in left_out}
-    note = {
+    entry = {
         "files": len(files),
-        "left_out": left_out,
+        "left_out": failed,
         "content": content,
         "sample": spot_check_digest(np.load(folder / f"{content}.npy", mmap_mode="r")),
-        "remarks": decoding_warnings(outcome, names),
+        "remarks": decoding_warnings(result, files),
     }
-    write_atomic(entry_path, to_json_bytes(note))
-    found = read_cache_entry(entry_path)
-    if found is None:
-        raise ResourceError(f"the image cache does not keep what is written to it ({folder}): set FEDMOSAIC_CACHE")
-    return found
+    write_atomic(entry_path, to_json_bytes(entry))
+    cached = read_cache_entry(entry_path)
+    if cached is None:
+        raise ResourceError(f"the image cache loses what was written ({folder}): set FEDMOSAIC_CACHE")
+    return cached
 
 
 def decoded_image_shape(root: Path, files: Sequence[ImageFile], image_size: int | None) -> tuple[int, int, int]:
-    """The shape of a decoded image: as asked for, or that of the first one that can be read."""
+    """Return the configured shape of a decoded image, or that of the first readable one."""
     if not files:
-        raise RequestError(f"no images here ({root}): put them into a directory a class")
+        raise RequestError(f"no images found ({root}): put them into one directory per class")
     if image_size is not None:
         return image_size, image_size, 3
     for file in files:
         try:
             height, width, channels = decode_image((root / file.relative_path).read_bytes(), None, DecodeResult()).shape
-        except Exception:  # named later, with the other unreadable ones
+        except Exception:  # reported later with the other unreadable files
             continue
         return height, width, channels
-    raise RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].relative_path}")
+    raise no_readable_image_error(root, files)
+
+
+def no_readable_image_error(root: Path, files: Sequence[ImageFile]) -> RequestError:
+    return RequestError(f"none of {len(files)} images can be read ({root}): the first is {files[0].relative_path}")
 
 
 @contextmanager
 def temporary_array(path: Path, shape: tuple[int, ...]) -> Iterator[Path]:
-    """A file that holds an array of this shape, gone afterwards if nobody moved it away."""
-    need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
-    if need > free:
+    """Yield a temporary file with an array of this shape; it is removed afterwards unless renamed."""
+    needed, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
+    if needed > free:
         raise ResourceError(
-            f"decoded images need {need / 1e9:.2f} GB and there are {free / 1e9:.2f} GB free ({path.parent}): "
-            "make room, set FEDMOSAIC_CACHE, or choose a smaller --image-size"
+            f"decoded images need {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free ({path.parent}): "
+            "free some space, set FEDMOSAIC_CACHE, or choose a smaller --image-size"
         )
-    with locked_temporaries([path]) as [(handle, scratch)]:
+    with locked_temporaries([path]) as [(fd, temporary)]:
         try:
-            np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint8, shape=shape)
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the middle
-                os.posix_fallocate(handle, 0, scratch.stat().st_size)
-            yield scratch
+            np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and would be a crash later
+                os.posix_fallocate(fd, 0, temporary.stat().st_size)
+            yield temporary
         finally:
-            remove_path(scratch)
+            remove_path(temporary)
 
 
 def decode_into_array(
     array_path: Path, root: Path, files: Sequence[ImageFile], image_size: int | None, data_dirs: DataDirs
 ) -> DecodeResult:
-    """Decode all files into the array, on all processors where that pays."""
-    paths = [os.path.join(root, file.relative_path) for file in files]  # noqa: PTH118 - for so many, plain texts
-    # Small enough to show progress, large enough that handing them out costs nothing.
+    """Decode all files into the array, on all processors if that is faster."""
+    paths = [os.path.join(root, file.relative_path) for file in files]  # noqa: PTH118 - strings are faster
+    # Small enough to show progress, large enough to make the overhead negligible.
     length = min(MAX_FILES_PER_TASK, max(16, len(paths) // 32))
-    chunks = [
-        DecodeTask(str(array_path), at, paths[at : at + length], image_size) for at in range(0, len(paths), length)
-    ]
-    worth_it = (
-        len(files) >= MIN_FILES_FOR_PROCESSES or sum(file.size_bytes for file in files) >= MIN_BYTES_FOR_PROCESSES
-    )
+    starts = range(0, len(paths), length)
+    tasks = [DecodeTask(str(array_path), start, paths[start : start + length], image_size) for start in starts]
+    num_bytes = sum(file.size_bytes for file in files)
+    is_large = len(files) >= MIN_FILES_FOR_PROCESSES or num_bytes >= MIN_BYTES_FOR_PROCESSES
     total, digests, done = DecodeResult(), [], 0
     try:
-        for part, chunk in zip(run_decode_tasks(chunks, num_available_cores() if worth_it else 1), chunks, strict=True):
-            digests.append(part.digests)
-            total.conversion_counts += part.conversion_counts
-            total.failures |= part.failures
-            total.all_grey &= part.all_grey
-            done += len(chunk.paths)
+        for result, task in zip(run_decode_tasks(tasks, num_available_cores() if is_large else 1), tasks, strict=True):
+            digests.append(result.digests)
+            total.conversion_counts += result.conversion_counts
+            total.failures |= result.failures
+            total.all_grey &= result.all_grey
+            done += len(task.paths)
             data_dirs.on_progress("decoding images", done, len(paths))
     except ImageSizeMismatchError as error:
         raise RequestError(f"images differ in size: {error} (data.image_size): add --image-size 64, say") from None
@@ -209,16 +207,14 @@ def decode_into_array(
 
 
 def run_decode_tasks(tasks: list[DecodeTask], num_processes: int) -> Iterator[DecodeResult]:
-    """The chunks, decoded, in order."""
+    """Yield the results of the tasks in order."""
     num_processes = min(num_processes, len(tasks))
     if num_processes < 2:
         yield from map(run_decode_task, tasks)
         return
-    # A fresh process is safe to start whatever threads this one has.
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        num_processes, mp_context=fresh, initializer=exit_with_parent, initargs=(os.getpid(),)
-    ) as pool:
+    # Unlike fork, spawn is safe in a process with threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, context, initializer=exit_with_parent, initargs=(os.getpid(),)) as pool:
         try:
             yield from pool.map(run_decode_task, tasks)
         except BaseException:
@@ -227,7 +223,7 @@ def run_decode_tasks(tasks: list[DecodeTask], num_processes: int) -> Iterator[De
 
 
 def finalize_array(source: Path, target: Path, failed_rows: list[int], num_channels: int) -> None:
-    """Give the array its name, without the rows that failed and the channels that say nothing."""
+    """Rename the array without failed rows and redundant channels."""
     array: Any = np.load(source, mmap_mode="r")
     if not failed_rows and num_channels == array.shape[-1]:
         syscalls.fsync(source)
@@ -245,11 +241,15 @@ def finalize_array(source: Path, target: Path, failed_rows: list[int], num_chann
         syscalls.rename(smaller, target)
 
 
-def decoding_warnings(result: DecodeResult, names: dict[int, str]) -> list[str]:
-    """What was odd, in words."""
+def decoding_warnings(result: DecodeResult, files: Sequence[ImageFile]) -> list[str]:
+    """Describe conversions and failures. The texts are stored in shard manifests and must not change."""
     counts = Counter(result.conversion_counts)
     if result.all_grey:
         counts.pop("grey", None)
-    remarks = [f"{count} {kind} images were converted" for kind, count in sorted(counts.items())]
-    remarks += [f"left out, cannot be read: {names[row]} ({reason})" for row, reason in sorted(result.failures.items())]
-    return remarks
+    return [
+        *(f"{count} {kind} images were converted" for kind, count in sorted(counts.items())),
+        *(
+            f"left out, cannot be read: {files[row].relative_path} ({reason})"
+            for row, reason in sorted(result.failures.items())
+        ),
+    ]

@@ -1,8 +1,8 @@
-"""From image files to rows of one uint8 array. Runs in worker processes, so it imports little.
+"""Decoding image files into rows of a uint8 array. Runs in worker processes, so it imports little.
 
-What is done with odd files: grey and palette images become RGB; transparency is laid over white; CMYK is converted;
-16-bit grey keeps its upper 8 bits; an EXIF rotation is applied; of an animation the first frame counts. A file that
-cannot be decoded to the end, or holds floats, is left out and named.
+Grey, palette and CMYK images become RGB; transparency is composed over white; 16-bit grey keeps its upper 8 bits; EXIF
+rotations are applied; animations contribute their first frame. Files that cannot be decoded completely or contain
+floats are left out and reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Part of every cache key: raise it when the treatment of files changes.
+# Part of every cache key: increase it when the decoding changes.
 DECODER_VERSION = 1
 ROTATED_FORMATS = ("TIFF", "MPO")
 ROTATED_ORIENTATIONS = range(2, 9)
@@ -32,7 +32,7 @@ ROTATED_ORIENTATIONS = range(2, 9)
 
 @dataclass(frozen=True)
 class DecodeTask:
-    """Some of the files, in order, and the rows of the array in the file `target` that they belong in."""
+    """Consecutive files and the first of their rows in the array file."""
 
     array_path: str
     first_row: int
@@ -42,7 +42,7 @@ class DecodeTask:
 
 @dataclass
 class DecodeResult:
-    """What became of a chunk: a digest a file, what was odd and how often, and which rows failed for which reason."""
+    """Digests of the files, counts of conversions, and the reasons of failed rows."""
 
     digests: bytes = b""
     conversion_counts: Counter[str] = field(default_factory=Counter)
@@ -51,24 +51,24 @@ class DecodeResult:
 
 
 class UnreadableFileError(ValueError):
-    """A file that the machine does not let us read: that says nothing about the image."""
+    """Raised if the system refuses to read a file, which says nothing about the image."""
 
 
 class UnsupportedImageModeError(ValueError):
-    """An image of a kind that cannot be turned into bytes in one obvious way."""
+    """Raised for an image without a defined conversion to bytes."""
 
 
 class ImageSizeMismatchError(ValueError):
-    """Images of different sizes, and nobody said which size they should get."""
+    """Raised if images differ in size and no size is configured."""
 
 
 def run_decode_task(task: DecodeTask) -> DecodeResult:
-    """Decode the files of a chunk into their rows."""
+    """Decode the files of a task into their rows."""
     array: NDArray[np.uint8] = np.load(task.array_path, mmap_mode="r+")
     result, digests = DecodeResult(), []
     for row, path in enumerate(task.paths, start=task.first_row):
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - a Path would cost as much as the read
+            with open(path, "rb") as file:  # noqa: PTH123 - a Path object costs as much as the read
                 content = file.read()
         except OSError as error:
             raise UnreadableFileError(f"{error.strerror} ({path})") from None
@@ -77,20 +77,19 @@ def run_decode_task(task: DecodeTask) -> DecodeResult:
             pixels = decode_image(content, task.image_size, result)
         except MemoryError:
             raise
-        except Exception as error:  # Pillow answers hostile files with exceptions of any kind
+        except Exception as error:  # hostile files make Pillow raise any exception
             result.failures[row] = failure_reason(error)
             continue
         if pixels.shape != array.shape[1:]:
-            raise ImageSizeMismatchError(
-                f"{path} is {image_size_text(pixels)}, another one {image_size_text(array[0])}"
-            )
+            sizes = [f"{image.shape[1]}x{image.shape[0]}" for image in (pixels, array[0])]
+            raise ImageSizeMismatchError(f"{path} is {sizes[0]}, another one {sizes[1]}")
         array[row] = pixels
     result.digests = b"".join(digests)
     return result
 
 
 def decode_image(content: bytes, image_size: int | None, result: DecodeResult) -> NDArray[np.uint8]:
-    """One image as uint8 [height, width, 3]."""
+    """Decode one image to uint8 [height, width, 3]."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         image: Image.Image = Image.open(io.BytesIO(content))
@@ -110,7 +109,7 @@ def decode_image(content: bytes, image_size: int | None, result: DecodeResult) -
 
 
 def failure_reason(error: Exception) -> str:
-    """Why an image could not be decoded, in words that are the same each time."""
+    """Return a reproducible reason why an image cannot be decoded."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
     if isinstance(error, UnsupportedImageModeError):
@@ -119,7 +118,6 @@ def failure_reason(error: Exception) -> str:
 
 
 def convert_to_rgb(image: Image.Image, result: DecodeResult) -> Image.Image:
-    """An image of another kind as RGB."""
     if image.mode.startswith("I"):
         result.conversion_counts["16-bit"] += 1
         values = np.asarray(image).clip(0, 65_535)
@@ -132,14 +130,14 @@ def convert_to_rgb(image: Image.Image, result: DecodeResult) -> Image.Image:
     result.all_grey = False
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         result.conversion_counts["transparent"] += 1
-        paper = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
+        background = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
     result.conversion_counts[{"P": "palette", "CMYK": "CMYK", "YCCK": "CMYK"}.get(image.mode, image.mode)] += 1
     return image.convert("RGB")
 
 
 def exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent ends, however that comes about, and leave Ctrl-C to the parent."""
+    """Exit when the parent process ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -148,7 +146,3 @@ def exit_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def image_size_text(pixels: NDArray[np.uint8]) -> str:
-    return f"{pixels.shape[1]}x{pixels.shape[0]}"

@@ -1,4 +1,4 @@
-"""Reading npz files of others: nothing is executed, and nothing is believed before it is seen to fit."""
+"""Reading untrusted npz files: nothing is executed, and sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def read_npz(
     select_names: Callable[[Collection[str]], Collection[str]],
     allowance_bytes: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Those arrays that are chosen, by name, out of the names that there are.
+    """Read the arrays that `select_names` selects from the names in a file.
 
-    So many bytes may always come out of a file, and more only in proportion to its size.
-    A file that is no such archive fails with an error of the libraries that read it, whichever that is.
+    The content may have `allowance_bytes`, or more in proportion to the file size. A file that is not an npz archive
+    raises any exception of the libraries that read it.
     """
     if path.exists() and not path.is_file():
         raise ValueError("not a file")
@@ -39,29 +39,29 @@ def read_npz(
 
 
 def read_npz_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """One array, which is as large as its header says."""
+    """Read an array whose size matches its header."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
-        shape, _, kind = read_npy_header(member)
-        held = info.file_size - member.tell()
-    if kind.hasobject or not kind.itemsize or math.prod(shape) * kind.itemsize != held:
-        raise ValueError(f"'{name}' is not the array that its header tells of")
+        shape, _, dtype = read_npy_header(member)
+        size = info.file_size - member.tell()
+    if dtype.hasobject or not dtype.itemsize or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"'{name}' does not match its header")
     with archive.open(info) as member:
         array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
     return array
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and kind of the array that begins here."""
+    """Read shape, Fortran order and dtype at the start of an array."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, kind = read(file)
-    return shape, fortran, kind
+    shape, is_fortran, dtype = read(file)
+    return shape, is_fortran, dtype
 
 
 def check_zip_expansion(archive: zipfile.ZipFile, path: Path, allowance_bytes: int | None = None) -> None:
-    """Refuse an archive that would fill the memory out of next to nothing."""
+    """Raise `RequestError` for an archive that expands far beyond its size."""
     size = sum(info.file_size for info in archive.infolist())
     allowed = EXPANSION_ALLOWANCE_BYTES if allowance_bytes is None else allowance_bytes
     if size > max(allowed, MAX_EXPANSION_RATIO * path.stat().st_size):
-        raise RequestError(f"{size} bytes would come out of {path.stat().st_size} ({path}): this is no data")
+        raise RequestError(f"{path.stat().st_size} bytes would expand to {size} ({path}): this is not a data file")

@@ -1,4 +1,4 @@
-"""Dealing a data set to clients: the public set, the scheme, and what each client is tested on."""
+"""Partitioning a data set: the public set, the clients' shares by scheme, and their test splits by protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.data.datasets import find_dataset_source
-from fedmosaic_cli.data.partitioning.label_noise import add_label_noise, reverse_labels
 from fedmosaic_cli.data.partitioning.public_set import public_pool_label, select_public_set
 from fedmosaic_cli.data.partitioning.schemes import assign_examples, require_domain_ids, resolved_num_clients
 from fedmosaic_cli.data.partitioning.splits import assign_tests, random_split, stratified_split
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.data.data_settings import DataSettings
+    from fedmosaic_cli.data.data_settings import DataSettings, LabelNoiseKind
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.schemes import ClientAssignment
 
@@ -35,10 +34,17 @@ def empty_indices() -> IntArray:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one client holds, as sorted indices into the data set.
+    """The examples of one client, as sorted indices into the data set.
 
-    `flipped`: its labels are y -> C-1-y. `noisy_labels` are its training labels where noise was added to them.
-    `poisoned`: it turns the labels that it trains on around, to mislead others.
+    Attributes:
+        client: Number of the client.
+        train: Training examples.
+        test: Test examples.
+        validation: Validation examples; may be empty.
+        domain: Name of the client's domain, if the scheme has domains.
+        has_flipped_labels: Whether all labels are mapped to C-1-y.
+        noisy_labels: The training labels, if noise was added.
+        has_poisoned_labels: Whether the client flips its training labels to mislead others.
     """
 
     client: int
@@ -51,12 +57,12 @@ class Shard:
     has_poisoned_labels: bool = False
 
     def splits(self) -> dict[str, IntArray]:
-        """All its parts that hold anything, by the names they have in files."""
-        everything = {"train": self.train, "test": self.test, "val": self.validation}
-        return {name: part for name, part in everything.items() if len(part) or name != "val"}
+        """Return the splits by their names in files; an empty validation split is left out."""
+        validation = {"val": self.validation} if len(self.validation) else {}
+        return {"train": self.train, "test": self.test, **validation}
 
     def split_labels(self, split: str, dataset: Dataset) -> IntArray:
-        """The labels of a part as this client has them."""
+        """Return the labels of a split as this client sees them."""
         labels = dataset.labels[self.splits()[split]]
         if split == "train" and self.noisy_labels is not None:
             labels = self.noisy_labels
@@ -67,7 +73,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Partition:
-    """Who holds what. Shards and the public set are pairwise disjoint; some examples may belong to nobody."""
+    """Shards and the public set, pairwise disjoint; some examples may be in none of them."""
 
     settings: DataSettings
     seed: int
@@ -76,38 +82,40 @@ class Partition:
 
 
 def poison_clients(partition: Partition, clients: Collection[int]) -> Partition:
-    """The same, but that these clients turn the labels around that they train on."""
+    """Return the partition with flipped training labels for these clients."""
     shards = tuple(replace(shard, has_poisoned_labels=shard.client in clients) for shard in partition.shards)
     return replace(partition, shards=shards)
 
 
 def partition_dataset(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
-    """Deal `dataset` by resolved `settings`. The same seed gives the same partition, everywhere."""
+    """Partition a data set by resolved settings. The same seed gives the same partition on every machine.
+
+    Raises:
+        RequestError: If the data set does not allow such a partition.
+    """
     if dataset.num_classes < 2:
-        raise RequestError(f"'{dataset.name}' has one class (data.dataset): there is nothing to learn to tell apart")
+        raise RequestError(f"'{dataset.name}' has one class (data.dataset): at least two are needed")
     protocols = {"official": official_shards, "pfllib": pfllib_shards, "fedbn": fedbn_shards}
-    reserve, public = select_public_set(dataset, settings, seed)
-    shards = protocols[settings.protocol](dataset, reserve, settings, seed)
+    public_pool, public = select_public_set(dataset, settings, seed)
+    shards = protocols[settings.protocol](dataset, public_pool, settings, seed)
     return Partition(settings, seed, tuple(corrupt_labels(shard, dataset, settings, seed) for shard in shards), public)
 
 
 def official_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings, seed: int) -> Iterator[Shard]:
-    """The data set's own test part stays apart and is dealt by each client's mix of classes.
+    """Distribute the official test split by each client's class distribution.
 
-    Where a data set has none, a part of each client's share is held out, with its mix of classes.
+    Without an official test split, a part of each client's share is held out.
     """
-    dealt = assign_examples(
-        dataset, dataset.train_indices, public_pool, settings, derive_rng(seed, "partition", "deal")
-    )
+    rng = derive_rng(seed, "partition", "deal")
+    assignment = assign_examples(dataset, dataset.train_indices, public_pool, settings, rng)
     if dataset.test_mask is None:
-        yield from shards_with_local_tests(dataset, dealt, settings, seed)
+        yield from shards_with_local_tests(dataset, assignment, settings, seed)
         return
     if settings.test_fraction is not None:
-        raise RequestError(f"'{dataset.name}' has a test part of its own (data.test_fraction): leave it out")
-    for client, ((index, domain), test) in enumerate(
-        zip(dealt, official_test_indices(dataset, dealt, settings, seed), strict=True)
-    ):
-        train, validation = split_validation(dataset, index, settings, seed, client)
+        raise RequestError(f"'{dataset.name}' has an official test split (data.test_fraction): leave it out")
+    tests = official_test_indices(dataset, assignment, settings, seed)
+    for client, ((indices, domain), test) in enumerate(zip(assignment, tests, strict=True)):
+        train, validation = split_validation(dataset, indices, settings, seed, client)
         if not len(test):
             raise too_few_examples_error(client, len(train), settings)
         yield Shard(client, train, test, validation, domain)
@@ -116,97 +124,95 @@ def official_shards(dataset: Dataset, public_pool: IntArray, settings: DataSetti
 def official_test_indices(
     dataset: Dataset, assignment: ClientAssignment, settings: DataSettings, seed: int
 ) -> list[IntArray]:
-    """The parts of the official test part, one a client."""
+    """Return each client's part of the official test split."""
     rng, tests = derive_rng(seed, "partition", "test"), dataset.test_indices
     if settings.scheme == "natural":
-        return [np.sort(part) for part, _ in assign_examples(dataset, tests, empty_indices(), settings, rng)]
+        return [np.sort(indices) for indices, _ in assign_examples(dataset, tests, empty_indices(), settings, rng)]
     groups = dataset.labels
     if settings.scheme in ("domain", "hybrid"):
         groups = require_domain_ids(dataset) * dataset.num_classes + dataset.labels
-    return assign_tests(groups, [index for index, _ in assignment], tests, rng)
+    return assign_tests(groups, [indices for indices, _ in assignment], tests, rng)
 
 
 def pfllib_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings, seed: int) -> Iterator[Shard]:
-    """Training and test part are thrown together and dealt; then each client's share is split, 75 to 25, anyhow."""
-    dealt = assign_examples(
-        dataset, np.arange(len(dataset)), public_pool, settings, derive_rng(seed, "partition", "deal")
-    )
-    yield from shards_with_local_tests(dataset, dealt, settings, seed)
+    """Merge training and test split, assign everything and split each share randomly, by default 75 to 25."""
+    rng = derive_rng(seed, "partition", "deal")
+    assignment = assign_examples(dataset, np.arange(len(dataset)), public_pool, settings, rng)
+    yield from shards_with_local_tests(dataset, assignment, settings, seed)
 
 
 def shards_with_local_tests(
     dataset: Dataset, assignment: ClientAssignment, settings: DataSettings, seed: int
 ) -> Iterator[Shard]:
-    """Each client tests on a part of its own share."""
+    """Hold out a part of each client's share for testing."""
     fraction = effective_test_fraction(settings)
-    for client, (index, domain) in enumerate(assignment):
+    for client, (indices, domain) in enumerate(assignment):
         rng = derive_rng(seed, "partition", "test", client)
         if settings.protocol == "pfllib":
-            train, test = random_split(index, fraction, rng)
+            train, test = random_split(indices, fraction, rng)
         else:
-            train, test = stratified_split(dataset.labels, index, fraction, rng)
+            train, test = stratified_split(dataset.labels, indices, fraction, rng)
         if not len(train) or not len(test):
-            raise too_few_examples_error(client, len(index), settings)
+            raise too_few_examples_error(client, len(indices), settings)
         train, validation = split_validation(dataset, train, settings, seed, client)
         yield Shard(client, train, test, validation, domain)
 
 
 def fedbn_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings, seed: int) -> Iterator[Shard]:
-    """As many training images in every domain as a share of the smallest one's list; the whole test list.
+    """Train on equally many images in every domain, a fraction of the smallest training list; test on whole lists.
 
-    The first of the list that are not kept back for the public set are for training, the last for validation.
+    Of each list without the public pool, the first images are for training and the last ones for validation.
     """
     if dataset.test_mask is None:
         raise RequestError(f"'{dataset.name}' has no lists (data.protocol): choose official")
-    shares = find_dataset_source(settings.dataset).fedbn_fractions or (1.0, 0.0)
+    fractions = find_dataset_source(settings.dataset).fedbn_fractions or (1.0, 0.0)
     domains = require_domain_ids(dataset)
     lists = [np.flatnonzero(~dataset.test_mask & (domains == number)) for number in range(len(dataset.domain_names))]
-    train_size, validation_size = (int(share * min(map(len, lists))) for share in shares)
-    each = settings.clients_per_domain or 1
+    train_size, validation_size = (int(fraction * min(map(len, lists))) for fraction in fractions)
+    per_domain = settings.clients_per_domain or 1
     for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
         private = np.setdiff1d(listed, public_pool)
         if len(private) < train_size:
-            what, key = public_pool_label(settings)
+            label, key = public_pool_label(settings)
             raise RequestError(
-                f"the {what} leaves {len(private)} of {len(listed)} listed images to domain '{name}', which needs "
+                f"the {label} leaves {len(private)} of {len(listed)} listed images to domain '{name}', which needs "
                 f"{train_size} (data.{key}): make it smaller"
             )
         train, rest = private[:train_size], private[train_size:]
         validation = rest[max(len(rest) - validation_size, 0) :]
         test = np.flatnonzero(dataset.test_mask & (domains == number))
-        parts = [np.array_split(part, each) for part in (train, test, validation)]
-        for place, (its_train, its_test, its_validation) in enumerate(zip(*parts, strict=True)):
-            client = number * each + place
-            if not len(its_train) or not len(its_test):
-                raise too_few_examples_error(client, len(its_train) + len(its_test), settings)
-            yield Shard(client, its_train, its_test, its_validation, name)
+        parts = [np.array_split(split, per_domain) for split in (train, test, validation)]
+        for client, (train, test, validation) in enumerate(zip(*parts, strict=True), start=number * per_domain):
+            if not len(train) or not len(test):
+                raise too_few_examples_error(client, len(train) + len(test), settings)
+            yield Shard(client, train, test, validation, name)
 
 
 def effective_test_fraction(settings: DataSettings) -> float:
-    """The share that is held out for testing where there is no test part to be dealt."""
+    """Return the fraction that is held out for testing without an official test split."""
     return DEFAULT_TEST_FRACTION if settings.test_fraction is None else settings.test_fraction
 
 
 def split_validation(
     dataset: Dataset, train: IntArray, settings: DataSettings, seed: int, client: int
 ) -> tuple[IntArray, IntArray]:
-    """The training share without, and with only, what is for validation."""
+    """Return the training and the validation part of a client's share."""
     if not settings.val_fraction:
         if not len(train):
             raise too_few_examples_error(client, 0, settings)
         return np.sort(train), empty_indices()
-    rest, validation = stratified_split(
-        dataset.labels, train, settings.val_fraction, derive_rng(seed, "partition", "val", client)
-    )
+    rng = derive_rng(seed, "partition", "val", client)
+    rest, validation = stratified_split(dataset.labels, train, settings.val_fraction, rng)
     if not len(rest) or not len(validation):
         raise too_few_examples_error(client, len(train), settings)
     return rest, validation
 
 
 def corrupt_labels(shard: Shard, dataset: Dataset, settings: DataSettings, seed: int) -> Shard:
-    """The shard with the labels that its client is to have."""
-    if shard.client not in settings.flip_labels and not settings.label_noise:
-        return shard
+    """Return the shard with flipped and noisy labels as configured.
+
+    A client with flipped labels has flipped test labels too, because its task differs. Noise never affects test labels.
+    """
     shard = replace(shard, has_flipped_labels=shard.client in settings.flip_labels)
     if not settings.label_noise:
         return shard
@@ -217,8 +223,26 @@ def corrupt_labels(shard: Shard, dataset: Dataset, settings: DataSettings, seed:
     return replace(shard, noisy_labels=labels)
 
 
+def reverse_labels(labels: IntArray, num_classes: int) -> IntArray:
+    """Map y to C-1-y, as the paper's misleading client does."""
+    return num_classes - 1 - labels
+
+
+def add_label_noise(
+    labels: IntArray, num_classes: int, fraction: float, kind: LabelNoiseKind, rng: np.random.Generator
+) -> IntArray:
+    """Replace exactly a fraction of the labels: by any other class (symmetric) or by the next class (asymmetric)."""
+    wrong = rng.permutation(len(labels))[: round(fraction * len(labels))]
+    offset: IntArray | int = 1
+    if kind == "symmetric":
+        offset = rng.integers(1, num_classes, size=len(wrong)) if num_classes > 1 else 0
+    result = labels.copy()
+    result[wrong] = (labels[wrong] + offset) % num_classes
+    return result
+
+
 def too_few_examples_error(client: int, size: int, settings: DataSettings) -> RequestError:
     return RequestError(
-        f"client {client} would hold {size} examples, too few to train and to test on "
-        f"(data.clients={resolved_num_clients(settings)}): deal to fewer clients"
+        f"client {client} would get {size} examples, too few to train and to test on "
+        f"(data.clients={resolved_num_clients(settings)}): use fewer clients"
     )

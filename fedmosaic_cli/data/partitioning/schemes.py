@@ -1,8 +1,8 @@
-"""How examples are dealt: one function a scheme, which gives (indices, domain name) a client.
+"""Partition schemes: one function each, which returns (indices, domain name) per client.
 
-All of the pool is dealt, and then each client gives up what was kept back of its share: the public set, or the reserve
-that it comes from. So with one seed the splits for two public sets differ by these examples alone, and the effect of
-one can be told from that of the other.
+All candidates are assigned first, and then the public pool is removed from each share. With one seed, partitions for
+two public sets therefore differ only by these examples, which separates the effect of the public set from that of the
+partition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PFLLIB_MIN_SIZE = 40
 def assign_examples(
     dataset: Dataset, candidates: IntArray, public_pool: IntArray, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """The examples `pool` without those in `reserve`, in as many parts as there are clients."""
+    """Assign the candidates outside the public pool to clients."""
     schemes = {
         "iid": assign_iid,
         "pathological": assign_pathological,
@@ -44,21 +44,21 @@ def assign_examples(
     }
     private = np.ones(len(dataset), dtype=bool)
     private[public_pool] = False
-    dealt = schemes[settings.scheme](dataset, candidates, private, settings, rng)
-    return [(part[private[part]], domain) for part, domain in dealt]
+    assignment = schemes[settings.scheme](dataset, candidates, private, settings, rng)
+    return [(indices[private[indices]], domain) for indices, domain in assignment]
 
 
 def assign_iid(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Everybody draws from the same urn."""
+    """Assign examples uniformly at random."""
     return without_domain_name(np.array_split(rng.permutation(candidates), resolved_num_clients(settings)))
 
 
 def assign_pathological(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """`classes_per_client` classes each; a class is shared by its holders, and every class has one."""
+    """Give each client `classes_per_client` classes; every class is shared among its clients."""
     require_enough_classes(dataset, settings)
     clients, each = resolved_num_clients(settings), settings.classes_per_client
     if clients * each < dataset.num_classes:
@@ -67,32 +67,32 @@ def assign_pathological(
             f"{dataset.num_classes} classes (data.classes_per_client): raise one of them"
         )
     if settings.protocol == "pfllib":
-        holders = pfllib_clients_per_class(dataset.num_classes, clients, each)
+        per_class = pfllib_clients_per_class(dataset.num_classes, clients, each)
     else:
-        holders = balanced_clients_per_class(dataset.num_classes, clients, each, rng)
-    return without_domain_name(split_classes(dataset, candidates, clients, holders, settings, rng))
+        per_class = balanced_clients_per_class(dataset.num_classes, clients, each, rng)
+    return without_domain_name(split_classes(dataset, candidates, clients, per_class, settings, rng))
 
 
 def assign_dirichlet(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Each class is shared out by proportions from Dirichlet(alpha).
+    """Split each class by proportions from Dirichlet(alpha).
 
-    A client that already holds its fair share gets nothing more, as in PFLlib; a draw that leaves a client with less
-    than `min_size` is thrown away, a bounded number of times.
+    A client that already has an even share gets nothing more, as in PFLlib. A draw that leaves a client with less than
+    `min_size` is rejected, a bounded number of times.
     """
-    clients, left = resolved_num_clients(settings), int(is_private[candidates].sum())
-    minimum = min_client_size(settings, left)
+    clients, num_private = resolved_num_clients(settings), int(is_private[candidates].sum())
+    minimum = min_client_size(settings, num_private)
     by_class = [rng.permutation(candidates[dataset.labels[candidates] == c]) for c in range(dataset.num_classes)]
-    # How many of the first examples of a class the clients may keep.
-    kept = [np.concatenate([[0], np.cumsum(is_private[examples])]) for examples in by_class]
-    for _ in range(MAX_DIRICHLET_DRAWS if clients * minimum <= left else 0):
+    # Cumulative number of private examples of each class.
+    private_counts = [np.concatenate([[0], np.cumsum(is_private[examples])]) for examples in by_class]
+    for _ in range(MAX_DIRICHLET_DRAWS if clients * minimum <= num_private else 0):
         sizes, private_sizes = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
         cuts = []
-        for examples, counts in zip(by_class, kept, strict=True):
+        for examples, counts in zip(by_class, private_counts, strict=True):
             has_room = sizes < len(candidates) / clients
             share = rng.dirichlet(np.full(clients, settings.alpha)) * has_room
-            if not share.sum() > 0:  # a tiny alpha can leave all of a class with clients that have no room
+            if not share.sum() > 0:  # a tiny alpha may select only clients that have enough
                 share = has_room.astype(float) if has_room.any() else np.ones(clients)
             cut = (np.cumsum(share / share.sum())[:-1] * len(examples)).astype(np.int64)
             sizes += np.diff(cut, prepend=0, append=len(examples))
@@ -102,13 +102,13 @@ def assign_dirichlet(
             parts = [np.split(examples, cut) for examples, cut in zip(by_class, cuts, strict=True)]
             return without_domain_name(np.concatenate(part) for part in zip(*parts, strict=True))
     raise RequestError(
-        f"no split of {left} examples with alpha {settings.alpha:g} gives each of {clients} clients {minimum} "
+        f"no split of {num_private} examples with alpha {settings.alpha:g} gives each of {clients} clients {minimum} "
         "(data.alpha): raise alpha, or lower clients or min_size"
     )
 
 
 def min_client_size(settings: DataSettings, num_examples: int) -> int:
-    """The fewest examples of a client under dirichlet: as asked for, or PFLlib's rule."""
+    """Return the minimum size of a client under dirichlet: as configured, or PFLlib's rule."""
     return pfllib_min_client_size(settings, num_examples) if settings.min_size is None else settings.min_size
 
 
@@ -119,72 +119,72 @@ def pfllib_min_client_size(settings: DataSettings, num_examples: int) -> int:
 def assign_by_domain(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """A domain a client, or `clients_per_domain` clients that share it evenly."""
-    dealt: ClientAssignment = []
+    """Split each domain evenly among `clients_per_domain` clients."""
+    assignment: ClientAssignment = []
     for number, name in enumerate(dataset.domain_names):
-        inside = rng.permutation(candidates[require_domain_ids(dataset)[candidates] == number])
-        dealt += [(part, name) for part in np.array_split(inside, settings.clients_per_domain or 1)]
-    return dealt
+        in_domain = rng.permutation(candidates[require_domain_ids(dataset)[candidates] == number])
+        assignment += [(part, name) for part in np.array_split(in_domain, settings.clients_per_domain or 1)]
+    return assignment
 
 
 def assign_hybrid(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Inside each domain, `clients_per_domain` clients with `classes_per_client` classes each."""
+    """Give `clients_per_domain` clients in each domain `classes_per_client` classes each."""
     require_enough_classes(dataset, settings)
     clients, each = settings.clients_per_domain or 1, settings.classes_per_client
-    dealt: ClientAssignment = []
+    assignment: ClientAssignment = []
     for number, name in enumerate(dataset.domain_names):
-        inside = candidates[require_domain_ids(dataset)[candidates] == number]
-        holders = balanced_clients_per_class(dataset.num_classes, clients, each, rng)
-        dealt += [(part, name) for part in split_classes(dataset, inside, clients, holders, settings, rng)]
-    return dealt
+        in_domain = candidates[require_domain_ids(dataset)[candidates] == number]
+        per_class = balanced_clients_per_class(dataset.num_classes, clients, each, rng)
+        assignment += [(part, name) for part in split_classes(dataset, in_domain, clients, per_class, settings, rng)]
+    return assignment
 
 
 def assign_natural(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Everybody keeps what the data set says is theirs."""
+    """Use the client ids of the data set."""
     if dataset.client_ids is None:
-        raise RequestError(f"'{dataset.name}' does not say who holds what (data.scheme): choose another scheme")
-    there = int(dataset.client_ids.max(initial=-1)) + 1
-    if there != resolved_num_clients(settings):
-        raise RequestError(f"the data has {there} clients, not {settings.clients} (data.clients): leave it out")
+        raise RequestError(f"'{dataset.name}' does not assign examples to clients (data.scheme): choose another scheme")
+    num_clients = int(dataset.client_ids.max(initial=-1)) + 1
+    if num_clients != resolved_num_clients(settings):
+        raise RequestError(f"the data has {num_clients} clients, not {settings.clients} (data.clients): leave it out")
     ordered = candidates[np.argsort(dataset.client_ids[candidates], kind="stable")]
-    starts = np.searchsorted(dataset.client_ids[ordered], np.arange(1, resolved_num_clients(settings)))
+    starts = np.searchsorted(dataset.client_ids[ordered], np.arange(1, num_clients))
     return without_domain_name(np.split(ordered, starts))
 
 
 def balanced_clients_per_class(
     num_classes: int, num_clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """The holders of every class: client by client takes the classes that have the fewest."""
-    holders: list[list[int]] = [[] for _ in range(num_classes)]
+    """Return the clients of every class; each client in turn takes the classes with the fewest clients."""
+    per_class: list[list[int]] = [[] for _ in range(num_classes)]
     for client in range(num_clients):
-        order = sorted(rng.permutation(num_classes).tolist(), key=lambda c: len(holders[c]))
+        order = sorted(rng.permutation(num_classes).tolist(), key=lambda c: len(per_class[c]))
         for chosen in order[:classes_per_client]:
-            holders[chosen].append(client)
-    return holders
+            per_class[chosen].append(client)
+    return per_class
 
 
 def pfllib_clients_per_class(num_classes: int, num_clients: int, classes_per_client: int) -> list[list[int]]:
-    """The holders as PFLlib chooses them: each class takes the first clients that still lack one.
+    """Return the clients of every class by PFLlib's rule: each class takes the first clients that still lack one.
 
-    So neighbours hold the same classes: of 15 clients with 2 of 10 classes each, 0 to 2 hold classes 0 and 1. Which
-    examples of a class a holder gets is drawn, where PFLlib goes by the order of its files.
+    Neighbouring clients share classes: of 15 clients with 2 of 10 classes each, clients 0 to 2 have classes 0 and 1.
+    The examples of a class are shuffled here, while PFLlib uses the order of its files.
     """
-    lacking = np.full(num_clients, classes_per_client)
-    holders = []
+    missing = np.full(num_clients, classes_per_client)
+    per_class = []
     for _ in range(num_classes):
-        chosen = np.flatnonzero(lacking)[: ceil(num_clients / num_classes * classes_per_client)]
-        lacking[chosen] -= 1
-        holders.append(chosen.tolist())
-    if not all(holders):
+        chosen = np.flatnonzero(missing)[: ceil(num_clients / num_classes * classes_per_client)]
+        missing[chosen] -= 1
+        per_class.append(chosen.tolist())
+    if not all(per_class):
         raise RequestError(
-            f"PFLlib's rule leaves class {holders.index([])} to nobody with {num_clients} clients and {classes_per_client} classes each "
-            "(data.protocol): choose other numbers, or protocol official"
+            f"PFLlib's rule assigns class {per_class.index([])} to no client with {num_clients} clients and "
+            f"{classes_per_client} classes each (data.protocol): choose other numbers, or protocol official"
         )
-    return holders
+    return per_class
 
 
 def split_classes(
@@ -195,7 +195,7 @@ def split_classes(
     settings: DataSettings,
     rng: np.random.Generator,
 ) -> list[IntArray]:
-    """What each client gets when every class is shared by its holders."""
+    """Split every class among its clients and return the indices per client."""
     parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
     for label, clients_of_label in enumerate(clients_per_class):
         if clients_of_label:
@@ -211,9 +211,9 @@ def split_classes(
 
 
 def uneven_split(examples: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> list[IntArray]:
-    """All but the last holder get between a tenth and the whole of an even share, as in PFLlib; the last the rest.
+    """Split unevenly as PFLlib does: all but the last get a tenth to all of an even share, the last one the rest.
 
-    Nobody gets less than `floor`, as far as there is enough.
+    Every part has at least `min_size` examples if there are enough.
     """
     even = len(examples) // num_clients
     least = min(max(even // 10, min_size, 1), even)
@@ -224,7 +224,7 @@ def uneven_split(examples: IntArray, num_clients: int, min_size: int, rng: np.ra
 def require_enough_classes(dataset: Dataset, settings: DataSettings) -> None:
     if settings.classes_per_client > dataset.num_classes:
         raise RequestError(
-            f"{settings.classes_per_client} classes a client are more than '{dataset.name}' has "
+            f"{settings.classes_per_client} classes per client are more than '{dataset.name}' has "
             f"(data.classes_per_client): at most {dataset.num_classes}"
         )
 
@@ -234,7 +234,7 @@ def without_domain_name(parts: Iterable[IntArray]) -> ClientAssignment:
 
 
 def resolved_num_clients(settings: DataSettings) -> int:
-    """The number of clients, which resolved settings have."""
+    """Return the number of clients, which is set in resolved settings."""
     return settings.clients or 1
 
 
