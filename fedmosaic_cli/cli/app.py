@@ -50,12 +50,14 @@ COMMANDS = {
     "reproduce": CommandEntry(
         "reproduce", "reproduce", "Execute the runs of one of the paper's tables or figures, and report them."
     ),
-    "watch": CommandEntry("watch", "watch", "Show how far runs are, from their files alone, while others make them."),
+    "watch": CommandEntry(
+        "watch", "watch", "Show the progress of runs that other processes execute, read from their files."
+    ),
     "evaluate": CommandEntry(
         "evaluate", "evaluate", "Evaluate the saved personal models of finished runs, without training."
     ),
     "report": CommandEntry(
-        "report", "report", "Compare methods over settings: mean (std) over seeds, in the colours of the paper."
+        "report", "report", "Compare methods across settings: mean (std) over seeds, in the colours of the paper."
     ),
     "presets": CommandEntry("presets", "app", "List, show and copy presets of experiments."),
     "site": CommandEntry(

@@ -30,7 +30,7 @@ def watch(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show the progress of runs. It only reads their files; other processes execute the runs.
+    """Show the progress of runs that other processes execute, read from their files.
 
     A directory of runs is shown as one line per run, running ones first; a single run with its curves and clients.
     On a terminal the view is updated until all runs are finished or Ctrl-C is pressed.
