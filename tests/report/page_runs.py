@@ -1,4 +1,4 @@
-"""Run directories written by hand, and the page that is made of them."""
+"""Write run directories, and build the page from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedmosaic_cli.report.html.page import build_page
 from tests.report import runs_by_hand
 from tests.report.runs_by_hand import manifest_of, summary_of
 
-# Everything that HTML, a script element or a line of JavaScript could stumble over.
+# Characters that are special in HTML, in script elements or in JavaScript.
 HOSTILE_NAME = "</script><img src=x onerror=alert(1)>\"'&<!--]]>"
 HOSTILE = f"{HOSTILE_NAME}\u2028"
-"""With a letter that is none: runs are not named like that, what they hold may be."""
+"""With a line separator, which names of runs cannot contain but file contents can."""
 
 
 def write_run(
@@ -33,8 +33,10 @@ def write_run(
     trust: float | None = None,
     **changes: object,
 ) -> Path:
-    """A finished run with a log, a configuration and a manifest. The digest of its shards is `shards-<seed>`; `trust`
-    is drawn by lot where none is given."""
+    """Write a finished run with a log, a configuration and a manifest.
+
+    The digest of its shards is `shards-<seed>`. `trust` is random if it is None.
+    """
     digest = f"shards-{seed}"
     shards = {"parameters": {"alpha": 1.0}, "digest": digest}
     summary = summary_of(setting, variant, seed, accuracies, **{"rounds": rounds, "shards": shards, **changes})
@@ -51,7 +53,7 @@ def write_run(
 def log_of(
     variant: str, seed: int, accuracies: list[float], rounds: int, trust: float | None
 ) -> list[dict[str, object]]:
-    """Every client climbs to its accuracy; trust begins in round 3, and only where labels are shared."""
+    """A log in which accuracies rise linearly, and trust begins in round 3 for methods that share labels."""
     draw = random.Random(f"{variant} {seed}")
     shares = variant.startswith("fedmosaic")
     return [
@@ -73,14 +75,14 @@ def log_of(
 
 
 def small_federation(root: Path) -> Path:
-    """Two settings, two seeds; the second setting has domains, and lacks a seed of FedAvg."""
+    """Write runs of two settings and two seeds; the second setting has domains, and FedAvg lacks a seed there."""
     domains = ("plain", "plain", "noisy", "noisy")
     for seed in (0, 1):
         write_run(root, "first", "centralized", seed, [0.9, 0.9, 0.9])
         write_run(root, "first", "local", seed, [0.5, 0.6, 0.7])
         write_run(root, "first", "fedavg", seed, [0.4, 0.6, 0.3])
         write_run(root, "first", "fedmosaic-entropy", seed, [0.6, 0.6, 0.8])
-        # Local differs from seed to seed here, the others do not.
+        # Only Local differs between seeds here.
         for variant, accuracies in (
             ("local", [0.5 + 0.1 * seed, 0.6 + 0.1 * seed, 0.7 + 0.1 * seed, 0.8 + 0.1 * seed]),
             ("fedmosaic-entropy", [0.6, 0.6, 0.7, 0.8]),
@@ -92,13 +94,11 @@ def small_federation(root: Path) -> Path:
 
 def table_of(settings, paper=False, **more):
     columns = tuple(TableColumn(setting.label, setting, setting.name) for setting in settings)
-    return ComparisonTable(
-        "all", columns, build_rows(columns, [], paper), "What the numbers are.", has_published=paper, **more
-    )
+    return ComparisonTable("all", columns, build_rows(columns, [], paper), "Caption.", has_published=paper, **more)
 
 
 def page_of(root: Path, statistics=(), **more) -> str:
-    """The page of all runs below a directory."""
+    """The page of all runs in a directory."""
     frame, skipped = collect_runs(root)
     settings = comparison_groups(frame)
     return build_page(settings, [table_of(settings, **more)], skipped, statistics).decode()

@@ -1,4 +1,4 @@
-"""Figures from run directories written by hand: what is drawn, what is told where nothing can be."""
+"""Test the figures drawn from hand-written run directories, and the reasons for missing figures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups, method_title
-from fedmosaic_cli.report.plots import figure_data as evidences
-from fedmosaic_cli.report.plots import figure_set as albums
+from fedmosaic_cli.report.plots import figure_data as figure_data_module
+from fedmosaic_cli.report.plots import figure_set as figure_set_module
 from fedmosaic_cli.report.plots.client_plots import (
     client_class_counts_figure,
     clients_to_plot,
@@ -54,50 +54,50 @@ def bench(tmp_path):
 
 
 @pytest.fixture
-def sketched(monkeypatch):
-    """Figures of albums are laid out, but not rendered: that takes most of the time."""
+def without_rendering(monkeypatch):
+    """Lay out the figures of a figure set without rendering them, which takes most of the time."""
 
     def sketch(figure, dpi):
         figure.draw_without_rendering()
         return {"png": b"sketch", "pdf": b"sketch"}
 
-    monkeypatch.setattr(albums, "render_png_and_pdf", sketch)
+    monkeypatch.setattr(figure_set_module, "render_png_and_pdf", sketch)
 
 
-def settings_in(bench):
+def groups_in(bench):
     return comparison_groups(collect_runs(bench.folder)[0])
 
 
 def draw(figure, bench):
-    """The figure of the one setting."""
-    (setting,) = settings_in(bench)
+    """The figure of the only comparison group."""
+    (setting,) = groups_in(bench)
     with use_plot_style():
         return figure(setting, read_figure_data(setting))
 
 
 def texts(figure):
-    """Everything that is written anywhere in a figure."""
+    """All visible texts of a figure."""
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
     return [text.get_text() for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
 
 
-def names_written(axes):
-    """The names at the ends of lines."""
+def labels_in(axes):
+    """The labels at the ends of lines, by text."""
     from matplotlib.text import Annotation
 
     return {text.get_text(): text for text in axes.texts if isinstance(text, Annotation)}
 
 
-def boxes_of(figure, wanted):
+def text_boxes(figure, wanted):
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
     return [Text.get_window_extent(text) for text in figure.findobj(Text) if wanted(text.get_text())]
 
 
-def assert_apart(boxes):
+def assert_no_overlap(boxes):
     for number, box in enumerate(boxes):
         for other in boxes[number + 1 :]:
             assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
@@ -122,10 +122,10 @@ def test_accuracy_is_the_mean_over_seeds_with_a_band_from_lowest_to_highest(benc
     band = axes.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.41, 0.63))
     assert "Lines: mean over 2 seeds; bands: lowest to highest seed." in texts(figure)
-    assert "53.0  FedAvg" in names_written(axes)
+    assert "53.0  FedAvg" in labels_in(axes)
 
 
-def test_accuracies_stand_in_percent(bench):
+def test_accuracies_are_shown_in_percent(bench):
     bench.write("fedavg", 0, 0.4)
     axes = draw(accuracy_figure, bench).axes[0]
     assert axes.get_ylabel() == "accuracy (%)"
@@ -134,18 +134,18 @@ def test_accuracies_stand_in_percent(bench):
     assert max(shown) < 60
 
 
-def test_a_long_run_is_shown_whole_and_from_near_by(bench):
+def test_a_long_run_has_a_panel_for_the_final_rounds(bench):
     bench.write("fedavg", 0, 0.4, rounds=20)
     bench.write("local", 0, 0.4, rounds=20)
     whole, end = draw(accuracy_figure, bench).axes
     assert whole.get_xlim()[0] <= 1
-    assert 10 < end.get_xlim()[0] < 11, "the markers of its first round are whole"
+    assert 10 < end.get_xlim()[0] < 11, "space for the markers of its first round"
     assert end.get_ylim()[0] > 0.5 > whole.get_ylim()[0]
-    assert names_written(whole) == {}
-    assert set(names_written(end)) == {"60.0  FedAvg", "60.0  Local training"}
+    assert labels_in(whole) == {}
+    assert set(labels_in(end)) == {"60.0  FedAvg", "60.0  Local training"}
 
 
-def test_from_near_by_the_whole_band_is_seen_and_nothing_far_off(bench):
+def test_the_final_rounds_panel_shows_whole_bands_and_no_outliers(bench):
     for seed, accuracy in ((0, 0.5), (1, 0.6)):
         bench.write("fedmosaic-entropy", seed, accuracy, rounds=20)
     near = {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "ditto": 0.55}
@@ -155,16 +155,16 @@ def test_from_near_by_the_whole_band_is_seen_and_nothing_far_off(bench):
     low, high = figure.axes[1].get_ylim()
     assert 0.5 < low < 0.61, "the lowest seed in round 11"
     assert 0.8 < high < 0.85, "the highest in round 20"
-    names = names_written(figure.axes[1])
+    names = labels_in(figure.axes[1])
     assert {"30.0 ↓  FedAvg", "25.0 ↓  FedProx"} < set(names)
-    assert names["30.0 ↓  FedAvg"].xyann[1] > names["25.0 ↓  FedProx"].xyann[1], "in their order"
+    assert names["30.0 ↓  FedAvg"].xyann[1] > names["25.0 ↓  FedProx"].xyann[1], "sorted by value"
     note = " ".join(" ".join(texts(figure)).split())
     assert "FedAvg and FedProx are below the right panel." in note
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.97])
 @pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
-def test_no_share_below_none_or_above_all(bench, figure, accuracy):
+def test_percent_axes_have_no_ticks_outside_0_to_100(bench, figure, accuracy):
     for variant in ("fedavg", "local"):
         bench.write(variant, 0, accuracy, change=lambda row: {**row, "accuracy": round(row["accuracy"])})
     axes = draw(figure, bench).axes[0]
@@ -179,31 +179,31 @@ ALL += ["fedphp", "perfedckt", "fedmosaic-entropy", "fedmosaic-frequency"]
 
 
 @pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
-def test_the_names_of_all_methods_do_not_lie_on_each_other(bench, figure):
-    """All but one are equally good, the worst case."""
+def test_labels_of_all_methods_do_not_overlap(bench, figure):
+    """Equal accuracies of all methods but one are the worst case."""
     for number, variant in enumerate(ALL):
         bench.write(variant, 0, 0.5 + 0.3 * (number == 0), rounds=20)
     drawn = draw(figure, bench)
     titles = [method_title((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
-    boxes = boxes_of(drawn, lambda text: any(title in text for title in titles) and "panel" not in text)
+    boxes = text_boxes(drawn, lambda text: any(title in text for title in titles) and "panel" not in text)
     assert len(boxes) == len(ALL)
-    assert_apart(boxes)
+    assert_no_overlap(boxes)
 
 
-def test_fedmosaic_is_drawn_strongest_and_references_are_dashed():
+def test_fedmosaic_is_highlighted_and_references_are_dashed():
     keys = [(name.split("-")[0], "-".join(name.split("-")[1:])) for name in ALL]
-    looks = method_line_styles(keys)
-    strong = [look for key, look in looks.items() if key[0] == "fedmosaic"]
-    others = [look for key, look in looks.items() if key[0] != "fedmosaic"]
+    styles = method_line_styles(keys)
+    strong = [look for key, look in styles.items() if key[0] == "fedmosaic"]
+    others = [look for key, look in styles.items() if key[0] != "fedmosaic"]
     assert min(look.width for look in strong) > max(look.width for look in others)
-    local = looks["local", ""]
+    local = styles["local", ""]
     assert local.zorder > min(look.zorder for look in strong) > max(look.zorder for look in others if look != local)
-    assert local.width < min(look.width for look in strong) / 2, "what equals it is seen below it"
-    assert looks["local", ""].dash != "-" != looks["centralized", ""].dash
-    assert len({(look.marker, str(look.dash)) for look in looks.values()}) == len(keys), "told apart without colour"
+    assert local.width < min(look.width for look in strong) / 2, "lines equal to it remain visible"
+    assert styles["local", ""].dash != "-" != styles["centralized", ""].dash
+    assert len({(look.marker, str(look.dash)) for look in styles.values()}) == len(keys), "distinct without colour"
 
 
-def test_every_colour_can_be_read_on_white():
+def test_every_colour_has_enough_contrast_on_white():
     from matplotlib.colors import to_rgb
 
     for look in (
@@ -217,30 +217,30 @@ def test_every_colour_can_be_read_on_white():
         assert 1.05 / (np.dot(linear, (0.2126, 0.7152, 0.0722)) + 0.05) >= 4.5, look
 
 
-def test_rows_of_one_method_differ_in_their_lines():
+def test_rows_of_one_method_differ_in_line_style():
     keys = [("fedmosaic", "entropy, trust=1"), ("fedmosaic", "entropy, trust=2"), ("fedavg", "a=1"), ("fedavg", "a=2")]
-    looks = method_line_styles(keys)
-    assert len({(look.color, look.dash) for look in looks.values()}) == 4
-    assert looks[keys[0]].color == looks[keys[1]].color
+    styles = method_line_styles(keys)
+    assert len({(look.color, look.dash) for look in styles.values()}) == 4
+    assert styles[keys[0]].color == styles[keys[1]].color
 
 
-def test_equal_variants_of_fedmosaic_are_both_seen():
+def test_equal_variants_of_fedmosaic_are_both_visible():
     over, under = (method_line_styles([("fedmosaic", kind)])["fedmosaic", kind] for kind in ("frequency", "entropy"))
     assert over.zorder > under.zorder
     assert over.dash != "-" == under.dash
 
 
-def test_many_rows_of_fedmosaic_are_thinner_and_still_told_apart():
+def test_many_rows_of_fedmosaic_are_thinner_and_distinct():
     keys = [("fedmosaic", f"entropy, trust={number}") for number in range(12)]
-    looks = method_line_styles(keys)
-    assert len({(look.color, look.dash) for look in looks.values()}) == 12
-    assert max(look.width for look in looks.values()) < method_line_styles(keys[:2])[keys[0]].width
+    styles = method_line_styles(keys)
+    assert len({(look.color, look.dash) for look in styles.values()}) == 12
+    assert max(look.width for look in styles.values()) < method_line_styles(keys[:2])[keys[0]].width
 
 
 # Single clients
 
 
-def test_lambda_of_every_client_with_the_rounds_before_a_consensus(bench):
+def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(bench):
     bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
     bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
     first, second = draw(trust_figure, bench).axes
@@ -249,23 +249,23 @@ def test_lambda_of_every_client_with_the_rounds_before_a_consensus(bench):
     drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
     assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
-    assert list(names_written(first)) == [f"client {number}" for number in range(6)]
+    assert list(labels_in(first)) == [f"client {number}" for number in range(6)]
     assert max(line.get_linewidth() for line in (drawn[0.7], drawn[0.8])) < drawn[0.1].get_linewidth()
     (shade,) = first.patches
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
 
 
-def test_the_first_seed_is_shown(bench):
+def test_trust_figure_shows_the_first_seed(bench):
     for seed in (2, 1):
         bench.write("fedmosaic-entropy", seed)
     assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic (entropy)\nseed 1"
 
 
-def test_of_many_clients_median_and_quantiles_are_drawn(bench):
+def test_many_clients_are_drawn_as_median_and_quantiles(bench):
     bench.write(clients=30, manifest=manifest_of(few_each(30), flipped=[29]))
     figure = draw(trust_figure, bench)
     (axes,) = figure.axes
-    assert list(names_written(axes)) == ["client 0", "client 1", "client 29, flipped"]
+    assert list(labels_in(axes)) == ["client 0", "client 1", "client 29, flipped"]
     median = next(line for line in axes.lines if line.get_color() == "black")
     assert median.get_ydata() == pytest.approx([0, 1.55, 1.55])
     band = axes.collections[0].get_paths()[0].vertices
@@ -273,12 +273,12 @@ def test_of_many_clients_median_and_quantiles_are_drawn(bench):
     assert any("10th to 90th percentile" in text for text in texts(figure))
 
 
-def test_clients_with_flipped_labels_stand_out(bench):
+def test_clients_with_flipped_labels_are_highlighted(bench):
     from matplotlib.text import Text
 
     bench.write(clients=9, manifest=manifest_of(few_each(9), flipped=[8]))
     (axes,) = draw(trust_figure, bench).axes
-    assert list(names_written(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
+    assert list(labels_in(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
     widest = max(axes.lines, key=lambda line: line.get_linewidth())
     assert widest.get_ydata()[-1] == pytest.approx(0.9)
     panels = draw(losses_figure, bench).axes
@@ -288,13 +288,13 @@ def test_clients_with_flipped_labels_stand_out(bench):
     assert shown["client 8, labels flipped"].get_fontweight() == "bold"
 
 
-def test_flipped_clients_are_among_the_chosen():
+def test_selected_clients_include_those_with_flipped_labels():
     assert clients_to_plot(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
     assert clients_to_plot(2, set(), 6) == [0, 1]
     assert clients_to_plot(20, set(range(20)), 3) == [0, 1, 2]
 
 
-def test_of_many_variants_some_are_shown_and_the_title_says_so(bench):
+def test_titles_say_how_many_of_many_variants_are_shown(bench):
     for number in range(13):
         bench.write(hyperparameters={"trust": number})
     figure = draw(trust_figure, bench)
@@ -303,7 +303,7 @@ def test_of_many_variants_some_are_shown_and_the_title_says_so(bench):
     assert "3 of 13 variants" in " ".join(draw(losses_figure, bench).get_suptitle().split())
 
 
-def test_a_client_that_sits_out_leaves_no_hole(bench):
+def test_a_client_that_misses_a_round_has_no_gap_in_its_line(bench):
     def change(row):
         return {**row, "lambda": None} if row["round"] == 3 and row["client"] == 0 else row
 
@@ -313,12 +313,12 @@ def test_a_client_that_sits_out_leaves_no_hole(bench):
     assert axes.lines[1].get_xdata().tolist() == [1, 2, 3, 4]
 
 
-def test_private_losses_are_solid_public_ones_dashed(bench):
+def test_private_losses_are_solid_and_public_losses_dashed(bench):
     bench.write(clients=2, rounds=4)
     first, second = draw(losses_figure, bench).axes
     private, public = second.lines
     assert private.get_linestyle() == "-" != public.get_linestyle()
-    assert private.get_markerfacecolor() != "white" == public.get_markerfacecolor(), "for a single point"
+    assert private.get_markerfacecolor() != "white" == public.get_markerfacecolor(), "distinct even for a single point"
     assert private.get_ydata() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert public.get_xdata().tolist() == [2, 3, 4]
     assert public.get_ydata() == pytest.approx([2, 1 + 2 / 3, 1.5])
@@ -329,7 +329,7 @@ def test_private_losses_are_solid_public_ones_dashed(bench):
     }
 
 
-def test_variants_have_losses_in_colours_of_their_own(bench):
+def test_loss_lines_of_variants_differ_in_colour(bench):
     for trust in (1, 2, 3):
         bench.write(hyperparameters={"trust": trust})
     lines = draw(losses_figure, bench).axes[0].lines
@@ -343,25 +343,25 @@ def test_variants_have_losses_in_colours_of_their_own(bench):
         (losses_figure, ["loss_private", "loss_public"], "no run of FedMosaic logged a loss"),
     ],
 )
-def test_without_any_value_there_is_no_figure(bench, kind, keys, reason):
+def test_a_figure_without_values_is_unavailable(bench, kind, keys, reason):
     bench.write(change=lambda row: {**row, **dict.fromkeys(keys)})
     with pytest.raises(FigureUnavailableError, match=reason):
         draw(kind, bench)
 
 
-def test_a_run_without_any_public_loss_is_drawn(bench):
+def test_a_run_without_public_losses_is_drawn(bench):
     bench.write(change=lambda row: {**row, "loss_public": None})
     (private,) = draw(losses_figure, bench).axes[0].lines
     assert private.get_linestyle() == "-"
 
 
-def test_what_clients_and_the_public_set_hold(bench):
+def test_class_counts_of_clients_and_public_set(bench):
     bench.write(manifest=manifest_of(few_each(3), seed=7), clients=3)
-    (setting,) = settings_in(bench)
+    (setting,) = groups_in(bench)
     with use_plot_style():
         clients, public = client_class_counts_figure(setting), public_set_figure(setting)
     assert clients.get_suptitle() == "quick, shards of seed 7: training examples of 3 clients"
-    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [1, 2, 3], "cats to train on"
+    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [1, 2, 3], "training examples of class cat"
     assert public.get_suptitle() == "quick, shards of seed 7: public set, 8 examples"
     assert [bar.get_height() for bar in public.axes[0].containers[0]] == [3, 5]
     assert ticks(public.axes[0].xaxis) == ["cat", "dog"]
@@ -373,7 +373,7 @@ def test_the_manifest_of_the_first_seed_is_shown(bench):
     )
     bench.write(seed=4, manifest=low)
     bench.write(seed=3, manifest=high)
-    (setting,) = settings_in(bench)
+    (setting,) = groups_in(bench)
     with use_plot_style():
         assert f"shards of seed {high['seed']}" in client_class_counts_figure(setting).get_suptitle()
 
@@ -381,7 +381,7 @@ def test_the_manifest_of_the_first_seed_is_shown(bench):
 @pytest.mark.parametrize("clients", [30, 200])
 def test_many_clients_fit_on_a_page(bench, clients):
     bench.write(clients=clients)
-    (setting,) = settings_in(bench)
+    (setting,) = groups_in(bench)
     with use_plot_style():
         assert client_class_counts_figure(setting).get_figwidth() <= 7
 
@@ -389,24 +389,24 @@ def test_many_clients_fit_on_a_page(bench, clients):
 # Communication and consensus
 
 
-def test_accuracy_against_bytes_so_far(bench):
+def test_communication_figure_shows_accuracy_against_bytes(bench):
     bench.write("fedavg", 0, 0.4)
     bench.write("local", 0, 0.3)
     bench.write("centralized", 0, 0.7)
     (axes,) = draw(communication_figure, bench).axes
     curve, end, *levels = axes.lines
-    # Two clients, 800 bits each way: 400 bytes a round, from the second on.
+    # Two clients with 800 bits in each direction: 400 bytes per round, from round 2.
     assert curve.get_xdata() == pytest.approx([400, 800])
     assert curve.get_ydata() == pytest.approx([0.42, 0.43])
     assert (end.get_xdata()[0], end.get_ydata()[0], end.get_marker()) == (pytest.approx(800), pytest.approx(0.43), "p")
     assert [line.get_ydata()[0] for line in levels] == pytest.approx([0.73, 0.33])
     assert axes.get_xscale() == "log"
-    names = set(names_written(axes))
+    names = set(labels_in(axes))
     assert names == {"FedAvg", "Centralized (moves raw data)", "Local training (sends nothing)"}
     assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
 
 
-def test_names_of_methods_that_send_little_stand_near_their_lines(bench):
+def test_labels_of_methods_that_send_little_are_beside_their_lines(bench):
     def much(row):
         return {**row, "bits_up": row["bits_up"] * 10**5, "bits_down": row["bits_down"] * 10**5}
 
@@ -416,16 +416,16 @@ def test_names_of_methods_that_send_little_stand_near_their_lines(bench):
     bench.write("fedavg", rounds=20, change=much)
     figure = draw(communication_figure, bench)
     (axes,) = figure.axes
-    names = names_written(axes)
-    boxes = boxes_of(figure, lambda text: text in names)
+    names = labels_in(axes)
+    boxes = text_boxes(figure, lambda text: text in names)
     assert len(boxes) == 7
-    assert_apart(boxes)
+    assert_no_overlap(boxes)
     edge = axes.get_window_extent().x1
     outside = {name: text.get_window_extent().x1 > edge for name, text in names.items()}
     assert outside == {name: name == "FedAvg" for name in names}
 
 
-def test_bytes_in_readable_units():
+def test_format_bytes_selects_a_readable_unit():
     assert [format_bytes(number) for number in (1, 999, 1000, 1e5, 2.5e9)] == [
         "1 B",
         "999 B",
@@ -435,22 +435,22 @@ def test_bytes_in_readable_units():
     ]
 
 
-def test_the_consensus_over_rounds(bench):
+def test_consensus_figure_shows_agreement_and_pseudo_label_accuracy(bench):
     bench.write("fedmosaic-entropy")
     bench.write("fedct")
     bench.write("fedavg")
     agreement, oracle = draw(consensus_figure, bench).axes
     assert [line.get_ydata().tolist() for line in agreement.lines][1][1:] == pytest.approx([0.8, 1 - 0.4 / 3])
     assert np.isnan(agreement.lines[0].get_ydata()[0])
-    assert set(names_written(oracle)) == {"50.0"}
+    assert set(labels_in(oracle)) == {"50.0"}
     names = [text.get_text() for text in agreement.figure.legends[0].get_texts()]
     assert names == ["FedCT", "FedMosaic (entropy)"]
-    assert 1 < agreement.get_xlim()[0] < 2, "nothing is known of the round before the first consensus"
+    assert 1 < agreement.get_xlim()[0] < 2, "there is no value before the first consensus"
     assert ORACLE_NOTE in " ".join(oracle.get_title(loc="left").split())
     assert ORACLE_NOTE not in agreement.get_title(loc="left")
 
 
-def test_who_logged_no_agreement_is_named(bench):
+def test_methods_without_logged_agreement_are_named(bench):
     bench.write("fedmosaic-entropy")
     bench.write("fedct", change=lambda row: {key: value for key, value in row.items() if key != "agreement"})
     figure = draw(consensus_figure, bench)
@@ -458,7 +458,7 @@ def test_who_logged_no_agreement_is_named(bench):
     assert figure.legends[0].get_title().get_text() == "One seed. FedCT logged no agreement."
 
 
-def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
+def test_methods_derived_from_fedmosaic_are_drawn_like_it(bench):
     bench.write("fedmosaic-entropy")
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25})
     figure = draw(consensus_figure, bench)
@@ -469,28 +469,28 @@ def test_what_is_made_of_fedmosaic_is_drawn_like_it(bench):
         "Gated co-training\nseed 0",
     ]
     assert "determine" not in draw(losses_figure, bench).get_suptitle()
-    looks = method_line_styles([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
-    assert len({(look.color, look.marker) for look in looks.values()}) == 4
-    assert looks["gated", ""].width == looks["fedmosaic", "entropy"].width > looks["fedct", ""].width
+    styles = method_line_styles([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
+    assert len({(look.color, look.marker) for look in styles.values()}) == 4
+    assert styles["gated", ""].width == styles["fedmosaic", "entropy"].width > styles["fedct", ""].width
 
 
-def test_an_album_without_fedmosaic_has_what_gated_runs_allow(bench, sketched):
+def test_gated_runs_have_the_figures_of_fedmosaic(bench, without_rendering):
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25, "loss_public": 1.0})
-    album = FigureSet(settings_in(bench))
-    assert {"lambda-quick", "losses-quick", "consensus-quick"} <= {name for name, _ in album}
+    figure_set = FigureSet(groups_in(bench))
+    assert {"lambda-quick", "losses-quick", "consensus-quick"} <= {name for name, _ in figure_set}
     bench.write("fedct", setting="other")
-    lacking = {missing.name for missing in FigureSet(settings_in(bench)).missing}
+    lacking = {missing.name for missing in FigureSet(groups_in(bench)).missing}
     assert {"lambda-other", "losses-other"} <= lacking
     assert not {"consensus-other", "lambda-quick"} & lacking
 
 
-def test_where_nothing_is_sent_this_is_said(bench):
+def test_communication_figure_is_unavailable_if_nothing_is_sent(bench):
     bench.write("fedavg", rounds=1)
     with pytest.raises(FigureUnavailableError, match="nothing was sent in any round"):
         draw(communication_figure, bench)
 
 
-def test_what_nobody_logged_gets_no_panel(bench):
+def test_a_metric_that_no_run_logged_has_no_panel(bench):
     bench.write(change=lambda row: {key: value for key, value in row.items() if key != "pseudo_label_accuracy"})
     (axes,) = draw(consensus_figure, bench).axes
     assert axes.get_ylabel() == "agreement (%)"
@@ -499,7 +499,7 @@ def test_what_nobody_logged_gets_no_panel(bench):
 # The public set
 
 
-def write_sizes(bench, sizes, **options):
+def write_runs_of_sizes(bench, sizes, **options):
     for size in sizes:
         for seed in (0, 1):
             data = {"public_size": size}
@@ -514,14 +514,14 @@ def write_sizes(bench, sizes, **options):
 
 
 def test_accuracy_against_the_size_of_the_public_set(bench):
-    write_sizes(bench, [200, 50, 100])
-    found, remarks = find_public_set_groups(settings_in(bench), "public_size")
+    write_runs_of_sizes(bench, [200, 50, 100])
+    found, remarks = find_public_set_groups(groups_in(bench), "public_size")
     assert remarks == []
     with use_plot_style():
         (axes,) = public_size_figure(found).axes
     local, ours = (container.lines for container in axes.containers)
     assert ours[0].get_xdata() == pytest.approx([50, 100, 200], abs=1.5)
-    assert all(ours[0].get_xdata() > local[0].get_xdata()), "no bar hides another"
+    assert all(ours[0].get_xdata() > local[0].get_xdata()), "error bars do not overlap"
     assert ours[0].get_ydata() == pytest.approx([0.63, 0.68, 0.78])
     assert local[0].get_ydata() == pytest.approx([0.43, 0.43, 0.43])
     (bars,) = ours[2]
@@ -530,135 +530,135 @@ def test_accuracy_against_the_size_of_the_public_set(bench):
     assert ticks(axes.xaxis) == ["50", "100", "200"]
 
 
-def test_sizes_over_more_than_a_decade_stand_on_a_log_scale(bench):
-    write_sizes(bench, [10, 50, 200])
+def test_sizes_over_more_than_a_decade_have_a_log_scale(bench):
+    write_runs_of_sizes(bench, [10, 50, 200])
     with use_plot_style():
-        (axes,) = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0]).axes
+        (axes,) = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0]).axes
     assert axes.get_xscale() == "log"
     assert ticks(axes.xaxis) == ["10", "50", "200"]
 
 
-def test_sizes_that_lie_close_do_not_lie_on_each_other():
+def test_overlapping_tick_labels_are_dropped():
     assert drop_overlapping_ticks(np.log([10.0, 9000.0, 10000.0]), ["10", "9000", "10000"], 3) == ["10", "", "10000"]
     assert drop_overlapping_ticks(np.array([10.0, 500.0, 10000.0]), ["10", "500", "10000"], 3) == ["", "500", "10000"]
     assert drop_overlapping_ticks(np.array([1.0]), ["1"], 3) == ["1"]
 
 
-def test_it_is_said_that_clients_pay_for_the_public_set(bench):
-    write_sizes(bench, [50, 100])
+def test_the_note_says_that_client_data_differs_between_points(bench):
+    write_runs_of_sizes(bench, [50, 100])
     with use_plot_style():
-        figure = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0])
+        figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
     assert "compare FedMosaic with local training at the same point" in DIFFERENT_CLIENTS_NOTE
     assert any(DIFFERENT_CLIENTS_NOTE in " ".join(text.split()) for text in texts(figure))
 
 
-def test_it_is_said_that_clients_do_not_pay_where_examples_are_set_aside(bench):
+def test_the_note_says_that_client_data_is_equal_with_a_separate_pool(bench):
     for size in (50, 100):
         bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": 200})
-    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     with use_plot_style():
         written = " ".join(" ".join(texts(public_size_figure([family]))).split())
     assert SAME_CLIENTS_NOTE in written
     assert DIFFERENT_CLIENTS_NOTE not in written
 
 
-def test_other_numbers_set_aside_are_another_family(bench):
+def test_pools_of_different_size_are_different_public_set_groups(bench):
     for size, aside in ((50, 200), (100, 200), (25, 300)):
         bench.write(setting=f"u-{size}", data={"public_size": size, "public_from": aside})
-    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert list(family.groups_by_value) == [50, 100]
 
 
 @pytest.mark.parametrize(
     ("figure", "varied"), [(public_size_figure, "public_size"), (public_skew_figure, "public_alpha")]
 )
-def test_a_curve_without_trust_is_called_what_it_is(bench, figure, varied):
+def test_curves_with_zero_trust_are_named_in_the_title(bench, figure, varied):
     for value, last in ((0.5, 1e-9), (0.7, 1e-7)):
         size = {varied: value if varied == "public_alpha" else int(100 * value)}
         silent = {"change": lambda row, last=last: {**row, "lambda": last}, "hyperparameters": {"trust": "paper"}}
         bench.write(setting=f"u-{value}", data=size, **silent)
         bench.write(setting=f"u-{value}", data=size, hyperparameters={"trust": "stabilised"})
-    (family,), _ = find_public_set_groups(settings_in(bench), varied)
+    (family,), _ = find_public_set_groups(groups_in(bench), varied)
     with use_plot_style():
         title = " ".join(figure([family]).axes[0].get_title(loc="left").split())
     assert f"FedMosaic (entropy, trust=paper): {ZERO_TRUST_NOTE}" in title
     assert "stabilised" not in title
 
 
-def test_a_curve_with_trust_at_one_point_says_something(bench):
+def test_curves_with_trust_at_one_point_are_not_named_in_the_title(bench):
     for size, last in ((50, 0.0), (100, 0.2)):
         bench.write(
             setting=f"u-{size}", data={"public_size": size}, change=lambda row, last=last: {**row, "lambda": last}
         )
     with use_plot_style():
-        figure = public_size_figure(find_public_set_groups(settings_in(bench), "public_size")[0])
+        figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
     assert ZERO_TRUST_NOTE not in figure.axes[0].get_title(loc="left")
 
 
-def test_families_differ_in_nothing_else(bench):
-    write_sizes(bench, [10, 20])
-    write_sizes(bench, [30], setting="other")
+def test_public_set_groups_differ_only_in_the_varied_key(bench):
+    write_runs_of_sizes(bench, [10, 20])
+    write_runs_of_sizes(bench, [30], setting="other")
     bench.write("fedmosaic-entropy", data={"public_size": 40, "alpha": 3}, setting="alone")
     bench.write("local", data={"public_size": 50}, setting="without FedMosaic")
-    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert list(family.groups_by_value) == [10, 20, 30]
-    write_sizes(bench, [60], setting="skewed", data={"public_size": 60, "public_alpha": 0.5})
-    assert list(find_public_set_groups(settings_in(bench), "public_size")[0][0].groups_by_value) == [10, 20, 30]
+    write_runs_of_sizes(bench, [60], setting="skewed", data={"public_size": 60, "public_alpha": 0.5})
+    assert list(find_public_set_groups(groups_in(bench), "public_size")[0][0].groups_by_value) == [10, 20, 30]
 
 
-def test_shards_dealt_anew_for_each_seed_are_another_family(bench):
-    write_sizes(bench, [10, 20])
+def test_one_partition_per_seed_is_a_different_public_set_group(bench):
+    write_runs_of_sizes(bench, [10, 20])
     for seed in (0, 1):
         data = {"public_size": 30}
         bench.write(seed=seed, setting="anew", data=data, manifest=manifest_of(few_each(2), parameters=data, seed=seed))
-    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert list(family.groups_by_value) == [10, 20]
 
 
 @pytest.mark.parametrize(("protocol", "together"), [("pfllib", 1), ("official", 0)])
-def test_what_follows_from_the_size_may_differ(bench, protocol, together):
+def test_min_size_may_differ_where_it_depends_on_the_public_size(bench, protocol, together):
     for size in (10, 20):
         bench.write(setting=f"u-{size}", data={"public_size": size, "min_size": 50 - size, "protocol": protocol})
-    assert len(find_public_set_groups(settings_in(bench), "public_size")[0]) == together
+    assert len(find_public_set_groups(groups_in(bench), "public_size")[0]) == together
 
 
-def test_families_have_labels_in_order(bench):
+def test_public_set_groups_are_sorted_by_label(bench):
     for noise in (0.7, 0.1):
         for size in (10, 20):
             bench.write(data={"public_size": size, "label_noise": noise})
-    found, _ = find_public_set_groups(settings_in(bench), "public_size")
+    found, _ = find_public_set_groups(groups_in(bench), "public_size")
     assert [family.label for family in found] == ["quick, label_noise=0.1", "quick, label_noise=0.7"]
     with use_plot_style():
         panels = public_size_figure(found).axes
     assert [axes.get_title(loc="left") for axes in panels] == [family.label for family in found]
 
 
-def test_of_two_settings_of_one_size_the_one_with_more_seeds_is_taken(bench):
-    write_sizes(bench, [10, 20])
+def test_of_two_groups_of_equal_size_the_one_with_more_seeds_is_kept(bench):
+    write_runs_of_sizes(bench, [10, 20])
     bench.write("fedmosaic-entropy", setting="again", data={"public_size": 20})
-    (family,), remarks = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), remarks = find_public_set_groups(groups_in(bench), "public_size")
     assert family.groups_by_value[20].name == "u-20"
     assert remarks == ["again is left out, because u-20 has the same public_size"]
 
 
-def test_other_hyper_parameters_are_another_line(bench):
+def test_different_hyperparameters_are_separate_lines(bench):
     bench.write(data={"public_size": 10}, hyperparameters={"trust": "paper"})
     bench.write(data={"public_size": 20}, hyperparameters={"trust": "stabilised"})
-    (family,), _ = find_public_set_groups(settings_in(bench), "public_size")
+    (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert {method_title(key): list(runs) for key, runs in family.runs_by_method.items()} == {
         "FedMosaic (entropy, trust=paper)": [10],
         "FedMosaic (entropy, trust=stabilised)": [20],
     }
 
 
-def test_skew_and_the_classes_of_the_public_set(bench):
+def test_skew_figure_shows_accuracy_and_class_counts(bench):
     for alpha, public in ((None, (4, 4)), (1.0, (2, 6)), (0.1, (0, 8))):
         data = {"public_alpha": alpha}
         kind = {"data": data, "manifest": manifest_of(few_each(2), parameters=data, public=public)}
         bench.write("fedmosaic-entropy", 0, 0.5 + (alpha or 2) / 10, **kind)
         bench.write("local", 0, 0.3, **kind)
     with use_plot_style():
-        axes, classes = public_skew_figure(find_public_set_groups(settings_in(bench), "public_alpha")[0]).axes
+        axes, classes = public_skew_figure(find_public_set_groups(groups_in(bench), "public_alpha")[0]).axes
     for panel in (axes, classes):
         assert ticks(panel.xaxis) == ["0.1", "1", "balanced"]
     assert axes.containers[1].lines[0].get_ydata() == pytest.approx([0.54, 0.63, 0.73])
@@ -668,14 +668,14 @@ def test_skew_and_the_classes_of_the_public_set(bench):
     assert sorted(text.get_text() for text in classes.texts) == ["0", "2", "4", "4", "6", "8"]
 
 
-def test_many_classes_of_the_public_set_have_a_scale(bench):
+def test_many_classes_of_the_public_set_have_a_colour_bar(bench):
     for alpha in (0.1, 0.5, 1.0, 5.0, 100.0, None):
         data = {"public_alpha": alpha}
         classes = [f"class {number}" for number in range(40)]
         manifest = manifest_of([[1] * 40] * 2, classes=classes, parameters=data, public=range(40))
         bench.write("fedmosaic-entropy", data=data, manifest=manifest)
     with use_plot_style():
-        figure = public_skew_figure(find_public_set_groups(settings_in(bench), "public_alpha")[0])
+        figure = public_skew_figure(find_public_set_groups(groups_in(bench), "public_alpha")[0])
     _, classes, scale = figure.axes
     assert len(classes.texts) == 0
     assert next(text for text in ticks(scale.yaxis) if text) == "0"
@@ -689,12 +689,12 @@ def test_many_classes_of_the_public_set_have_a_scale(bench):
 
 def test_cliques_are_the_longest_groups_within_the_critical_difference():
     assert cliques([1, 2, 3, 5, 5.5], 2) == [(1, 3), (3, 5), (5, 5.5)]
-    assert cliques([1, 2, 2.5, 3], 2) == [(1, 3)], "none inside another"
+    assert cliques([1, 2, 2.5, 3], 2) == [(1, 3)], "no group contains another"
     assert cliques([1.0, 4.0, 7.0], 1) == []
     assert cliques([1.0, 1.5, 2.0], 5) == [(1.0, 2.0)]
 
 
-def test_the_diagram_shows_every_rank_and_the_bars():
+def test_rank_diagram_shows_every_rank_and_clique():
     with use_plot_style():
         figure = critical_difference_figure(
             ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4), "Ranks $_x$"
@@ -709,52 +709,52 @@ def test_the_diagram_shows_every_rank_and_the_bars():
         pytest.approx([1.25, 2.0], abs=0.05),
         pytest.approx([2.0, 2.75], abs=0.05),
     ]
-    assert axes.get_xlim()[0] > axes.get_xlim()[1], "the best is at the right"
+    assert axes.get_xlim()[0] > axes.get_xlim()[1], "the best rank is on the right"
     scale = next(line for line in axes.lines if line.get_marker() == "|")
     assert abs(np.diff(scale.get_xdata())[0]) == 1.0
 
 
-def test_fourteen_names_of_the_diagram_do_not_lie_on_each_other():
+def test_names_in_the_rank_diagram_do_not_overlap():
     ranks = {f"method number {number}": 7 + number / 100 for number in range(14)}
     with use_plot_style():
         figure = critical_difference_figure(ranking(ranks, 3.0, 3), "Ranks")
-    boxes = boxes_of(figure, lambda text: "method number" in text)
+    boxes = text_boxes(figure, lambda text: "method number" in text)
     assert len(boxes) == 14
-    assert_apart(boxes)
+    assert_no_overlap(boxes)
     width = figure.get_window_extent().width
     assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
 
 
-# Names at the ends of lines
+# Labels at the ends of lines
 
 
-def test_names_move_apart_no_further_than_they_must():
+def test_labels_are_spread_to_the_minimum_distance():
     assert spread_levels([0.1, 0.9, 0.5], 0.1) == pytest.approx([0.1, 0.9, 0.5])
     assert spread_levels([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
     assert spread_levels([1.0, 1.0, 0.0], 0.1) == pytest.approx([0.9, 1.0, 0.0])
     assert spread_levels([0.52, 0.5, 0.48], 0.1) == pytest.approx([0.6, 0.5, 0.4])
-    assert np.diff(spread_levels(np.zeros(30), 0.1)) == pytest.approx(0.1), "more than there is room for"
+    assert np.diff(spread_levels(np.zeros(30), 0.1)) == pytest.approx(0.1), "more labels than fit"
 
 
-# The album
+# The figure set
 
 
-def test_every_figure_is_named_and_lazily_drawn(bench, monkeypatch, sketched):
+def test_figures_are_named_and_drawn_on_demand(bench, monkeypatch, without_rendering):
     bench.write("fedmosaic-entropy")
     bench.write("local")
-    reads, curves_of = [], evidences.load_round_curves
-    monkeypatch.setattr(evidences, "load_round_curves", lambda path: reads.append(path) or curves_of(path))
-    album = FigureSet(settings_in(bench))
+    reads, curves_of = [], figure_data_module.load_round_curves
+    monkeypatch.setattr(figure_data_module, "load_round_curves", lambda path: reads.append(path) or curves_of(path))
+    figure_set = FigureSet(groups_in(bench))
     kinds = ("accuracy", "lambda", "losses", "consensus", "communication", "clients", "public")
-    assert [name for name, _ in album] == [f"{kind}-quick" for kind in kinds]
-    assert len(album) == 7
+    assert [name for name, _ in figure_set] == [f"{kind}-quick" for kind in kinds]
+    assert len(figure_set) == 7
     assert reads == []
-    drawn = {name: draw() for name, draw in album}
+    drawn = {name: draw() for name, draw in figure_set}
     assert all(set(files) == {"png", "pdf"} for files in drawn.values())
     assert len(reads) == 2, "each log is read once"
-    assert album.skipped == []
-    assert {missing.name for missing in album.missing} == {"public-size", "public-skew", "critical-difference"}
-    reason = next(missing.reason for missing in album.missing if missing.name == "public-size")
+    assert figure_set.skipped == []
+    assert {missing.name for missing in figure_set.missing} == {"public-size", "public-skew", "critical-difference"}
+    reason = next(missing.reason for missing in figure_set.missing if missing.name == "public-size")
     assert "at least two sizes of the public set" in reason
     assert "fedmosaic partition --public-size N" in reason
 
@@ -763,24 +763,24 @@ def ranking(ranks, width, settings):
     return MethodRanking(tuple(f"setting {number}" for number in range(settings)), ranks, width, 0.5)
 
 
-def files_of(settings, names, ranks=None):
+def render_figures(settings, names, ranks=None):
     found = dict(FigureSet(settings, ranks))
     return {name: found[name]() for name in names}
 
 
 def test_the_same_runs_are_the_same_bytes(bench):
-    write_sizes(bench, [10, 20])
+    write_runs_of_sizes(bench, [10, 20])
     ranks = ranking({"A": 1.0, "B": 2.0}, 1.5, 2)
     names = ["lambda-u-10", "communication-u-20", "clients-u-10", "public-size", "critical-difference"]
-    first = files_of(settings_in(bench), names, ranks)
-    assert first == files_of(settings_in(bench), names, ranks)
+    first = render_figures(groups_in(bench), names, ranks)
+    assert first == render_figures(groups_in(bench), names, ranks)
     assert all(files["png"].startswith(b"\x89PNG") for files in first.values())
 
 
-def test_letters_are_letters_in_the_pdf(bench):
+def test_text_in_the_pdf_is_searchable(bench):
     bench.write("fedmosaic-entropy")
     names = ["accuracy-quick", "lambda-quick", "public-quick"]
-    for name, files in files_of(settings_in(bench), names).items():
+    for name, files in render_figures(groups_in(bench), names).items():
         assert b"/Type3" not in files["pdf"], name
         assert b"/CIDFontType2" in files["pdf"], name
         streams = re.findall(rb"stream\r?\n(.*?)endstream", files["pdf"], re.S)
@@ -789,77 +789,77 @@ def test_letters_are_letters_in_the_pdf(bench):
         assert b"CreationDate" not in files["pdf"]
 
 
-def test_a_damaged_log_is_told_and_the_others_are_drawn(bench, sketched):
+def test_a_run_with_a_damaged_log_is_skipped_and_others_are_drawn(bench, without_rendering):
     bench.write("fedavg", 0)
     damaged = [bench.write("fedavg", 1), bench.write("fedmosaic-entropy", 0), bench.write("fedprox", 0)]
     (damaged[0] / "rounds.jsonl").write_text("{")
     (damaged[1] / "rounds.jsonl").unlink()
     lines = (damaged[2] / "rounds.jsonl").read_text().splitlines()
-    (damaged[2] / "rounds.jsonl").write_text("\n".join(lines[:4]))  # a round less
-    album = FigureSet(settings_in(bench))
-    drawn = {name: draw() for name, draw in album}
-    assert {run.path for run in album.skipped} == set(damaged)
-    assert len(album.skipped) == 3
-    assert all("rounds.jsonl" in run.reason for run in album.skipped)
+    (damaged[2] / "rounds.jsonl").write_text("\n".join(lines[:4]))  # one round is missing
+    figure_set = FigureSet(groups_in(bench))
+    drawn = {name: draw() for name, draw in figure_set}
+    assert {run.path for run in figure_set.skipped} == set(damaged)
+    assert len(figure_set.skipped) == 3
+    assert all("rounds.jsonl" in run.reason for run in figure_set.skipped)
     assert drawn["accuracy-quick"]
     assert drawn["lambda-quick"] == drawn["losses-quick"] == drawn["consensus-quick"] == {}
-    reasons = {missing.name: missing.reason for missing in album.missing}
+    reasons = {missing.name: missing.reason for missing in figure_set.missing}
     assert reasons["lambda-quick"] == "no run of FedMosaic has a readable log"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, -0.1, "0.5x", None])
-def test_accuracies_that_are_none_are_damage(bench, sketched, value):
+def test_invalid_accuracies_count_as_damage(bench, without_rendering, value):
     bench.write("fedavg", 0)
     path = bench.write("fedavg", 1)
     rows = [{**json.loads(line), "accuracy": value} for line in (path / "rounds.jsonl").read_text().splitlines()]
     (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    album = FigureSet(settings_in(bench))
-    assert dict(album)["accuracy-quick"]()
-    assert [run.path for run in album.skipped] == [path]
+    figure_set = FigureSet(groups_in(bench))
+    assert dict(figure_set)["accuracy-quick"]()
+    assert [run.path for run in figure_set.skipped] == [path]
 
 
 @pytest.mark.parametrize("key", ["bits_up", "loss_public", "lambda"])
-def test_numbers_that_cannot_be_are_damage(bench, sketched, key):
+def test_implausibly_large_values_count_as_damage(bench, without_rendering, key):
     path = bench.write("fedmosaic-entropy", change=lambda row: {**row, key: 1e308})
-    album = FigureSet(settings_in(bench))
-    assert dict(album)["communication-quick"]() == {}
-    assert [run.path for run in album.skipped] == [path]
+    figure_set = FigureSet(groups_in(bench))
+    assert dict(figure_set)["communication-quick"]() == {}
+    assert [run.path for run in figure_set.skipped] == [path]
 
 
-def test_without_a_manifest_there_is_no_picture_of_clients(bench, sketched):
+def test_a_run_without_manifest_has_no_client_figure(bench, without_rendering):
     path = bench.write("fedmosaic-entropy")
     (path / "shards.json").unlink()
-    album = FigureSet(settings_in(bench))
-    assert dict(album)["clients-quick"]() == {}
-    assert dict(album)["lambda-quick"]()
+    figure_set = FigureSet(groups_in(bench))
+    assert dict(figure_set)["clients-quick"]() == {}
+    assert dict(figure_set)["lambda-quick"]()
     assert any(
         missing.name == "clients-quick" and "no run contains a shard manifest" in missing.reason
-        for missing in album.missing
+        for missing in figure_set.missing
     )
 
 
-def test_a_manifest_that_makes_no_sense_is_none(bench):
+def test_an_inconsistent_manifest_is_not_drawn(bench):
     manifest = manifest_of(few_each(2))
     manifest["clients"][0]["train"]["class_counts"] = [1, 2, 3]
     bench.write(manifest=manifest)
-    album = FigureSet(settings_in(bench))
-    assert dict(album)["clients-quick"]() == {}
+    figure_set = FigureSet(groups_in(bench))
+    assert dict(figure_set)["clients-quick"]() == {}
 
 
-def test_what_a_setting_lacks_is_told(bench):
+def test_missing_figures_have_reasons(bench):
     bench.write("local")
-    album = FigureSet(settings_in(bench))
-    assert [name for name, _ in album] == ["accuracy-quick", "clients-quick", "public-quick"]
-    reasons = {missing.name: missing.reason for missing in album.missing}
+    figure_set = FigureSet(groups_in(bench))
+    assert [name for name, _ in figure_set] == ["accuracy-quick", "clients-quick", "public-quick"]
+    reasons = {missing.name: missing.reason for missing in figure_set.missing}
     assert "needs a run of FedMosaic" in reasons["lambda-quick"]
     assert "fedmosaic baseline all" in reasons["communication-quick"]
 
 
-def test_settings_have_names_of_their_own(bench):
+def test_figure_names_are_unique_file_names(bench):
     for setting in ("a_$b", "a%&b", "A__B", "skew", "x" * 150):
         for alpha in (0.1, 1.0) if setting == "skew" else (None,):
             bench.write(setting=setting, data={"public_alpha": alpha}, name=setting.lower() + str(alpha))
-    settings = settings_in(bench)
+    settings = groups_in(bench)
     backwards = [name.lower() for name, _ in FigureSet(settings[::-1])]
     assert len(backwards) == len(set(backwards))
     names = [name.lower() for name, _ in FigureSet(settings)]
@@ -875,13 +875,13 @@ def test_long_names_stay_inside_the_figure(bench):
     for kind in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
         figure = draw(kind, bench)
         width, height = figure.get_window_extent().size
-        for box in boxes_of(figure, lambda text: "long" in text):
+        for box in text_boxes(figure, lambda text: "long" in text):
             assert box.x0 >= 0, kind
             assert box.x1 <= width, kind
             assert box.y1 <= height, kind
 
 
-def test_long_names_stand_below_and_values_at_the_lines(bench):
+def test_long_names_are_in_the_legend_and_values_at_the_lines(bench):
     for trust in ("paper", "stabilised"):
         bench.write(hyperparameters={"trust": trust, "epsilon": 0.3 + len(trust)}, rounds=8)
     bench.write("local", 0, 0.7, rounds=8)
@@ -889,7 +889,7 @@ def test_long_names_stand_below_and_values_at_the_lines(bench):
         figure = draw(kind, bench)
         names = [text.get_text() for text in figure.legends[0].get_texts()]
         assert sum("trust=stabilised" in name for name in names) == 1, kind
-        assert all(re.fullmatch(r"[\d.]+", text) for axes in figure.axes for text in names_written(axes)), kind
+        assert all(re.fullmatch(r"[\d.]+", text) for axes in figure.axes for text in labels_in(axes)), kind
         below = figure.legends[0].get_window_extent()
         assert below.x0 >= 0, kind
         assert below.x1 <= figure.get_window_extent().width, kind
@@ -897,16 +897,16 @@ def test_long_names_stand_below_and_values_at_the_lines(bench):
         assert all(axes.get_window_extent().width > 200 for axes in figure.axes), kind
 
 
-def test_letters_that_the_font_lacks_are_no_reason_to_warn(bench):
+def test_characters_missing_from_the_font_cause_no_warning(bench):
     bench.write(setting="数据")
-    assert dict(FigureSet(settings_in(bench)))["accuracy-setting"]()
+    assert dict(FigureSet(groups_in(bench)))["accuracy-setting"]()
 
 
-def test_signs_in_names_are_no_markup(bench):
+def test_special_characters_in_names_are_not_math_markup(bench):
     from matplotlib.text import Text
 
     bench.write(setting="a_$b^2$ 100%&_x", rounds=2)
-    (setting,) = settings_in(bench)
+    (setting,) = groups_in(bench)
     with use_plot_style():
         for figure in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
             drawn = figure(setting, read_figure_data(setting))
@@ -915,30 +915,30 @@ def test_signs_in_names_are_no_markup(bench):
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (1, 3), (2, 1), (200, 2)])
-def test_odd_sizes_are_drawn(bench, sketched, clients, rounds):
+def test_very_small_and_large_runs_are_drawn(bench, without_rendering, clients, rounds):
     for variant in ("fedmosaic-entropy", "fedct", "fedavg", "local", "centralized"):
         bench.write(variant, clients=clients, rounds=rounds)
-    album = FigureSet(settings_in(bench))
-    drawn = {name: draw() for name, draw in album}
+    figure_set = FigureSet(groups_in(bench))
+    drawn = {name: draw() for name, draw in figure_set}
     nothing = {name for name, files in drawn.items() if not files}
-    # In one round nothing is sent and nobody has a consensus yet.
+    # In round 1 nothing is sent and there is no consensus.
     assert nothing == ({"consensus-quick", "communication-quick"} if rounds == 1 else set())
-    assert {missing.name for missing in album.missing} >= nothing
+    assert {missing.name for missing in figure_set.missing} >= nothing
 
 
-def test_many_families_are_spread_over_several_figures(bench):
+def test_many_public_set_groups_are_split_over_several_figures(bench):
     for lr in range(4):
         for alpha in (0.1, 1.0):
             bench.write(data={"public_alpha": alpha, "label_noise": lr}, rounds=1)
-    names = [name for name, _ in FigureSet(settings_in(bench)).cross_group_figures()]
+    names = [name for name, _ in FigureSet(groups_in(bench)).cross_group_figures()]
     assert names == ["public-skew", "public-skew-2"]
 
 
-def test_the_user_s_own_style_changes_nothing(bench):
+def test_the_matplotlib_style_of_the_user_has_no_effect(bench):
     from matplotlib import rc_context
 
     bench.write("local")
-    plain = files_of(settings_in(bench), ["accuracy-quick", "clients-quick"])
+    plain = render_figures(groups_in(bench), ["accuracy-quick", "clients-quick"])
     with rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
-        assert files_of(settings_in(bench), ["accuracy-quick", "clients-quick"]) == plain
-    assert albums.FIGURE_DPI >= 200
+        assert render_figures(groups_in(bench), ["accuracy-quick", "clients-quick"]) == plain
+    assert figure_set_module.FIGURE_DPI >= 200

@@ -1,4 +1,4 @@
-"""The page as text: whole, harmless whatever runs are called, and with the numbers of the runs."""
+"""Test the HTML of the page: well-formed, safe with hostile names, and with the results of the runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ VOID = {"meta", "br", "input", "link", "img"}
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class Reader(HTMLParser):
-    """Holds that elements are nested, and keeps what they are and say."""
+class PageParser(HTMLParser):
+    """Checks that elements are nested correctly, and collects elements and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class Reader(HTMLParser):
     def handle_data(self, data):
         self.texts.append((self.open[-1] if self.open else "", data))
 
-    def having(self, tag):
+    def attributes_of(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def saying(self, tag):
+    def texts_in(self, tag):
         return [text for name, text in self.texts if name == tag]
 
 
-def numbers_in(text):
+def embedded_json(text):
     [content] = re.findall(r'<script type="application/json" id="numbers">(.*?)</script>', text, re.DOTALL)
     return json.loads(content)
 
@@ -74,28 +74,28 @@ def federation(tmp_path):
     return small_federation(tmp_path / "runs")
 
 
-def test_the_page_is_well_formed_and_its_links_lead_somewhere(federation):
-    reader = Reader(page_of(federation, commands=("fedmosaic train",)))
+def test_the_page_is_well_formed_and_all_links_have_targets(federation):
+    reader = PageParser(page_of(federation, commands=("fedmosaic train",)))
     ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    links = [attributes["href"] for attributes in reader.having("a")]
+    links = [attributes["href"] for attributes in reader.attributes_of("a")]
     assert "#runs" in links
     assert all(link.startswith("#") and link[1:] in ids for link in links)
 
 
-def test_nothing_is_loaded_from_anywhere(federation):
+def test_the_page_loads_no_external_resources(federation):
     text = page_of(federation)
-    reader = Reader(text)
+    reader = PageParser(text)
     for _, attributes in reader.elements:
         assert not {"src", "srcset", "action", "background", "poster", "data"} & attributes.keys()
     assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|\bimport\(", text)
-    # The one address in the page is the name of a namespace.
+    # The only URL in the page is an XML namespace.
     assert set(re.findall(r"https?://[^\s\"'<]*", text)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_the_policy_forbids_the_network_and_knows_our_scripts_alone(federation):
+def test_the_security_policy_allows_only_the_scripts_of_the_page(federation):
     text = page_of(federation)
-    [policy] = [entry["content"] for entry in Reader(text).having("meta") if "http-equiv" in entry]
+    [policy] = [entry["content"] for entry in PageParser(text).attributes_of("meta") if "http-equiv" in entry]
     assert "default-src 'none'" in policy
     assert "connect" not in policy
     [scripts] = re.findall(r"script-src ([^;]*)", policy)
@@ -107,7 +107,7 @@ def test_the_policy_forbids_the_network_and_knows_our_scripts_alone(federation):
 
 def test_hostile_names_stay_text(tmp_path):
     root = tmp_path / "runs" / "<i>'\"&"
-    harmless = Reader(page_of(small_federation(tmp_path / "harmless")))
+    harmless = PageParser(page_of(small_federation(tmp_path / "harmless")))
     for seed in (0, 1):
         for variant in ("local", "fedavg"):
             run = write_run(
@@ -126,18 +126,18 @@ def test_hostile_names_stay_text(tmp_path):
     (root / HOSTILE.replace("/", "") / "x" / "config.yaml").write_text("")
     notes = {"notes": (HOSTILE,), "commands": (HOSTILE,)}
     text = page_of(root, [TextTable(HOSTILE, (HOSTILE, "p"), ((HOSTILE, HOSTILE),), HOSTILE)], **notes)
-    reader = Reader(text)
+    reader = PageParser(text)
     assert {name for name, _ in reader.elements} <= {name for name, _ in harmless.elements} | {
         "ul",
         "li",
         "small",
         "h4",
     }
-    assert len(reader.having("script")) == 3
+    assert len(reader.attributes_of("script")) == 3
     assert not [key for _, attributes in reader.elements for key in attributes if key.startswith("on")]
-    assert HOSTILE in reader.saying("h3")
-    assert HOSTILE in "".join(reader.saying("code"))
-    found = numbers_in(text)
+    assert HOSTILE in reader.texts_in("h3")
+    assert HOSTILE in "".join(reader.texts_in("code"))
+    found = embedded_json(text)
     assert found["settings"][0]["label"] == HOSTILE_NAME
     assert found["settings"][0]["shards"][0]["classes"] == [HOSTILE, "</script>"]
     assert found["settings"][0]["shards"][0]["domains"] == [HOSTILE, "<svg/onload=alert(1)>"]
@@ -145,7 +145,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert "\u2028" not in text.split('id="numbers">')[1]
 
 
-def test_what_no_file_may_hold_does_not_stop_the_page(tmp_path):
+def test_control_characters_and_surrogates_are_replaced(tmp_path):
     write_run(tmp_path, "s", "local", 0, [0.5])
     frame = collect_runs(tmp_path)[0].assign(group="a\x00b\udc80\x1b", device="\ud800")
     data = build_page(comparison_groups(frame), [], [SkippedRun(Path("x\udcffy"), "\x00")])
@@ -181,7 +181,7 @@ def test_the_same_runs_give_the_same_bytes_without_torch(federation):
 
 
 def test_curves_are_those_of_the_log(federation):
-    found = numbers_in(page_of(federation))
+    found = embedded_json(page_of(federation))
     [method] = [method for method in found["settings"][0]["methods"] if method["title"] == "FedMosaic (entropy)"]
     assert [run["seed"] for run in method["runs"]] == [0, 1]
     curve = found["curves"][method["runs"][0]["curve"]]
@@ -192,24 +192,24 @@ def test_curves_are_those_of_the_log(federation):
         [0.12, 0.24, 0.36, 0.48, 0.6],
         [0.16, 0.32, 0.48, 0.64, 0.8],
     ]
-    # Null before trust begins, once for all where all clients have the same, nothing where there is nothing.
+    # Null before trust begins, one list if all clients are equal, and no key without values.
     assert [value is None for value in curve["values"]["lambda"][0]] == [True, True, False, False, False]
     assert curve["values"]["pseudo_label_accuracy"] == [[0.3333] * 5]
     assert "loss_public" not in curve["values"]
     assert "bits_up" not in curve["values"]
 
 
-def test_numbers_that_are_none_are_null():
+def test_nan_and_infinity_are_null_in_json():
     line = embedded_data.floats_to_json(embedded_data.np.array([0.123456, float("nan"), float("inf"), 1e-12, 3.0]))
     assert json.loads(line) == [0.1235, None, None, 1e-12, 3]
 
 
-def test_a_damaged_log_costs_its_run_the_curves_alone(federation):
+def test_a_run_with_a_damaged_log_loses_only_its_curves(federation):
     bad, gone = federation / "first" / "fedavg" / "seed-0", federation / "first" / "fedavg" / "seed-1"
     (bad / "rounds.jsonl").write_text('{"round": 1')
     (gone / "rounds.jsonl").unlink()
     text = page_of(federation)
-    found = numbers_in(text)
+    found = embedded_json(text)
     missing = [
         (method["title"], run["seed"])
         for setting in found["settings"]
@@ -218,13 +218,13 @@ def test_a_damaged_log_costs_its_run_the_curves_alone(federation):
         if run["curve"] is None
     ]
     assert missing == [("FedAvg", 0), ("FedAvg", 1)]
-    said = [line for line in Reader(text).saying("li") if "Curves of a run are left out" in line]
-    assert len(said) == 2
-    assert str(bad / "rounds.jsonl") in said[1] + said[0]
-    assert "43.33" in text  # its result stands in the tables as before
+    notes_shown = [line for line in PageParser(text).texts_in("li") if "Curves of a run are left out" in line]
+    assert len(notes_shown) == 2
+    assert str(bad / "rounds.jsonl") in notes_shown[1] + notes_shown[0]
+    assert "43.33" in text  # the result is still in the tables
 
 
-def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
+def test_first_seeds_have_priority_within_the_size_limit(federation, monkeypatch):
     settings = comparison_groups(collect_runs(federation)[0])
     every = embed_curves(settings)
     assert len(every.json_by_path) == 13
@@ -232,7 +232,7 @@ def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
     room = sum(len(text) for text in list(every.json_by_path.values())[:8])
     some = embed_curves(settings, max_bytes=room)
     assert list(some.json_by_path) == list(every.json_by_path)[:8]
-    # Of FedAvg in the second setting there is seed 1 alone: it is the first of its method.
+    # Seed 1 is the only, and so the first, seed of FedAvg in the second setting.
     assert [path.name for path in some.json_by_path] == [*["seed-0"] * 5, "seed-1", "seed-0", "seed-1"]
     assert set(some.omitted.values()) == {CURVE_BUDGET_EXCEEDED}
     opened = []
@@ -248,30 +248,30 @@ def test_first_seeds_come_first_where_room_is_short(federation, monkeypatch):
     assert 1 <= len(opened) <= 2
 
 
-def test_the_page_says_what_it_left_out_and_how_far_it_is(federation, monkeypatch):
+def test_the_page_reports_progress_and_left_out_curves(federation, monkeypatch):
     monkeypatch.setattr(embedded_data, "MAX_TOTAL_LOG_BYTES", 1)
     monkeypatch.setattr(embedded_data, "MAX_KEPT_ROUNDS", 3)
     assert "Curves of 13 runs are left out" in page_of(federation)
     monkeypatch.undo()
     monkeypatch.setattr(embedded_data, "MAX_KEPT_ROUNDS", 3)
     settings = comparison_groups(collect_runs(federation)[0])
-    heard = []
-    text = build_page(settings, [], [], on_progress=lambda *how_far: heard.append(how_far)).decode()
-    assert heard == [(number, 13) for number in range(14)]
+    reported = []
+    text = build_page(settings, [], [], on_progress=lambda *progress: reported.append(progress)).decode()
+    assert reported == [(number, 13) for number in range(14)]
     assert "13 runs: only evenly spaced rounds are shown." in text
-    assert numbers_in(text)["curves"][0]["rounds"] == [1, 3, 5]
+    assert embedded_json(text)["curves"][0]["rounds"] == [1, 3, 5]
 
 
 @pytest.mark.parametrize(
     ("rounds", "clients", "count"), [(1, 5, 1), (100, 5, 100), (1000, 5, 100), (150, 100_000, 20), (500, 1200, 50)]
 )
-def test_thinned_rounds_keep_the_ends(rounds, clients, count):
+def test_subsampled_rounds_include_the_first_and_the_last(rounds, clients, count):
     kept = subsampled_rounds(rounds, clients)
     assert len(kept) == count
     assert (kept[0], kept[-1]) == (0, rounds - 1)
 
 
-def test_the_overview_says_in_words_what_came_out(federation):
+def test_the_overview_summarizes_results_in_sentences(federation):
     (federation / "unfinished").mkdir()
     (federation / "unfinished" / "config.yaml").write_text("")
     text = re.sub(r"<[^>]+>", "", page_of(federation))
@@ -282,7 +282,7 @@ def test_the_overview_says_in_words_what_came_out(federation):
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
 
 
-def test_the_overview_praises_nobody_who_is_behind_local(tmp_path):
+def test_the_overview_says_if_the_best_method_is_worse_than_local(tmp_path):
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     write_run(tmp_path, "s", "fedavg", 0, [0.3, 0.6])
     alone = re.sub(r"<[^>]+>", "", page_of(tmp_path))
@@ -294,7 +294,7 @@ def test_the_overview_praises_nobody_who_is_behind_local(tmp_path):
     )
 
 
-def test_what_holds_for_all_is_said_once(federation):
+def test_repeated_notes_are_shown_once(federation):
     settings = comparison_groups(collect_runs(federation)[0])
     tables = [table_of(settings, notes=("for both", name)) for name in ("for the first", "for the second")]
     text = build_page(settings, tables, []).decode()
@@ -302,7 +302,7 @@ def test_what_holds_for_all_is_said_once(federation):
     assert re.findall(r"<li>(for .*?)</li>", text) == ["for both", "for the first", "for the second"]
 
 
-def test_cells_have_verdict_mark_bold_spread_and_seeds(federation):
+def test_cells_show_relation_best_value_deviation_and_seeds(federation):
     text = page_of(federation)
     mark = '<span class="mark" role="img" title="worse than both baselines">▼</span>'
     assert f'<span class="result worst">43.33<small> (0.00)</small>{mark}</span>' in text
@@ -311,17 +311,17 @@ def test_cells_have_verdict_mark_bold_spread_and_seeds(federation):
     assert '<span class="missing" title="not run">' in text
 
 
-def test_empty_cells_come_with_their_commands(federation):
+def test_empty_cells_have_commands(federation):
     settings = comparison_groups(collect_runs(federation)[0])
     commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
     text = build_page(settings, [table_of(settings, commands=commands)], []).decode()
     assert "1 cell without our own result" in text
     assert 'href="#fill-0"' in text
-    codes = Reader(text).saying("code")
+    codes = PageParser(text).texts_in("code")
     assert all(command in codes for command in commands)
 
 
-def test_published_numbers_stand_beside_ours(tmp_path):
+def test_published_results_are_shown_beside_ours(tmp_path):
     write_run(tmp_path, "practical-cifar10", "local", 0, [0.8])
     [setting] = comparison_groups(collect_runs(tmp_path)[0])
     columns = (
@@ -337,7 +337,7 @@ def test_published_numbers_stand_beside_ours(tmp_path):
     assert '<th scope="colgroup" colspan="2" class="heading">&lt;both&gt;</th>' in text
 
 
-def test_signs_of_differences():
+def test_differences_have_typographic_signs():
     assert [format_percentage_points(value) for value in (0.0123, -0.0123, 0.00001, -0.00001)] == [
         "+1.23",
         "\u22121.23",
@@ -357,15 +357,15 @@ def test_signs_of_differences():
     ]
 
 
-def test_every_run_tells_how_it_was_made(federation):
+def test_every_run_shows_the_command_that_created_it(federation):
     run = federation / "first" / "local" / "seed-0"
     (run / "env.json").write_text(json.dumps({"arguments": ["train", "--out", "a b; rm -rf"]}))
     (federation / "first" / "local" / "seed-1" / "env.json").write_text(json.dumps({"arguments": [1]}))
     (federation / "second" / "local" / "seed-1" / "env.json").write_text("{")
-    reader = Reader(page_of(federation))
-    assert "fedmosaic train --out 'a b; rm -rf'" in reader.saying("code")
-    assert f"fedmosaic evaluate {run}" in reader.saying("code")
-    assert reader.saying("span").count("not recorded") == 2
+    reader = PageParser(page_of(federation))
+    assert "fedmosaic train --out 'a b; rm -rf'" in reader.texts_in("code")
+    assert f"fedmosaic evaluate {run}" in reader.texts_in("code")
+    assert reader.texts_in("span").count("not recorded") == 2
 
 
 def test_a_changed_configuration_is_not_shown(federation):
@@ -381,8 +381,8 @@ def test_a_changed_configuration_is_not_shown(federation):
     assert "method: another" not in text
 
 
-def test_equal_configurations_are_kept_once(federation):
-    assert sorted(numbers_in(page_of(federation))["texts"]) == [
+def test_equal_configurations_are_embedded_once(federation):
+    assert sorted(embedded_json(page_of(federation))["texts"]) == [
         f"method: {variant}\n" for variant in ("centralized", "fedavg", "fedmosaic-entropy", "local")
     ]
     texts = ConfigTexts(max_chars=5)
@@ -390,7 +390,7 @@ def test_equal_configurations_are_kept_once(federation):
     assert texts.as_list() == ["abc", "de"]
 
 
-def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
+def test_inconsistent_manifests_are_left_out_with_a_note(tmp_path):
     from fedmosaic_cli.storage.files import to_checksummed_json
 
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
@@ -401,7 +401,7 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
     worse = write_run(tmp_path, "s", "local", 2, [0.5, 0.6])
     (worse / "shards.json").write_bytes(to_checksummed_json({"digest": "shards-2", "clients": ["nobody"]}))
     text = page_of(tmp_path)
-    [held] = numbers_in(text)["settings"][0]["shards"]
+    [held] = embedded_json(text)["settings"][0]["shards"]
     assert held["seed"] == 0
     assert held["train"] == [[0, 1], [1, 2]]
     assert held["public"] == [30, 30]
@@ -412,7 +412,7 @@ def test_shards_that_make_no_sense_are_left_out_and_named(tmp_path):
     ]
 
 
-def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):
+def test_shards_with_unknown_public_classes_are_shown(tmp_path):
     from fedmosaic_cli.report.plots.figure_data import valid_manifest
     from fedmosaic_cli.storage.files import to_checksummed_json
 
@@ -420,13 +420,13 @@ def test_shards_whose_public_set_nobody_has_counted_are_shown(tmp_path):
     manifest = manifest_of([[0, 1], [1, 2]], digest="shards-0")
     manifest["public"]["class_counts"] = None
     (run / "shards.json").write_bytes(to_checksummed_json(manifest))
-    [held] = numbers_in(page_of(tmp_path))["settings"][0]["shards"]
+    [held] = embedded_json(page_of(tmp_path))["settings"][0]["shards"]
     assert (held["public"], held["public_size"]) == (None, 8)
     [group] = comparison_groups(collect_runs(tmp_path)[0])
     assert valid_manifest(group, "shards-0") is not None
 
 
-def test_statistics_have_a_section_only_if_there_are_any(federation):
+def test_the_statistics_section_is_hidden_without_statistics(federation):
     assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
     text = page_of(federation, [TextTable("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
@@ -436,7 +436,7 @@ def test_statistics_have_a_section_only_if_there_are_any(federation):
     assert "a&lt;b" in text
 
 
-def test_the_diagram_of_ranks_is_drawn_in_the_colour_of_the_page_and_repeats_nothing():
+def test_the_rank_diagram_uses_the_page_colour_and_has_no_title():
     ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic (entropy)": 3.0}, 2.34, 0.2)
     [sheet] = add_rank_diagram([ranking_table(ranking)], ranking)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.svg)
@@ -446,8 +446,8 @@ def test_the_diagram_of_ranks_is_drawn_in_the_colour_of_the_page_and_repeats_not
     assert not re.search(r"#[0-9a-fA-F]{6}\b", sheet.svg)
 
 
-def test_a_page_of_nothing(tmp_path):
-    Reader(build_page([], [], [SkippedRun(tmp_path, "damaged")]).decode())
+def test_a_page_without_runs_is_well_formed(tmp_path):
+    PageParser(build_page([], [], [SkippedRun(tmp_path, "damaged")]).decode())
 
 
 def luminance(colour):
@@ -456,18 +456,18 @@ def luminance(colour):
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one, other):
+def contrast_ratio(one, other):
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_and_lines_can_be_told_from_the_ground(theme):
+def test_text_and_lines_have_enough_contrast(theme):
     style = (files("fedmosaic_cli.report.html") / "style.css").read_text(encoding="utf-8")
     pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
     colours = {name: (light, dark)[theme] for name, light, dark in pairs}
     for text in ("ink", "quiet", "accent", "baseline", "worst", "worse", "better"):
         for ground in ("card", "paper", "field"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+            assert contrast_ratio(colours[text], colours[ground]) >= 4.5, (text, ground)
     for number in range(8):
-        assert contrast(colours[f"c{number}"], colours["card"]) >= 3
+        assert contrast_ratio(colours[f"c{number}"], colours["card"]) >= 3

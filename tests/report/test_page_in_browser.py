@@ -1,4 +1,4 @@
-"""The page in a browser: a script is added that clicks, types and points, and writes down what happened."""
+"""Test the page in a browser, with an added script that clicks, types and points, and records the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federat
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 
-# What the added scripts have in common. `recorded` ends up in the document that the browser prints.
+# Shared helpers of the added scripts. `recorded` is written to the document that the browser prints.
 TOOLS = """
 const recorded = {errors: []};
 addEventListener("error", (event) => recorded.errors.push(String(event.message)));
@@ -30,16 +30,17 @@ const choose = (id, text) => {
   select.value = [...select.options].find((option) => option.textContent.startsWith(text)).value;
   select.dispatchEvent(new Event("change"));
 };
-const press = (node, key) => node.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+const pressKey = (node, key) =>
+  node.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
 const point = (node, x, y, kind = "pointermove") => {
   const box = node.getBoundingClientRect();
   const at = {clientX: box.left + x * box.width, clientY: box.top + y * box.height};
   node.dispatchEvent(new PointerEvent(kind, {...at, pointerType: "mouse", bubbles: true}));
 };
 const named = (selector, text) => $$(selector).find((node) => node.textContent.trim() === text);
-const settled = () => new Promise((done) => setTimeout(done, 300));
+const waitForUpdates = () => new Promise((done) => setTimeout(done, 300));
 addEventListener("load", async () => {
-  try { await play(); } catch (error) { recorded.errors.push(String(error.stack)); }
+  try { await runScenario(); } catch (error) { recorded.errors.push(String(error.stack)); }
   const place = document.createElement("pre");
   place.id = "recorded";
   place.textContent = JSON.stringify(recorded);
@@ -56,14 +57,14 @@ FRAME = """<!doctype html><body style="margin:0">
 
 
 def with_script(text: str, script: str) -> str:
-    """The page with one script more, which its policy is told to let through."""
+    """The page with an added script that its security policy allows."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
     return allowed.replace("</body>", f"<script>{script}</script>\n</body>")
 
 
 def browse(path: Path, *options: str) -> str:
-    """The document as it is after a while. Nothing may have been said in the console."""
+    """The document after the scripts have run. The console must be empty."""
     profile = path.parent / "profile"
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900")
     quiet = ("--enable-logging=stderr", "--v=0", f"--user-data-dir={profile}")
@@ -74,9 +75,9 @@ def browse(path: Path, *options: str) -> str:
     return done.stdout
 
 
-def played(folder: Path, text: str, script: str, *options: str, phone: bool = False) -> dict:
-    """What the script recorded; errors there must be none."""
-    whole = f"{TOOLS}const play = async () => {{ {script} }};"
+def run_in_page(folder: Path, text: str, script: str, *options: str, phone: bool = False) -> dict:
+    """The values that the script recorded; it must not raise errors."""
+    whole = f"{TOOLS}const runScenario = async () => {{ {script} }};"
     (folder / "page.html").write_text(with_script(text, whole), encoding="utf-8")
     (folder / "frame.html").write_text(FRAME)
     printed = browse(folder / ("frame.html" if phone else "page.html"), *options)
@@ -92,8 +93,8 @@ def text(tmp_path_factory):
     return page_of(small_federation(tmp_path_factory.mktemp("runs")), commands=("fedmosaic baseline local",))
 
 
-def test_tables_are_sorted_by_a_press_on_their_heads(text, tmp_path):
-    found = played(
+def test_a_click_on_a_column_head_sorts_the_table(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -103,7 +104,7 @@ def test_tables_are_sorted_by_a_press_on_their_heads(text, tmp_path):
         button.focus();
         recorded.focused = document.activeElement === button;
         recorded.orders = [[head.getAttribute("aria-sort"), rows()]];
-        for (let press = 0; press < 3; press += 1) {
+        for (let pressKey = 0; pressKey < 3; pressKey += 1) {
           button.click();
           recorded.orders.push([head.getAttribute("aria-sort"), rows()]);
         }
@@ -123,8 +124,8 @@ def test_tables_are_sorted_by_a_press_on_their_heads(text, tmp_path):
     assert found["names"] == ["ascending", "none", ["Centralized", "FedAvg", "FedMosaic (entropy)", "Local training"]]
 
 
-def test_clients_can_be_picked_and_read(text, tmp_path):
-    found = played(
+def test_clients_can_be_selected_and_their_values_read(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -138,7 +139,7 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
         recorded.noisy = lines();
         recorded.pressed = $$("#explore-picks .chip").map((chip) => chip.getAttribute("aria-pressed"));
         const svg = $("#explore-chart svg");
-        ["ArrowRight", "ArrowUp", "End"].forEach((key) => press(svg, key));
+        ["ArrowRight", "ArrowUp", "End"].forEach((key) => pressKey(svg, key));
         recorded.mean = told();
         named("#explore-picks button", "None").click();
         recorded.none = [lines(), told()];
@@ -148,19 +149,19 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
         point(svg, 0.99, 0.5, "pointerleave");
         recorded.left = $("#explore-chart .tip").hidden;
         svg.focus();
-        press(svg, "ArrowRight");
+        pressKey(svg, "ArrowRight");
         recorded.key = told();
-        press(svg, "ArrowRight");
+        pressKey(svg, "ArrowRight");
         recorded.next = told();
-        press(svg, "End");
+        pressKey(svg, "End");
         recorded.end = told();
         choose("explore-value", "Trust");
-        press(svg, "ArrowRight");
+        pressKey(svg, "ArrowRight");
         recorded.gap = told();
         point(svg, 0.06, 0.85);
         recorded.beforeTheFirst = told();
         choose("explore-value", "Pseudo-label");
-        press(svg, "ArrowRight");
+        pressKey(svg, "ArrowRight");
         recorded.oracle = [lines(), told(), $("#explore-value").selectedOptions[0].textContent];
         recorded.off = $$("#explore-value option:disabled").map((option) => option.textContent);
         """,
@@ -192,7 +193,7 @@ def test_clients_can_be_picked_and_read(text, tmp_path):
 
 
 def test_methods_can_be_compared_over_seeds(text, tmp_path):
-    found = played(
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -207,8 +208,8 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
         named("#compare-picks button", "None").click();
         named("#compare-picks .chip", "Local training").click();
         svg.focus();
-        press(svg, "End");
-        press(svg, "End");
+        pressKey(svg, "End");
+        pressKey(svg, "End");
         recorded.spread = told();
         named("#compare-picks button", "All").click();
         recorded.lines = $$("#compare-chart path.series").length;
@@ -219,13 +220,13 @@ def test_methods_can_be_compared_over_seeds(text, tmp_path):
     assert found["told"] == "Local training, round 5: 60.00%, seeds from 60.00% to 60.00% (2 seeds)"
     assert found["spread"] == "Local training, round 5: 70.00%, seeds from 65.00% to 75.00% (2 seeds)"
     assert found["lines"] == 3
-    assert found["bandsOfAll"] == 2  # of FedAvg there is one seed
+    assert found["bandsOfAll"] == 2  # FedAvg has one seed
 
 
-def test_local_is_seen_where_fedmosaic_equals_it(tmp_path):
+def test_local_is_visible_where_fedmosaic_equals_it(tmp_path):
     for variant in ("local", "fedmosaic-entropy", "fedmosaic-frequency"):
         write_run(tmp_path / "runs", "s", variant, 0, [0.5, 0.7])
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(tmp_path / "runs"),
         """
@@ -236,19 +237,19 @@ def test_local_is_seen_where_fedmosaic_equals_it(tmp_path):
         recorded.dashes = drawn("strokeDasharray");
         recorded.widths = drawn("strokeWidth");
         const svg = $("#compare-chart svg");
-        press(svg, "ArrowDown");
+        pressKey(svg, "ArrowDown");
         recorded.told = $("#compare-chart output").textContent;
         """,
     )
     assert found["same"]
     assert found["colours"] == 3
-    assert found["dashes"] == ["none", "12px, 5px", "5px, 4px"]  # the uppermost last
+    assert found["dashes"] == ["none", "12px, 5px", "5px, 4px"]  # the topmost line is last
     assert found["widths"] == ["3px", "3px", "1.4px"]
     assert found["told"] == "FedMosaic (entropy), round 1: 12.00% (1 seed); also FedMosaic (frequency), Local training"
 
 
-def test_a_method_looks_the_same_in_every_setting(text, tmp_path):
-    found = played(
+def test_a_method_has_the_same_style_in_every_setting(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -267,12 +268,12 @@ def test_a_method_looks_the_same_in_every_setting(text, tmp_path):
     assert second.items() <= first.items()
 
 
-def test_axes_show_what_can_be(tmp_path):
+def test_axes_show_only_possible_values(tmp_path):
     for seed, accuracies in enumerate(([0.7, 0.1, 0.3], [0.7, 0.3, 0.1])):
         write_run(tmp_path / "runs", "alike", "local", seed, accuracies, rounds=1)
     write_run(tmp_path / "runs", "perfect", "fedmosaic-entropy", 0, [1.0, 1.0], rounds=1)
     write_run(tmp_path / "runs", "useless", "fedmosaic-entropy", 0, [0.0, 0.0], trust=4e-6)
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(tmp_path / "runs"),
         """
@@ -290,7 +291,7 @@ def test_axes_show_what_can_be(tmp_path):
         recorded.large = [0, 2e5].map((tick) => tickText(tick, 1e5, false));
         """,
     )
-    assert found["alike"] == ["34%", "35%", "36%", "37%", "38%", "39%"]  # their means differ in the last digit
+    assert found["alike"] == ["34%", "35%", "36%", "37%", "38%", "39%"]  # the means differ by rounding errors
     assert found["perfect"] == ["95%", "96%", "97%", "98%", "99%", "100%"]
     assert found["useless"] == ["0%", "1%", "2%", "3%", "4%", "5%"]
     assert found["trust"] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
@@ -299,8 +300,8 @@ def test_axes_show_what_can_be(tmp_path):
     assert found["large"] == ["0", "2e+5"]
 
 
-def test_the_map_tells_who_holds_what(text, tmp_path):
-    found = played(
+def test_the_map_describes_the_selected_cell(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -318,10 +319,10 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
         };
         recorded.colours = [pixel(0, 1), pixel(1, 1), pixel(1, 4), pixel(0, 0)];
         canvas.focus();
-        press(canvas, "Escape");
-        press(canvas, "ArrowDown");
-        press(canvas, "ArrowDown");
-        press(canvas, "ArrowRight");
+        pressKey(canvas, "Escape");
+        pressKey(canvas, "ArrowDown");
+        pressKey(canvas, "ArrowDown");
+        pressKey(canvas, "ArrowRight");
         recorded.key = told();
         """,
     )
@@ -331,12 +332,12 @@ def test_the_map_tells_who_holds_what(text, tmp_path):
     assert found["key"] == "Client 0, plain, class dog: 1 (100.0% of 1)"
     nothing, little, most, public = found["colours"]
     assert len({nothing, little, most}) == 3
-    assert most == public  # the largest number of each scale
+    assert most == public  # the maximum of each colour scale
 
 
-def test_the_map_counts_in_words_that_fit(tmp_path):
+def test_the_map_uses_singular_and_plural(tmp_path):
     write_run(tmp_path / "runs", "s", "local", 0, [0.5])
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(tmp_path / "runs"),
         """
@@ -351,7 +352,7 @@ def test_the_map_counts_in_words_that_fit(tmp_path):
 def test_signed_numbers_are_sorted_as_numbers(tmp_path):
     rows = tuple((name, gain) for name, gain in zip("abcd", ("+0.00", "-7.47", "-", "+1.33"), strict=True))
     federation = small_federation(tmp_path / "runs")
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(federation, [TextTable("Gains", ("Method", "gain"), rows, "")]),
         """
@@ -365,8 +366,8 @@ def test_signed_numbers_are_sorted_as_numbers(tmp_path):
     assert found["sorted"] == ["+1.33", "0.00", "\u22127.47", "-"]
 
 
-def test_runs_can_be_found_and_show_their_configuration(text, tmp_path):
-    found = played(
+def test_runs_can_be_filtered_and_show_their_configuration(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
@@ -379,7 +380,7 @@ def test_runs_can_be_found_and_show_their_configuration(text, tmp_path):
         const run = $$(".run").find((one) => one.checkVisibility());
         run.open = true;
         run.querySelector(".config").open = true;
-        await settled();
+        await waitForUpdates();
         recorded.config = run.querySelector("pre").textContent;
         filter.value = "";
         filter.dispatchEvent(new Event("input"));
@@ -389,13 +390,13 @@ def test_runs_can_be_found_and_show_their_configuration(text, tmp_path):
     assert found == {"closed": 0, "found": [2, "2 found"], "config": "method: fedavg\n", "again": 0}
 
 
-def test_a_command_is_copied_or_selected(text, tmp_path):
-    found = played(
+def test_the_copy_button_copies_or_selects_a_command(text, tmp_path):
+    found = run_in_page(
         tmp_path,
         text,
         """
         $("#fill-0 .copy").click();
-        await settled();
+        await waitForUpdates();
         recorded.button = $("#fill-0 .copy").textContent;
         recorded.selected = getSelection().toString();
         """,
@@ -404,15 +405,15 @@ def test_a_command_is_copied_or_selected(text, tmp_path):
 
 
 @pytest.mark.parametrize(("system", "ground"), [("0", "rgb(20, 23, 26)"), ("1", "rgb(246, 246, 243)")])
-def test_the_theme_follows_the_system_until_it_is_chosen(text, tmp_path, system, ground):
-    found = played(
+def test_the_theme_follows_the_system_unless_it_is_set(text, tmp_path, system, ground):
+    found = run_in_page(
         tmp_path,
         text,
         """
         const ground = () => getComputedStyle(document.body).backgroundColor;
         const button = $("#theme");
         recorded.themes = [[button.textContent, ground()]];
-        for (let press = 0; press < 3; press += 1) {
+        for (let pressKey = 0; pressKey < 3; pressKey += 1) {
           button.click();
           recorded.themes.push([button.textContent, ground()]);
         }
@@ -430,17 +431,17 @@ def test_the_theme_follows_the_system_until_it_is_chosen(text, tmp_path, system,
     assert found["stored"] == "light"
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(tmp_path):
+def test_wide_tables_scroll_inside_the_page_on_a_phone(tmp_path):
     root = tmp_path / "runs"
     for number in range(7):
         write_run(root, f"setting-with-a-long-name-{number}", "local", 0, [0.5] * 100, classes=tuple("abcdefghijkl"))
         write_run(root, f"setting-with-a-long-name-{number}", "fedavg", 0, [0.6] * 100, classes=tuple("abcdefghijkl"))
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(root, commands=("fedmosaic " + "word " * 60, "x" * 300)),
         """
         $$("details").forEach((one) => (one.open = true));
-        await settled();
+        await waitForUpdates();
         recorded.width = document.documentElement.scrollWidth - document.documentElement.clientWidth;
         const box = $("#table-0 .scroll");
         recorded.wide = box.scrollWidth > box.clientWidth;
@@ -459,13 +460,13 @@ def test_a_phone_scrolls_tables_and_not_the_page(tmp_path):
     assert found["map"] == [True, 101]
 
 
-def test_names_that_cannot_be_broken_stay_in_their_columns_on_a_phone(tmp_path):
+def test_long_words_stay_in_their_columns_on_a_phone(tmp_path):
     name = "x" * 80
     for variant, hyperparameters in (("local", {}), ("fedprox", {"mu": "y" * 60}), ("fedprox", {"mu": "z"})):
         place = tmp_path / "runs" / str(hyperparameters)
         write_run(place, name, variant, 0, [0.5, 0.6], hyperparameters=hyperparameters)
     picture = '<svg width="504pt" height="200pt" viewBox="0 0 504 200"><text font-size="8" x="400">rank</text></svg>'
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(tmp_path / "runs", [TextTable("Ranks", ("Method", "rank"), (), "", picture)]),
         """
@@ -491,9 +492,9 @@ def test_names_that_cannot_be_broken_stay_in_their_columns_on_a_phone(tmp_path):
     assert found["width"] == 0
 
 
-def test_paper_shows_the_whole_of_a_command(tmp_path):
+def test_printed_commands_are_complete(tmp_path):
     write_run(tmp_path / "runs", "s", "local", 0, [0.5])
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(tmp_path / "runs", commands=("fedmosaic " + "word " * 200,)),
         """
@@ -509,17 +510,17 @@ def test_paper_shows_the_whole_of_a_command(tmp_path):
     assert found == {"screen": True, "paper": False}
 
 
-def test_hostile_names_do_nothing_but_stand_there(tmp_path):
+def test_hostile_names_are_shown_as_text(tmp_path):
     root = tmp_path / "runs"
     for variant in ("local", "fedavg"):
         run = write_run(root, HOSTILE_NAME, variant, 0, [0.5, 0.6], classes=(HOSTILE, "b"), domains=(HOSTILE, "b"))
         (run / "config.yaml").write_text(HOSTILE, encoding="utf-8")
-    found = played(
+    found = run_in_page(
         tmp_path,
         page_of(root, notes=(HOSTILE,)),
         """
         $$("details").forEach((one) => (one.open = true));
-        await settled();
+        await waitForUpdates();
         point($("#explore-chart svg"), 0.5, 0.5);
         point($("#shards-map canvas"), 0.1, 0.9);
         recorded.images = $$("img, body svg[onload]").length;
@@ -529,18 +530,17 @@ def test_hostile_names_do_nothing_but_stand_there(tmp_path):
         recorded.class = $("#shards-map .heads span").title;
         """,
     )
-    # Spaces at the ends and in rows are not kept by an option; there are none in it.
     assert found == {"images": 0, "scripts": 4, "option": HOSTILE_NAME, "config": HOSTILE, "class": HOSTILE}
 
 
-def test_a_script_that_is_not_ours_does_not_run(text, tmp_path):
-    """The policy is alive: without its digest in it, an added script is refused."""
+def test_an_added_script_is_blocked(text, tmp_path):
+    """A script whose digest is not in the security policy is refused."""
     (tmp_path / "page.html").write_text(text.replace("</body>", "<script>document.title = 'taken'</script></body>"))
     with pytest.raises(AssertionError, match="Content Security Policy"):
         browse(tmp_path / "page.html")
 
 
-def test_without_javascript_the_tables_and_runs_are_there(text, tmp_path):
+def test_tables_and_runs_are_visible_without_javascript(text, tmp_path):
     bare = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     (tmp_path / "page.html").write_text(bare, encoding="utf-8")
     printed = browse(tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""Pictures of a partition: the right kind for the number of clients, never larger than a page can hold."""
+"""Test the plots of a partition: plot type, size limits and labels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def counts(clients, classes):
     return np.random.default_rng(0).integers(0, 50, size=(clients, classes))
 
 
-def drawn(monkeypatch, clients, classes):
-    """Which of the kinds was drawn, and the files."""
+def render_with_plot_type(monkeypatch, clients, classes):
+    """The plot type that was used, and the files."""
     kinds = []
     for kind in ("stacked_bars", "dot_matrix", "heatmap"):
         real = getattr(partition_plots, kind)
@@ -37,16 +37,16 @@ def drawn(monkeypatch, clients, classes):
         (5, 31, "heatmap"),
     ],
 )
-def test_bars_for_few_dots_for_many_a_map_for_more(monkeypatch, clients, classes, kind):
-    kinds, files = drawn(monkeypatch, clients, classes)
+def test_the_plot_type_depends_on_the_number_of_clients_and_classes(monkeypatch, clients, classes, kind):
+    kinds, files = render_with_plot_type(monkeypatch, clients, classes)
     assert kinds == [kind]
     assert files["png"].startswith(b"\x89PNG")
     assert files["pdf"].startswith(b"%PDF")
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(10_000, 10), (30, 345), (3, 65), (60, 30)])
-def test_no_picture_is_larger_than_a_screen_can_show(monkeypatch, clients, classes):
-    _, files = drawn(monkeypatch, clients, classes)
+def test_plots_have_a_maximum_size(monkeypatch, clients, classes):
+    _, files = render_with_plot_type(monkeypatch, clients, classes)
     width, height = Image.open(io.BytesIO(files["png"])).size
     assert width < 4000
     assert height <= 8 * 130
@@ -59,40 +59,40 @@ def test_stacked_bars_add_up():
     for layer in axes.containers:
         for bar in layer:
             client = round(bar.get_x() + bar.get_width() / 2)
-            assert bar.get_y() == heights.get(client, 0), "each layer stands on the one before"
+            assert bar.get_y() == heights.get(client, 0), "each layer starts at the top of the previous one"
             heights[client] = bar.get_y() + bar.get_height()
     assert [heights[client] for client in range(6)] == table.sum(axis=1).tolist()
     assert len({layer[0].get_hatch() for layer in axes.containers}) == 4, "readable without colour"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list("dcba"), "from top to bottom"
 
 
-def test_layers_differ_in_grey_too():
+def test_layers_are_distinct_in_greyscale():
     shades = [np.dot(shade[:3], (0.299, 0.587, 0.114)) for shade in partition_plots.class_colors(10)]
     assert np.diff(shades).min() > 0.01
 
 
-def test_dots_have_areas_in_proportion():
+def test_dot_areas_are_proportional_to_counts():
     axes = partition_plots.dot_matrix(np.array([[100, 25], [0, 50]] * 15), ["a", "b"], "title").axes[0]
     sizes = axes.collections[0].get_sizes()
     assert sizes[0] == 4 * sizes[1] == 2 * sizes[3]
     assert sizes[2] == 0
 
 
-def test_the_map_has_a_cell_for_every_client_and_class_and_a_scale():
+def test_the_heatmap_has_one_cell_per_client_and_class_and_a_colour_bar():
     table = counts(100, 40)
     names = [f"class number {number} of forty" for number in range(40)]
     figure = partition_plots.heatmap(table, names, "title", 7.0)
     axes, scale = figure.axes
     (image,) = axes.get_images()
     assert image.get_array().T.tolist() == table.tolist()
-    assert axes.get_ylim() == (-0.5, 39.5), "the first class at the bottom, as in the other pictures"
+    assert axes.get_ylim() == (-0.5, 39.5), "the first class is at the bottom, as in the other plots"
     assert len(axes.get_xticks()) <= 12
     assert scale.get_ylabel() == "examples"
-    assert_apart(figure, axes.get_xticklabels())
-    assert_apart(figure, axes.get_yticklabels())
+    assert_no_overlap(figure, axes.get_xticklabels())
+    assert_no_overlap(figure, axes.get_yticklabels())
 
 
-def assert_apart(figure, labels):
+def assert_no_overlap(figure, labels):
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in labels if label.get_text()]
     assert len(boxes) > 1
@@ -100,7 +100,7 @@ def assert_apart(figure, labels):
         assert not box.count_overlaps(boxes[number + 1 :])
 
 
-def test_examples_are_counted_in_whole_numbers():
+def test_example_axes_have_integer_ticks():
     for figure in (
         partition_plots.public_class_counts_figure([1, 2], "ab", "t"),
         partition_plots.stacked_bars(np.array([[1, 1]]), "ab", "t"),
@@ -109,7 +109,7 @@ def test_examples_are_counted_in_whole_numbers():
         assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())
 
 
-def test_a_long_title_stays_inside_a_narrow_picture():
+def test_a_long_title_stays_inside_a_narrow_figure():
     figure = partition_plots.public_class_counts_figure([1, 2], "ab", "long words and more " * 12)
     figure.draw_without_rendering()
     (title,) = figure.texts
@@ -119,14 +119,14 @@ def test_a_long_title_stays_inside_a_narrow_picture():
     assert title.get_fontweight() == "bold"
 
 
-def test_fonts_are_those_that_are_there(monkeypatch):
+def test_only_installed_fallback_fonts_are_used(monkeypatch):
     from matplotlib.font_manager import FontManager
 
     monkeypatch.setattr(FontManager, "get_font_names", lambda self: ["SimHei", "Any", "Noto Sans CJK SC"])
     assert canvas.available_fonts.__wrapped__() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
 
 
-def test_the_same_partition_is_the_same_file():
+def test_rendering_is_deterministic():
     table = counts(5, 3)
     assert partition_plots.render_class_counts(table, "abc", "t") == partition_plots.render_class_counts(
         table, "abc", "t"
@@ -136,7 +136,7 @@ def test_the_same_partition_is_the_same_file():
     ) == partition_plots.render_public_class_counts(table[0], "abc", "t")
 
 
-def test_domains_are_named_once_and_divided():
+def test_domains_are_labelled_once_and_separated():
     axes = partition_plots.stacked_bars(counts(5, 2), "ab", "title").axes[0]
     partition_plots.draw_domain_labels(axes, ["east", "east", "west", "west", "west"])
     assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("east", 0.5), ("west", 3.0)]
@@ -148,14 +148,14 @@ def test_domains_are_named_once_and_divided():
 
 
 @pytest.mark.parametrize(("clients", "each"), [(12, 1), (30, 2), (20, 4)])
-def test_names_of_domains_do_not_lie_on_each_other(clients, each):
+def test_domain_labels_do_not_overlap(clients, each):
     domains = [f"a domain with a long name {client // each}" for client in range(clients)]
     figure = partition_plots.class_counts_figure(counts(clients, 2), "ab", "title", domains, 7.0)
     names = figure.axes[0].texts
     assert len(names) == clients // each
-    assert_apart(figure, names)
+    assert_no_overlap(figure, names)
 
 
-def test_names_of_domains_that_have_no_room_are_left_out():
+def test_domain_labels_without_space_are_left_out():
     domains = [f"domain {client}" for client in range(200)]
     assert not partition_plots.class_counts_figure(counts(200, 2), "ab", "title", domains, 7.0).axes[0].texts
