@@ -286,8 +286,8 @@ def test_the_list_of_commands_shows_the_first_line_of_each_help():
     """The line is stored twice, so that listing the commands imports none of them."""
     from fedmosaic_cli.cli.app import COMMANDS, load_command
 
-    for name, entry in COMMANDS.items():
-        assert load_command(name).help.splitlines()[0] == entry.help_line, name
+    for name, line in COMMANDS.items():
+        assert load_command(name).help.splitlines()[0] == line, name
 
 
 def test_the_list_of_commands_loads_none_of_them(tmp_path):

@@ -97,15 +97,6 @@ def shadow_clients(
             labels=examples.targets[index.to(examples.device)],
         )
         learner = factory.learner(number, private, device_data)
-        clients.append(
-            SimulatedClient(
-                number,
-                seed,
-                private,
-                device_data.public_examples,
-                learner,
-                config.train,
-                device_data.dataset.num_classes,
-            )
-        )
+        public, num_classes = device_data.public_examples, device_data.dataset.num_classes
+        clients.append(SimulatedClient(number, seed, private, public, learner, config.train, num_classes))
     return clients

@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,49 +31,20 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUT_OF_MEMORY_PHRASES = ("out of memory", "not enough memory", "can't allocate memory")
 MAX_LINE_CHARS = 2000
 
-
-class CommandEntry(NamedTuple):
-    """Module and function of a command, and its line in the list of commands."""
-
-    module: str
-    function: str
-    help_line: str
-
-
 # In order of use. The lines repeat the first line of each command's help, so that listing them imports no command.
 COMMANDS = {
-    "partition": CommandEntry("partition", "partition", "Deal a data set to clients: shards, counts and pictures."),
-    "train": CommandEntry("train", "train", "Train FedMosaic, or another method with --method."),
-    "baseline": CommandEntry(
-        "train", "baseline", "Train the methods that FedMosaic is compared with, on the same shards."
-    ),
-    "reproduce": CommandEntry(
-        "reproduce", "reproduce", "Execute the runs of one of the paper's tables or figures, and report them."
-    ),
-    "watch": CommandEntry(
-        "watch", "watch", "Show the progress of runs that other processes execute, read from their files."
-    ),
-    "evaluate": CommandEntry(
-        "evaluate", "evaluate", "Evaluate the saved personal models of finished runs, without training."
-    ),
-    "report": CommandEntry(
-        "report", "report", "Compare methods across settings: mean (std) over seeds, in the colours of the paper."
-    ),
-    "presets": CommandEntry("presets", "app", "List, show and copy presets of experiments."),
-    "site": CommandEntry(
-        "site", "app", "One client of a federation on its own machine: prepare it, start it, look after it."
-    ),
-    "federation": CommandEntry(
-        "federation", "app", "The coordinator's side of a federation: certificates, and whose keys are known."
-    ),
-    "fetch": CommandEntry(
-        "fetch", "fetch", "Download data sets, checked by size and SHA-256; a broken download goes on where it stopped."
-    ),
-    "doctor": CommandEntry(
-        "doctor",
-        "doctor",
-        "Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
-    ),
+    "partition": "Partition a data set into shards, with class counts and plots.",
+    "train": "Train FedMosaic, or another method with --method.",
+    "baseline": "Train the methods that FedMosaic is compared with, on the same shards.",
+    "reproduce": "Execute the runs of one of the paper's tables or figures, and report them.",
+    "watch": "Show the progress of runs that other processes execute, read from their files.",
+    "evaluate": "Evaluate the saved personal models of finished runs, without training.",
+    "report": "Compare methods across settings: mean (std) over seeds, in the colours of the paper.",
+    "presets": "List, show and copy presets of experiments.",
+    "site": "One client of a federation on its own machine: prepare it, start it, look after it.",
+    "federation": "The coordinator's side of a federation: certificates, and whose keys are known.",
+    "fetch": "Download data sets, checked by size and SHA-256; an interrupted download is resumed.",
+    "doctor": "Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
 }
 
 
@@ -82,7 +53,7 @@ class LazyCommandGroup(TyperGroup):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.commands = {name: TyperCommand(name, help=entry.help_line) for name, entry in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -171,8 +142,8 @@ def rejected_value(error: BaseException, args: list[str]) -> str:
 
 def load_command(name: str) -> Any:
     """Import a command."""
-    entry = COMMANDS[name]
-    target = getattr(import_module(f"fedmosaic_cli.cli.{entry.module}"), entry.function)
+    module = import_module(f"fedmosaic_cli.cli.{'train' if name == 'baseline' else name}")
+    target = getattr(module, "app", None) or getattr(module, name)
     if not isinstance(target, typer.Typer):
         single = typer.Typer(rich_markup_mode="rich", add_completion=False)
         single.command(name)(target)
