@@ -13,7 +13,7 @@ from fedmosaic_cli.cli.federation import KEYS_DIR
 from fedmosaic_cli.cli.local_federation import start_local_federation
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.nginx import SUPERLINK_PORT
-from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.flower.flower_messages import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def check_flower_options(options: TrainOptions) -> None:
                 "add --engine flower"
             )
         return
-    from fedmosaic_cli.federation.flower.flower_version import require_flower
+    from fedmosaic_cli.federation.flower.flwr_commands import require_flower
 
     require_flower()
     for option, seconds in (("--round-timeout", options.round_timeout), ("--join-timeout", options.join_timeout)):

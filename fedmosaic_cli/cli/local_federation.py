@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RunFailedError
-from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.machine import PARENT_PID_VARIABLE
 from fedmosaic_cli.runner.prepare import load_shard_data
 from fedmosaic_cli.storage import shards as records
@@ -39,7 +39,7 @@ def start_local_federation(shards: ShardSet, data_dirs: DataDirs, insecure: bool
     """
     from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
     from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
-    from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
+    from fedmosaic_cli.federation.flower.ipc import RuntimeDir
     from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
 
     home = Path("sites") / shards.path.name

@@ -24,7 +24,7 @@ from fedmosaic_cli.cli.pack import pack
 from fedmosaic_cli.cli.site_log import SiteLog
 from fedmosaic_cli.config.validation_errors import build_validated
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.site_dir import SiteFiles, SiteSettings, systemd_unit
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.storage.files import make_directories, write_atomic
@@ -140,7 +140,7 @@ def start(
     fedmosaic site start --superlink fed.example.org:443 --ca ca.crt --shard client-003.npz
     fedmosaic site start --site-dir site-3 --share predictions --device cuda
     """
-    from fedmosaic_cli.federation.flower.flower_version import require_flower
+    from fedmosaic_cli.federation.flower.flwr_commands import require_flower
 
     require_flower("site start")
     files = SiteFiles(site_dir)

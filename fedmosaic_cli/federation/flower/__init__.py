@@ -1,7 +1,7 @@
-"""Clients at other sites, reached through Flower, which carries bytes and knows nothing of what they say.
+"""Transport between coordinator and sites through Flower, which forwards opaque bytes.
 
-    coordinator <-socket-> server.py, in our SuperLink <-Flower over TLS-> SuperNode, client.py <-socket-> site
+    coordinator <-socket-> relay_serverapp, in our SuperLink <-Flower over TLS-> SuperNode, relay_clientapp <-socket-> site
 
-Flower is spoken to through its commands. Its library is imported in `server.py`, `client.py` and `wire.py` alone, which
-Flower loads in processes of its own; nothing of ours that is large is imported there.
+The package uses Flower's commands. Only `relay_serverapp`, `relay_clientapp` and `flower_messages` import its library;
+Flower loads them in its own processes, so they import no heavy module of this package.
 """

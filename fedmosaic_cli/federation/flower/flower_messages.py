@@ -1,28 +1,65 @@
-"""How bytes lie in a message of Flower's: in one record of settings with one value.
+"""What Flower carries for us: node names, payloads in Flower messages, and Flower's error codes.
 
-That takes about 580 bytes more than they are, each way; a record of arrays would take 1150.
+A payload is the only value of one `ConfigRecord`. That adds about 580 bytes in each direction; an `ArrayRecord` would
+add 1150.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 RECORD_KEY, VALUE_KEY = "r", "v"
+NODE_NAME_PATTERN = re.compile(r"client-(\d{3,9})")
+NO_SITE_PROCESS = "no site process listens"
+SITE_PROCESS_ENDED = "the site process ended while answering"
+# Flower's error codes.
+CLIENT_APP_RAISED_EXCEPTION, MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE = 2, 3, 4
+NODE_UNAVAILABLE, CLIENT_APP_CRASHED = 5, 8
+INVALID_REPLY = 0
+"""Our own code for a reply without a payload."""
+OFFLINE_REASON, CRASHED_REASON, DEADLINE_REASON = "gone", "crashed", "deadline"
+
+
+def node_name(client_id: int) -> str:
+    """Return the name under which a client's key is registered: `client-007` for client 7."""
+    return f"client-{client_id:03d}"
+
+
+def parse_node_name(name: str) -> int | None:
+    """Return the client id in a node name, or None if `node_name` cannot have produced the name."""
+    match = NODE_NAME_PATTERN.fullmatch(name)
+    return int(match[1]) if match and node_name(int(match[1])) == name else None
 
 
 def to_record_dict(payload: bytes) -> RecordDict:
-    """The content of a message that says just this."""
+    """Return the content of a Flower message with this payload."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({RECORD_KEY: ConfigRecord({VALUE_KEY: payload})})
 
 
 def from_record_dict(content: RecordDict) -> bytes:
-    """What a message says."""
+    """Return the payload of a Flower message.
+
+    Raises:
+        KeyError: The record or its value is missing.
+        TypeError: The value is not bytes.
+    """
     payload = content.config_records[RECORD_KEY][VALUE_KEY]
     if not isinstance(payload, bytes):
         raise TypeError("a message without bytes")
     return payload
+
+
+def transient_failure(code: int, reason: str) -> str | None:
+    """Return the failure's short name if the same request may succeed later, else None."""
+    if code == NODE_UNAVAILABLE:
+        return OFFLINE_REASON
+    has_lost_site = code == CLIENT_APP_RAISED_EXCEPTION and (NO_SITE_PROCESS in reason or SITE_PROCESS_ENDED in reason)
+    if code == CLIENT_APP_CRASHED or has_lost_site:
+        return CRASHED_REASON
+    return DEADLINE_REASON if code in (MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE) else None

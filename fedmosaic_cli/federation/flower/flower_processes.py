@@ -1,4 +1,10 @@
-"""Flower's programs as children of ours: silent towards the world, marked, and gone when we are."""
+"""Flower's programs as child processes that report nothing to Flower's servers and end with this process.
+
+`python -m fedmosaic_cli.federation.flower.flower_processes kill flower-superlink ...` becomes that program, which the
+kernel kills when its parent dies. With `ask` instead of `kill`, a supervisor stays in between and terminates the
+program once. A parent with threads dies thread by thread and each death sends a signal, while Flower treats a second
+SIGTERM as an order to exit immediately.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +17,32 @@ import sysconfig
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.federation.flower.supervised import KILL_MODE, MARKER_VARIABLE, RUNTIME_DIR_VARIABLE, TERMINATE_MODE
-from fedmosaic_cli.machine import PARENT_PID_VARIABLE
+import psutil
+
+from fedmosaic_cli.machine import PARENT_PID_VARIABLE, die_with_parent
 from fedmosaic_cli.storage import files, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import FrameType
 
+KILL_MODE, TERMINATE_MODE = "kill", "ask"
+RUNTIME_DIR_VARIABLE, MARKER_VARIABLE = "FEDMOSAIC_ROOM", "FEDMOSAIC_FLOWER"
+"""Environment variables with the runtime directory: for this module's process, and for the program and all its
+descendants."""
 QUIET_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
     "RAY_USAGE_STATS_ENABLED": "0",
     "NO_COLOR": "1",
     "PYTHONUNBUFFERED": "1",
 }
-POLLING_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 TERMINATE_GRACE_SECONDS = 6.0
 OUTPUT_POLL_SECONDS = 0.1
@@ -40,24 +52,28 @@ EXIT_CODE_PATTERN = re.compile(r"Exit Code: (\d+)")
 
 
 def flower_environment(runtime_dir: Path) -> dict[str, str]:
-    """What Flower's programs are told: nothing leaves the machine but what we send, and all of them carry our mark."""
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    """Return the environment of Flower's programs: no telemetry, and the marker that all descendants inherit."""
     no_proxy = ",".join([*LOOPBACK_HOSTS, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])])
-    own = {
-        "PATH": path,
+    return {
+        **os.environ,
+        **QUIET_ENVIRONMENT,
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
         "FLWR_HOME": str(runtime_dir / "flwr"),
         MARKER_VARIABLE: str(runtime_dir),
     }
-    return {**os.environ, **QUIET_ENVIRONMENT, **POLLING_ENVIRONMENT, **own}
+
+
+def supervised_command(mode: str, command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "fedmosaic_cli.federation.flower.flower_processes", mode, *command]
 
 
 class FlowerProcess:
-    """A program of Flower's that runs as long as we do, and the end of what it said.
+    """A running Flower program and the last lines of its output.
 
-    When the thread that started it ends, however that happens, it is killed, or asked to end if it `takes_leave`. What
-    it says goes to a file: writing to a pipe that nobody reads any more, it could not take its leave.
+    The program ends with the thread that started it, however that thread ends: it is killed, or terminated if
+    `graceful`. Its output goes to a file, because a program that writes to a closed pipe cannot shut down gracefully.
     """
 
     def __init__(
@@ -71,22 +87,13 @@ class FlowerProcess:
         self._on_line = on_line
         self._output_path = runtime_dir / "output"
         files.remove_path(self._output_path)
-        variables = {
-            **flower_environment(runtime_dir),
-            RUNTIME_DIR_VARIABLE: str(runtime_dir),
-            PARENT_PID_VARIABLE: str(os.getpid()),
-        }
-        del variables[MARKER_VARIABLE]
+        variables = flower_environment(runtime_dir)
+        variables[RUNTIME_DIR_VARIABLE] = variables.pop(MARKER_VARIABLE)
+        variables[PARENT_PID_VARIABLE] = str(os.getpid())
         handle = syscalls.open_append(self._output_path)
         try:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fedmosaic_cli.federation.flower.supervised",
-                    TERMINATE_MODE if graceful else KILL_MODE,
-                    *command,
-                ],
+                supervised_command(TERMINATE_MODE if graceful else KILL_MODE, command),
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,
@@ -95,7 +102,7 @@ class FlowerProcess:
             )
         finally:
             os.close(handle)
-        self._reader_thread = Thread(target=self._read_output, name="listener", daemon=True)
+        self._reader_thread = Thread(target=self._read_output, name="flower-output", daemon=True)
         self._reader_thread.start()
 
     @property
@@ -103,81 +110,107 @@ class FlowerProcess:
         return self.process.poll() is None
 
     def has_output(self, text: str) -> bool:
-        """Whether any of its last lines holds these words."""
+        """Return whether one of the last lines contains a text."""
         return any(text in line for line in list(self._lines))
 
     def exit_reason(self) -> str:
-        """Why it ended, in one line, as far as it said so."""
+        """Return in one line why the ended program ended, as far as its output says so."""
         self._reader_thread.join(timeout=1)
-        return exit_message(list(self._lines)) or f"it ended with code {self.process.poll()} and said nothing"
+        return exit_message(list(self._lines)) or f"it ended with code {self.process.poll()} without output"
 
     def exit_code(self) -> int | None:
-        """The code by which Flower itself knows this end, if it named one."""
+        """Return the exit code that Flower printed, or None if it printed none."""
         self._reader_thread.join(timeout=1)
         codes = [match[1] for line in self._lines if (match := EXIT_CODE_PATTERN.search(line))]
         return int(codes[-1]) if codes else None
 
     def _read_output(self) -> None:
-        """Take in line by line what it says, until it ends. The file is emptied when it has grown."""
+        """Read lines until the program ends. Truncate the file when it is large."""
         with self._output_path.open("rb") as file:
             ended = False
             while not ended:
                 ended = not self.is_alive
-                for said in file:
-                    line = ANSI_COLOUR_PATTERN.sub("", said.decode(errors="replace")).rstrip()
+                for raw_line in file:
+                    line = ANSI_COLOUR_PATTERN.sub("", raw_line.decode(errors="replace")).rstrip()
                     self._lines.append(line)
                     self._on_line(line)
                 if file.tell() > MAX_OUTPUT_BYTES:
-                    truncate_file(self._output_path)
+                    handle = syscalls.open_append(self._output_path)
+                    try:
+                        syscalls.truncate(handle)
+                    finally:
+                        os.close(handle)
                     file.seek(0)
                 time.sleep(OUTPUT_POLL_SECONDS)
 
 
-def truncate_file(path: Path) -> None:
-    """Drop what a file holds that others write to the end of."""
-    handle = syscalls.open_append(path)
-    try:
-        syscalls.truncate(handle)
-    finally:
-        os.close(handle)
-
-
 def exit_message(lines: list[str]) -> str:
-    """What Flower said of its end, without its advice; else the last line that says anything."""
-    said = [line.strip() for line in lines]
-    starts = [place for place, line in enumerate(said) if EXIT_CODE_PATTERN.search(line)]
-    if starts:
-        told = said[starts[-1] + 1 :]
-        end = next((place for place, line in enumerate(told) if line.startswith("For more information")), len(told))
-        return "; ".join(line.rstrip(".") for line in told[:end] if line)
-    return next((line for line in reversed(said) if line), "")
+    """Return what Flower printed below its exit code, without its advice; else the last line that is not empty."""
+    stripped = [line.strip() for line in lines]
+    starts = [position for position, line in enumerate(stripped) if EXIT_CODE_PATTERN.search(line)]
+    if not starts:
+        return next((line for line in reversed(stripped) if line), "")
+    message = stripped[starts[-1] + 1 :]
+    end = next((at for at, line in enumerate(message) if line.startswith("For more information")), len(message))
+    return "; ".join(line.rstrip(".") for line in message[:end] if line)
 
 
-def marked_processes(runtime_dir: Path) -> list[int]:
-    """All living processes that somebody started from this room, at whatever remove."""
-    mark = f"{MARKER_VARIABLE}={runtime_dir}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+def marked_processes(runtime_dir: Path) -> list[psutil.Process]:
+    """Return all living processes that carry the marker of this runtime directory, including distant descendants."""
+    marked = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(MARKER_VARIABLE) == str(runtime_dir):
+                marked.append(process)
+    return marked
 
 
 def terminate_all(runtime_dir: Path, grace_seconds: float = TERMINATE_GRACE_SECONDS) -> None:
-    """End all processes of a room: they are asked to, and then made to."""
+    """Terminate all processes of a runtime directory, and kill those that are still alive after the grace period."""
     deadline = time.monotonic() + grace_seconds
-    asked: set[int] = set()
-    while (running := marked_processes(runtime_dir)) and time.monotonic() < deadline:
-        signal_processes(signal.SIGTERM, [number for number in running if number not in asked])
-        asked |= set(running)
-        time.sleep(0.05)
-    while running := marked_processes(runtime_dir):
-        signal_processes(signal.SIGKILL, running)
-        time.sleep(0.02)
+    terminated: set[psutil.Process] = set()
+    while running := set(marked_processes(runtime_dir)):
+        is_expired = time.monotonic() >= deadline
+        for process in running if is_expired else running - terminated:
+            with suppress(psutil.Error):
+                process.kill() if is_expired else process.terminate()
+        terminated |= running
+        time.sleep(0.02 if is_expired else 0.05)
 
 
-def signal_processes(signal_number: signal.Signals, pids: list[int]) -> None:
-    for process in pids:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal_number)
+class Supervisor:
+    """Runs a program and forwards only the first SIGTERM to it."""
+
+    def __init__(self) -> None:
+        self._is_stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        die_with_parent(signal.SIGTERM)
+
+    def run(self, command: list[str]) -> int:
+        """Run the program and return its exit code."""
+        if self._is_stopping:
+            return 0
+        environment = {**os.environ, PARENT_PID_VARIABLE: str(os.getpid())}
+        self._process = subprocess.Popen(supervised_command(KILL_MODE, command), env=environment)
+        if self._is_stopping:
+            self._process.terminate()
+        return self._process.wait()
+
+    def _on_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
+        if not self._is_stopping and self._process is not None:
+            self._process.terminate()
+        self._is_stopping = True
+
+
+def main(mode: str, command: list[str]) -> None:
+    """Replace this process by the program, or supervise it."""
+    if mode == TERMINATE_MODE:
+        raise SystemExit(Supervisor().run(command))
+    os.environ[MARKER_VARIABLE] = os.environ.pop(RUNTIME_DIR_VARIABLE)
+    die_with_parent()
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

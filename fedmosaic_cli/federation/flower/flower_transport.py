@@ -1,4 +1,4 @@
-"""Letters to clients at other sites, by way of Flower."""
+"""The coordinator's transport through Flower."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, RunFailedError
-from fedmosaic_cli.federation.flower.flower_errors import DEADLINE_REASON, transient_failure
-from fedmosaic_cli.federation.flower.flower_errors import OFFLINE_REASON as AWAY
-from fedmosaic_cli.federation.flower.flower_version import require_flower
-from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, decode_frame, encode_frame
-from fedmosaic_cli.federation.flower.keys import check_certificate, check_public_key
-from fedmosaic_cli.federation.flower.node_names import node_name, parse_node_name
-from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
+from fedmosaic_cli.federation.flower.flower_messages import (
+    DEADLINE_REASON,
+    OFFLINE_REASON,
+    node_name,
+    parse_node_name,
+    transient_failure,
+)
+from fedmosaic_cli.federation.flower.flwr_commands import require_flower
+from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, RuntimeDir, decode_frame, encode_frame
 from fedmosaic_cli.federation.flower.superlink import SuperLink, SuperLinkAddress, free_port
 from fedmosaic_cli.federation.protocol import printable_text
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
@@ -23,37 +25,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from multiprocessing.connection import Connection
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
 RELAY_START_SECONDS, RELAY_SILENCE_SECONDS = 90.0, 300.0
-"""How long a relay may take to come, and to answer anything: it may have much to hand on."""
+"""How long the relay may take to start, and to answer while it forwards large payloads."""
 ONLINE_POLL_SECONDS, RELAY_RETRY_SECONDS = 1.0, 1.0
 MAX_ATTEMPTS, MAX_REASON_CHARS = 3, 200
 MAX_OFFLINE_SECONDS = 120.0
-"""How long somebody may be away in a round: Flower takes a minute to let in again who did not take his leave."""
+"""How long a site may be offline in a round. Flower refuses a node that did not sign off for a minute."""
 
 
 class RelayLostError(Exception):
-    """Nobody relays any more."""
+    """The relay or its SuperLink ended."""
 
 
 @dataclass
 class PendingRequest:
-    """A client that has not answered yet."""
+    """A request without a response."""
 
     payload: bytes
     is_sent: bool = False
     retry_at: float = 0.0
     offline_since: float | None = None
-    reason: str = AWAY
+    reason: str = OFFLINE_REASON
 
 
 class FlowerTransport:
-    """Starts a SuperLink of its own, asks those whose keys it knows, and starts anew if it breaks down in between.
+    """Runs a SuperLink, sends requests to registered sites, and restarts the SuperLink if it fails.
 
-    `keys` are the clients' public keys. Without papers there are none, and a node is believed whom it says it is: such
-    a rehearsal is possible on this machine alone. Everything that was started ends with the thread that made this.
+    All started processes end with the thread that created the transport.
+
+    Args:
+        public_keys: The public key of each client. None only without credentials.
+        listen_address: Where the SuperLink listens. Port 0 chooses a free port. Without credentials, which is possible
+            on this machine only, the transport believes the name that a site claims.
     """
 
     def __init__(
@@ -68,11 +73,10 @@ class FlowerTransport:
         self._online: set[int] = set()
         self._runtime_dir = RuntimeDir()
         self._listener = IpcListener(self._runtime_dir.path)
-        known = {node_name(client): key.absolute() for client, key in public_keys.items() if key is not None}
-        listen_address = (
-            listen_address if listen_address.port else replace(listen_address, port=free_port(listen_address.host))
-        )
-        self._superlink = SuperLink(listen_address, self._runtime_dir.path, known if listen_address.credentials else {})
+        keys = {node_name(client): key.absolute() for client, key in public_keys.items() if key is not None}
+        if not listen_address.port:
+            listen_address = replace(listen_address, port=free_port(listen_address.host))
+        self._superlink = SuperLink(listen_address, self._runtime_dir.path, keys if listen_address.credentials else {})
         try:
             self._start_relay()
         except BaseException:
@@ -81,22 +85,22 @@ class FlowerTransport:
 
     @property
     def address(self) -> str:
-        """Where this machine finds our SuperLink; others may know it by another name."""
+        """HOST:PORT under which this machine reaches the SuperLink."""
         return self._superlink.listen_address.host_port
 
     def traffic_bytes(self) -> tuple[int, int]:
-        """The bytes that Flower counted to nodes and from them since its relay was started."""
-        counted = self._superlink.relay_run_info().get("network-traffic", {})
-        return int(counted.get("outbound-bytes", 0)), int(counted.get("inbound-bytes", 0))
+        """Return the bytes that Flower counted to nodes and from nodes since the relay was started."""
+        traffic = self._superlink.relay_run_info().get("network-traffic", {})
+        return int(traffic.get("outbound-bytes", 0)), int(traffic.get("inbound-bytes", 0))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End everything that was started here; nothing is left."""
+        """End all processes that were started here and remove their files."""
         if self._relay is not None:
             self._relay.close()
         self._superlink.close()
@@ -104,7 +108,6 @@ class FlowerTransport:
         self._runtime_dir.close()
 
     def reachable_clients(self) -> set[int]:
-        """Who can be reached now."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 self._query_online()
@@ -113,29 +116,31 @@ class FlowerTransport:
                 return set(self._online)
             except RelayLostError:
                 self._recover()
-        raise RunFailedError(f"Flower's relay keeps ending ({self.address}): has the machine enough memory?")
+        raise RunFailedError(f"Flower's relay ends repeatedly ({self.address}): check the memory of this machine")
 
     def send_requests(
         self, requests: Mapping[int, bytes], timeout_seconds: float
     ) -> Iterator[ClientResponse | ClientFailure]:
-        """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
-        lost, and so is who stays away. Who breaks down, or comes back soon, is asked again with the same bytes."""
+        """Send each client its request, and yield responses and failures as they come.
+
+        A client whose app crashes, or that is offline for a short time, receives the same bytes again.
+        """
         deadline = time.monotonic() + timeout_seconds
-        waiting = {client: PendingRequest(letter) for client, letter in requests.items()}
-        asks: dict[int, int] = {}
-        looked = 0.0
+        waiting = {client: PendingRequest(payload) for client, payload in requests.items()}
+        client_by_request: dict[int, int] = {}
+        queried_at = 0.0
         while waiting and (now := time.monotonic()) < deadline:
             try:
-                if now - looked >= ONLINE_POLL_SECONDS:
+                if now - queried_at >= ONLINE_POLL_SECONDS:
                     self._query_online()
-                    looked = now
+                    queried_at = now
                 header, payload = self._receive_frame(min(ONLINE_POLL_SECONDS, deadline - now)) or ({}, b"")
                 if "here" in header:
-                    self._send_pending(waiting, asks, deadline)
-                    for away in self._offline_too_long(waiting):
-                        del waiting[away]
-                        yield ClientFailure(away, AWAY)
-                client = asks.get(header.get("reply", header.get("error", 0)))
+                    self._send_pending(waiting, client_by_request, deadline)
+                    for offline in self._offline_too_long(waiting):
+                        del waiting[offline]
+                        yield ClientFailure(offline, OFFLINE_REASON)
+                client = client_by_request.get(header.get("reply", header.get("error", 0)))
                 if client in waiting and (outcome := self._outcome(client, waiting[client], header, payload)):
                     del waiting[client]
                     yield outcome
@@ -145,43 +150,43 @@ class FlowerTransport:
         yield from [ClientFailure(client, pending.reason) for client, pending in waiting.items()]
 
     def _send_pending(
-        self, pending_by_client: dict[int, PendingRequest], client_by_request: dict[int, int], deadline: float
+        self, waiting: dict[int, PendingRequest], client_by_request: dict[int, int], deadline: float
     ) -> None:
-        """Ask those who are here and have nothing to answer yet."""
+        """Send the requests of online clients that are not sent yet."""
         now = time.monotonic()
-        for client, pending in pending_by_client.items():
+        for client, pending in waiting.items():
             if not pending.is_sent and client in self._online and now >= pending.retry_at:
-                number = next(self._request_ids)
-                client_by_request[number] = client
+                request_id = next(self._request_ids)
+                client_by_request[request_id] = client
                 pending.is_sent, pending.reason = True, DEADLINE_REASON
-                self._send_frame(pending.payload, ask=number, name=node_name(client), seconds=deadline - now)
+                self._send_frame(pending.payload, ask=request_id, name=node_name(client), seconds=deadline - now)
 
-    def _offline_too_long(self, pending_by_client: dict[int, PendingRequest]) -> list[int]:
-        """Who has been away for so long that nobody waits for the rest of a deadline: that may be an hour."""
+    def _offline_too_long(self, waiting: dict[int, PendingRequest]) -> list[int]:
+        """Return clients to give up before the round's deadline, which may be an hour away."""
         now = time.monotonic()
-        for client, pending in pending_by_client.items():
+        for client, pending in waiting.items():
             pending.offline_since = None if client in self._online else pending.offline_since or now
         return [
             client
-            for client, each in pending_by_client.items()
-            if each.offline_since and now - each.offline_since > MAX_OFFLINE_SECONDS
+            for client, pending in waiting.items()
+            if pending.offline_since and now - pending.offline_since > MAX_OFFLINE_SECONDS
         ]
 
     def _outcome(
         self, client_id: int, pending: PendingRequest, header: dict[str, Any], payload: bytes
     ) -> ClientResponse | ClientFailure | None:
-        """What became of a client, unless it is to be asked again."""
+        """Return a client's response or failure, or None if its request is to be sent again."""
         if "reply" in header:
             return ClientResponse(client_id, payload)
         reason = transient_failure(header["code"], header["reason"])
         if reason is None:
-            words = " ".join(header["reason"].split())
-            return ClientFailure(client_id, f"no answer: {printable_text(words, MAX_REASON_CHARS)}")
+            text = printable_text(" ".join(header["reason"].split()), MAX_REASON_CHARS)
+            return ClientFailure(client_id, f"no answer: {text}")
         pending.is_sent, pending.reason, pending.retry_at = False, reason, time.monotonic() + RELAY_RETRY_SECONDS
         return None
 
     def _query_online(self) -> None:
-        """Ask who is here, unless that is still to be answered."""
+        """Ask the relay for the online nodes, unless such a query is pending."""
         if self._query_sent_at is None:
             self._query_sent_at = time.monotonic()
             self._send_frame(who=True)
@@ -195,7 +200,7 @@ class FlowerTransport:
             raise RelayLostError from None
 
     def _receive_frame(self, timeout_seconds: float) -> tuple[dict[str, Any], bytes] | None:
-        """What the relay says next, if anything within so many seconds."""
+        """Return the relay's next frame, or None after the timeout."""
         try:
             if self._relay is None or not self._superlink.is_alive:
                 raise EOFError
@@ -212,18 +217,20 @@ class FlowerTransport:
         return header, payload
 
     def _start_relay(self) -> None:
-        """Start whatever does not run, and wait until the relay has come."""
+        """Start the SuperLink and the relay unless they run, and wait for the relay's connection."""
         self._superlink.start()
         deadline = time.monotonic() + RELAY_START_SECONDS
         while self._relay is None and self._superlink.is_alive and time.monotonic() < deadline:
             self._relay = self._listener.next_connection(0.5)
         if self._relay is None:
-            state = self._superlink.relay_status()
-            raise RunFailedError(f"Flower's relay did not start, {state} ({self.address}): is flwr beside fedmosaic?")
+            raise RunFailedError(
+                f"Flower's relay did not start, {self._superlink.relay_status()} ({self.address}): "
+                "install flwr in fedmosaic's environment"
+            )
         self._query_sent_at = None
 
     def _recover(self) -> None:
-        """Start anew what broke down, a few times."""
+        """Restart the relay, and the SuperLink if it ended, with a few attempts."""
         for attempt in range(MAX_ATTEMPTS):
             if self._relay is not None:
                 self._relay.close()
@@ -239,12 +246,14 @@ class FlowerTransport:
 
 
 def check_credentials(public_keys: Mapping[int, Path | None], listen_address: SuperLinkAddress) -> None:
-    """Refuse papers that are not in order, before anything is started."""
+    """Raise `RequestError` if a certificate or key is invalid, before any process is started."""
     if listen_address.credentials is None:
         return
+    from fedmosaic_cli.federation.flower.keys import check_certificate, check_public_key
+
     check_certificate(listen_address.credentials.ca_certificate)
     check_certificate(listen_address.credentials.certificate, listen_address.connect_host)
     for client, key in public_keys.items():
         if key is None:
-            raise RequestError(f"client {client} has no public key (keys): register one, or rehearse without papers")
+            raise RequestError(f"client {client} has no public key (keys): register one, or use --insecure")
         check_public_key(key)

@@ -1,6 +1,8 @@
-"""Commands of Flower's, one after another in one process: `flwr` takes a second to load, and sites may be many.
+"""Flower's version check, and `flwr` commands that run one after another in one process.
 
-`python -m fedmosaic_cli.federation.flower.flwr_commands` reads a list of arguments a line, in JSON, and runs `flwr` with each.
+`flwr` takes a second to load and a federation may register many sites. Therefore
+`python -m fedmosaic_cli.federation.flower.flwr_commands` reads one JSON list of arguments per line and runs `flwr` with
+each of them.
 """
 
 from __future__ import annotations
@@ -9,25 +11,46 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import RunFailedError
+from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation.flower.flower_processes import flower_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+SUPPORTED_VERSION = "1.41"
+INSTALL_COMMAND = "pip install 'fedmosaic[flower]'"
 COMMAND_TIMEOUT_SECONDS = 120.0
-"""How long commands may take; each of many adds a little."""
+
+
+def installed_flower_version() -> str | None:
+    """Return the installed version of Flower, or None."""
+    try:
+        return version("flwr")
+    except PackageNotFoundError:
+        return None
+
+
+def require_flower(required_by: str = "--engine flower") -> str:
+    """Return Flower's version. Raise `RequestError` unless it is the supported minor, since its commands change."""
+    installed = installed_flower_version()
+    if installed is None:
+        raise RequestError(f"flwr is not installed ({required_by}): {INSTALL_COMMAND}")
+    if installed.split(".")[:2] != SUPPORTED_VERSION.split("."):
+        raise RequestError(
+            f"flwr {installed} is installed, and {SUPPORTED_VERSION} is needed ({required_by}): {INSTALL_COMMAND}"
+        )
+    return installed
 
 
 def run_flwr(runtime_dir: Path, *commands: Sequence[str]) -> list[dict[str, Any]]:
-    """What `flwr` answers to each of some commands. The first that fails is an error."""
+    """Run `flwr` commands and return the JSON document that each prints. Raise `RunFailedError` if one fails."""
     lines = [json.dumps([*command, "--format", "json"]) for command in commands]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "fedmosaic_cli.federation.flower.flwr_commands"],
             env=flower_environment(runtime_dir),
             input="\n".join(lines),
@@ -38,41 +61,41 @@ def run_flwr(runtime_dir: Path, *commands: Sequence[str]) -> list[dict[str, Any]
         )
     except subprocess.TimeoutExpired:
         raise RunFailedError(
-            f"no answer in {COMMAND_TIMEOUT_SECONDS:g} s (flwr {commands[0][0]}): is the machine busy?"
+            f"no answer in {COMMAND_TIMEOUT_SECONDS:g} s (flwr {commands[0][0]}): check the load of this machine"
         ) from None
-    answers = parse_json_documents(done.stdout)
-    for command, answer in zip(commands, answers, strict=False):
-        if not answer.get("success", True):
-            raise RunFailedError(f"{last_nonempty_line(str(answer.get('error-message')))} (flwr {command[0]})")
-    if len(answers) < len(commands):
-        raise RunFailedError(f"{last_nonempty_line(done.stderr or done.stdout)} (flwr {commands[len(answers)][0]})")
-    return answers
+    documents = parse_json_documents(completed.stdout)
+    for command, document in zip(commands, documents, strict=False):
+        if not document.get("success", True):
+            raise RunFailedError(f"{last_nonempty_line(str(document.get('error-message')))} (flwr {command[0]})")
+    if len(documents) < len(commands):
+        reason = last_nonempty_line(completed.stderr or completed.stdout)
+        raise RunFailedError(f"{reason} (flwr {commands[len(documents)][0]})")
+    return documents
 
 
 def parse_json_documents(text: str) -> list[dict[str, Any]]:
-    """The JSON documents that stand one after another in a text, up to what is none."""
-    decoder, found, text = json.JSONDecoder(), [], text.lstrip()
+    """Return the JSON documents at the start of a text, up to the first text that is not JSON."""
+    decoder, documents, text = json.JSONDecoder(), [], text.lstrip()
     while text:
         try:
             document, end = decoder.raw_decode(text)
         except ValueError:
             break
-        found.append(document)
+        documents.append(document)
         text = text[end:].lstrip()
-    return found
+    return documents
 
 
 def last_nonempty_line(text: str) -> str:
-    """The last line that says anything."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
 
 
 def run_commands_from_stdin() -> None:
-    """Run the commands that are read, each as if it were typed."""
-    command = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
+    """Run each command that stdin contains, as if it were typed."""
+    flwr = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
     for line in sys.stdin:
         with suppress(SystemExit):
-            command(json.loads(line))
+            flwr(json.loads(line))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings for nginx in front of a SuperLink: letters may pass, everything else that Flower offers there may not."""
+"""Configuration of nginx in front of a SuperLink: it forwards the sites' requests and refuses everything else."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUPERLINK_PORT = 9443
-"""Where the SuperLink listens, on this machine alone, unless somebody chooses otherwise."""
+"""Default port of the SuperLink, on the loopback interface only."""
 PUBLIC_PORT = 443
 MAX_BODY_SIZE = "1g"
 
 
 def nginx_config(folder: Path, host: str) -> str:
-    """A whole configuration: `nginx -c FILE` runs it as it stands."""
+    """Return a complete configuration for `nginx -c FILE`."""
     return f"""\
-# Between the sites and the SuperLink. Whoever reaches Flower's control interface can run code at every site, and Flower
-# asks nobody there for a password: so only what sites need, /v1/fleet/, is let through. Run it with: nginx -c FILE
+# Between the sites and the SuperLink. Every client of Flower's control interface can run code at every site, and Flower
+# does not authenticate it: so only the path that sites need, /v1/fleet/, is forwarded. Run it with: nginx -c FILE
 worker_processes auto;
 pid "{folder}/nginx.pid";
 error_log "{folder}/nginx-error.log";
@@ -26,7 +26,7 @@ events {{}}
 
 http {{
     access_log off;
-    # Flower reads a request to its end before it asks whose it is: no letter is larger than this, nor need be.
+    # Flower reads a whole request before it authenticates the sender: limit its size.
     client_max_body_size {MAX_BODY_SIZE};
 
     upstream superlink {{
@@ -49,7 +49,7 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;
             proxy_read_timeout 300s;
-            # Letters pass through and are not kept: models would else lie about in files.
+            # Do not buffer: nginx would write models to temporary files.
             proxy_request_buffering off;
             proxy_buffering off;
         }}

@@ -1,4 +1,4 @@
-"""Our own SuperLink: nobody else's is used, and it lives no longer than whoever started it."""
+"""The coordinator's own SuperLink. It ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONNECTION_NAME = "fm"
-"""What the connection is called in Flower's settings."""
+"""Name of the connection in Flower's configuration file."""
 LISTENING_TEXT = "Uvicorn running on"
-"""What a SuperLink says once it has its port."""
+"""Printed by a SuperLink once it listens."""
 START_SECONDS = 90.0
 RELAY_PYPROJECT = """\
 [project]
@@ -45,7 +45,7 @@ names-as-claimed = {claims}
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a SuperLink shows for itself: who vouches for it, its certificate, and the key to that."""
+    """The files by which a SuperLink proves its identity."""
 
     ca_certificate: Path
     certificate: Path
@@ -54,7 +54,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class SuperLinkAddress:
-    """Where a SuperLink listens. Without papers whoever reaches it is believed: that is for this machine alone."""
+    """Where a SuperLink listens. Without credentials it trusts every node, so only the loopback interface is allowed."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -63,12 +63,12 @@ class SuperLinkAddress:
     def __post_init__(self) -> None:
         if self.credentials is None and not is_loopback(self.host):
             raise RequestError(
-                f"{self.host} can be reached from other machines (--insecure): give certificates, or stay on 127.0.0.1"
+                f"{self.host} can be reached from other machines (--insecure): give certificates, or use 127.0.0.1"
             )
 
     @property
     def connect_host(self) -> str:
-        """The host under which this machine reaches it: whoever listens on all addresses does so on this one, too."""
+        """The host under which this machine reaches it, also if it listens on all interfaces."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
@@ -78,52 +78,39 @@ class SuperLinkAddress:
 
 
 def parse_address(text: str, option: str = "--superlink") -> tuple[str, int]:
-    """Host and port of an address as people write it."""
+    """Return host and port of HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise RequestError(f"'{text}' is no address ({option}): write HOST:PORT")
+        raise RequestError(f"'{text}' is not an address ({option}): write HOST:PORT")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach a host."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens at."""
+    """Return a port that is not in use."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def require_free_port(listen_address: SuperLinkAddress) -> None:
-    """Refuse to start where somebody else listens."""
-    with socket.socket(socket.AF_INET6 if ":" in listen_address.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen_address.host, listen_address.port))
-        except OSError as error:
-            raise ResourceError(
-                f"the SuperLink cannot listen here, {error.strerror} ({listen_address.host_port}): choose another port"
-            ) from None
-
-
 def flwr_config(listen_address: SuperLinkAddress) -> str:
-    """Flower's own file of settings: how its commands reach our SuperLink."""
-    quoted = (
-        json.dumps(str(listen_address.credentials.ca_certificate.absolute()), ensure_ascii=False)
-        if listen_address.credentials
-        else ""
-    )
-    trust = f"root-certificates = {quoted}" if listen_address.credentials else "insecure = true"
-    return f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n[superlink.{CONNECTION_NAME}]\naddress = "{listen_address.host_port}"\n{trust}\n'
+    """Return Flower's configuration file: how the `flwr` command reaches our SuperLink."""
+    trust = "insecure = true"
+    if listen_address.credentials:
+        path = str(listen_address.credentials.ca_certificate.absolute())
+        trust = f"root-certificates = {json.dumps(path, ensure_ascii=False)}"
+    section = f'[superlink.{CONNECTION_NAME}]\naddress = "{listen_address.host_port}"\n{trust}\n'
+    return f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n{section}'
 
 
 class SuperLink:
-    """A SuperLink that runs, with the keys that it knows and our relay in it."""
+    """A SuperLink process with the sites' registered public keys and a relay app."""
 
     def __init__(self, listen_address: SuperLinkAddress, runtime_dir: Path, public_keys: Mapping[str, Path]) -> None:
         self.listen_address = listen_address
@@ -143,10 +130,10 @@ class SuperLink:
         return self._process is not None and self._process.is_alive
 
     def start(self) -> None:
-        """Start what does not run: the SuperLink, and in it a relay. What a SuperLink knew, the next one knows."""
+        """Start the SuperLink unless it runs, and a relay in it. A restarted SuperLink keeps its database."""
         if not self.is_alive:
             terminate_all(self._runtime_dir)
-            require_free_port(self.listen_address)
+            self._require_free_port()
             self._process = FlowerProcess(self._command(), self._runtime_dir)
             self._wait_until_listening(self._process)
         keys = {} if self._has_registered_keys else self._public_keys
@@ -158,53 +145,61 @@ class SuperLink:
         self._relay_run_id = str(answers[-1].get("run-id"))
 
     def stop_relay(self) -> None:
-        """End the relay, if there is one; nobody minds if it has ended already."""
+        """Stop the relay if one runs."""
         if self.is_alive and self._relay_run_id:
             with suppress(RunFailedError):
                 run_flwr(self._runtime_dir, ("stop", self._relay_run_id, CONNECTION_NAME))
         self._relay_run_id = ""
 
     def close(self) -> None:
-        """End everything that was started here."""
+        """End all processes that were started here."""
         self.stop_relay()
         terminate_all(self._runtime_dir)
         if self._process is not None:
             self._process.process.wait()
 
     def relay_status(self) -> str:
-        """What Flower says of the relay."""
+        """Return Flower's status of the relay in one line."""
         if not self.is_alive:
             return self._process.exit_reason() if self._process else "it was not started"
         run = self.relay_run_info()
         return ", ".join(str(run[key]) for key in ("status", "status-details") if run.get(key)) or "unknown"
 
     def relay_run_info(self) -> dict[str, Any]:
-        """What Flower knows of the present relay: among others, the bytes to and from nodes."""
+        """Return Flower's record of the relay, which includes the bytes to and from nodes."""
         [answer] = run_flwr(self._runtime_dir, ("list", CONNECTION_NAME, "--run-id", self._relay_run_id))
         return dict((answer.get("runs") or [{}])[0])
 
     def _command(self) -> list[str]:
-        place = self.listen_address
-        command = ["flower-superlink", "--host", place.host, "--port", str(place.port)]
+        address = self.listen_address
+        command = ["flower-superlink", "--host", address.host, "--port", str(address.port)]
         command += ["--database", str(self._runtime_dir / "link.db"), "--disable-runtime-dependency-installation"]
-        if place.credentials is None:
+        if address.credentials is None:
             return [*command, "--insecure"]
-        papers = {
-            "ca-certfile": place.credentials.ca_certificate,
-            "certfile": place.credentials.certificate,
-            "keyfile": place.credentials.private_key,
-        }
-        command += [part for option, path in papers.items() for part in (f"--ssl-{option}", str(path.absolute()))]
+        command += ["--ssl-ca-certfile", str(address.credentials.ca_certificate.absolute())]
+        command += ["--ssl-certfile", str(address.credentials.certificate.absolute())]
+        command += ["--ssl-keyfile", str(address.credentials.private_key.absolute())]
         return [*command, "--enable-supernode-auth"]
 
+    def _require_free_port(self) -> None:
+        address = self.listen_address
+        with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.host, address.port))
+            except OSError as error:
+                raise ResourceError(
+                    f"the SuperLink cannot listen here, {error.strerror} ({address.host_port}): choose another port"
+                ) from None
+
     def _wait_until_listening(self, process: FlowerProcess) -> None:
-        """Wait until our SuperLink listens: that something does at this address is not enough."""
+        """Wait for our SuperLink's own output: another program could listen at the same address."""
         deadline = time.monotonic() + START_SECONDS
         while process.is_alive and time.monotonic() < deadline:
             if process.has_output(LISTENING_TEXT):
                 return
             time.sleep(0.05)
-        words = process.exit_reason() if not process.is_alive else f"it does not listen after {START_SECONDS:g} s"
+        reason = f"it does not listen after {START_SECONDS:g} s" if process.is_alive else process.exit_reason()
         raise ResourceError(
-            f"Flower's SuperLink did not start, {words} ({self.listen_address.host_port}): choose another address"
+            f"Flower's SuperLink did not start, {reason} ({self.listen_address.host_port}): choose another address"
         )

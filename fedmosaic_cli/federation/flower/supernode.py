@@ -1,17 +1,15 @@
-"""The side of a site: a SuperNode that is kept running, and letters that are answered one at a time."""
+"""A site's SuperNode: it is kept running, and the coordinator's requests are handled one at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Event as Flag
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Literal
 
+from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
-from fedmosaic_cli.federation.flower.flower_version import require_flower
-from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener
-from fedmosaic_cli.federation.flower.node_names import node_name
-from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
+from fedmosaic_cli.federation.flower.flwr_commands import require_flower
+from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import free_port
 from fedmosaic_cli.storage import files
 
@@ -19,30 +17,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
 RESTART_DELAYS_SECONDS = (5.0, 10.0, 15.0)
-"""How long to wait before a SuperNode is started again: after the first end, the second, and all others."""
+"""Delay before a restart: after the first failure, the second, and all later ones."""
 NODE_REFUSED_EXIT_CODE = 305
-"""Flower's code for a node that was not let in: its key is not known, or its last life is not over yet."""
+"""Flower's code for a node that the SuperLink refused: unknown key, or its previous session has not expired."""
 CONNECTED_TEXT = "SuperNode ID:"
 STOP_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class ConnectionEvent:
-    """What happened to the connection."""
+    """A change of the site's connection."""
 
     kind: Literal["started", "connected", "refused", "ended", "unheard"]
     detail: str = ""
 
 
 class SuperNode:
-    """Keeps a SuperNode running, however often it ends, and answers what comes.
+    """Keeps a SuperNode process running and handles its requests.
 
-    `root` vouches for the SuperLink and `key` is the private key of this site; without both everybody is believed, in
-    rehearsals on one machine. `answer` is called by `serve`, in its thread; `tell` is called from another one.
+    Args:
+        client_id: The client of this site.
+        superlink_address: HOST:PORT of the coordinator's SuperLink.
+        handle_request: Returns the response to a request. `serve` calls it in its own thread.
+        root: Certificate of the authority that signed the SuperLink's certificate.
+        key: Private key of this site. Without `root` and `key` the connection is not authenticated.
+        on_event: Receives connection events, from another thread.
     """
 
     def __init__(
@@ -61,8 +63,7 @@ class SuperNode:
         self._handle_request = handle_request
         self._root_certificate, self._private_key = root, key
         self._on_event = on_event
-        self._stop_event = Flag()
-        self._connected_event = Flag()
+        self._stop_event, self._connected_event = Event(), Event()
         self._process: FlowerProcess | None = None
         self._runtime_dir = RuntimeDir()
         files.make_directories(self._runtime_dir.path / "flwr")
@@ -73,63 +74,61 @@ class SuperNode:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def serve(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Answer letters one after another until `stop` says so. What `answer` raises ends this, and its letter is
-        asked for again later."""
+        """Handle requests one after another until `should_stop` returns True.
+
+        An exception of `handle_request` ends this. The coordinator repeats the request later.
+        """
         while not should_stop():
-            guest = self._listener.next_connection(STOP_POLL_SECONDS)
-            if guest is None:
-                continue
-            with guest:
-                self._serve_request(guest)
+            connection = self._listener.next_connection(STOP_POLL_SECONDS)
+            if connection is not None:
+                with connection:
+                    self._serve_request(connection)
 
     def _serve_request(self, connection: Connection[bytes, bytes]) -> None:
-        """Answer one letter."""
-        asked_by = self._process
+        process = self._process
         try:
-            letter = connection.recv_bytes()
+            request = connection.recv_bytes()
         except DISCONNECT_ERRORS:
             return
-        answer = self._handle_request(letter)
+        response = self._handle_request(request)
         try:
-            connection.send_bytes(answer)
+            connection.send_bytes(response)
         except DISCONNECT_ERRORS:
-            self._on_event(ConnectionEvent("unheard", "whoever asked did not wait for the answer"))
-            if asked_by is not None and asked_by is self._process:
-                # It would take a minute to notice that its app is gone, and take no other letter before.
-                asked_by.process.terminate()
+            self._on_event(ConnectionEvent("unheard", "the requesting app ended before the response was ready"))
+            if process is not None and process is self._process:
+                # The SuperNode notices only after a minute that its app ended, and runs no other one before.
+                process.process.terminate()
 
     def close(self) -> None:
-        """End the SuperNode and all that it started; nothing is left."""
+        """End the SuperNode and all processes that it started."""
         self._stop_event.set()
-        while self._thread.is_alive():  # one more may just have been started
+        while self._thread.is_alive():  # it may just have started another process
             terminate_all(self._runtime_dir.path)
             self._thread.join(timeout=STOP_POLL_SECONDS)
         self._listener.close()
         self._runtime_dir.close()
 
     def _keep_running(self) -> None:
-        """Start a SuperNode whenever none runs. It hears of our death in time to take its leave from the SuperLink."""
-        failures = 0
+        """Restart the SuperNode whenever it ends. It is terminated gracefully, so that it signs off at the SuperLink."""
+        num_failures = 0
         while not self._stop_event.is_set():
             self._connected_event.clear()
             terminate_all(self._runtime_dir.path)
-            child = self._process = FlowerProcess(
+            self._process = process = FlowerProcess(
                 self._command(), self._runtime_dir.path, graceful=True, on_line=self._on_output_line
             )
             self._on_event(ConnectionEvent("started"))
-            child.process.wait()
+            process.process.wait()
             if self._stop_event.is_set():
                 break
-            words = child.exit_reason()
-            self._on_event(
-                ConnectionEvent("refused" if child.exit_code() == NODE_REFUSED_EXIT_CODE else "ended", words)
-            )
-            failures = 0 if self._connected_event.is_set() else failures + 1
-            self._stop_event.wait(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
+            reason, is_refused = process.exit_reason(), process.exit_code() == NODE_REFUSED_EXIT_CODE
+            self._on_event(ConnectionEvent("refused" if is_refused else "ended", reason))
+            num_failures = 0 if self._connected_event.is_set() else num_failures + 1
+            self._stop_event.wait(RESTART_DELAYS_SECONDS[min(num_failures, len(RESTART_DELAYS_SECONDS) - 1)])
         terminate_all(self._runtime_dir.path)
 
     def _on_output_line(self, line: str) -> None:
@@ -138,11 +137,10 @@ class SuperNode:
             self._on_event(ConnectionEvent("connected"))
 
     def _command(self) -> list[str]:
-        own = f'room="{self._runtime_dir.path}" name="{node_name(self._client_id)}"'
-        port = str(free_port())
-        command = ["flower-supernode", "--superlink", self._superlink_address, "--host", "127.0.0.1", "--port", port]
-        command += ["--node-config", own]
+        node_config = f'room="{self._runtime_dir.path}" name="{node_name(self._client_id)}"'
+        command = ["flower-supernode", "--superlink", self._superlink_address, "--node-config", node_config]
+        command += ["--host", "127.0.0.1", "--port", str(free_port())]
         if self._root_certificate is None or self._private_key is None:
             return [*command, "--insecure"]
-        papers = {"--root-certificates": self._root_certificate, "--auth-supernode-private-key": self._private_key}
-        return [*command, *(part for option, path in papers.items() for part in (option, str(path.absolute())))]
+        command += ["--root-certificates", str(self._root_certificate.absolute())]
+        return [*command, "--auth-supernode-private-key", str(self._private_key.absolute())]

@@ -16,7 +16,7 @@ from fedmosaic_cli.federation.flower.flower_processes import marked_processes
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
-from fedmosaic_cli.federation.flower.supervised import MARKER_VARIABLE
+from fedmosaic_cli.federation.flower.flower_processes import MARKER_VARIABLE
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
 from fedmosaic_cli.machine import PARENT_PID_VARIABLE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.flower.node_names import node_name
+from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.flower.supernode import SuperNode
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.site import Site

@@ -17,7 +17,7 @@ import pytest
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower import flower_version, ipc, runtime_dir
-from fedmosaic_cli.federation.flower.flower_errors import NO_SITE_PROCESS, SITE_PROCESS_ENDED, transient_failure
+from fedmosaic_cli.federation.flower.flower_messages import NO_SITE_PROCESS, SITE_PROCESS_ENDED, transient_failure
 from fedmosaic_cli.federation.flower.flower_processes import (
     FlowerProcess,
     exit_message,
@@ -28,8 +28,8 @@ from fedmosaic_cli.federation.flower.flower_processes import (
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport, PendingRequest
 from fedmosaic_cli.federation.flower.flwr_commands import last_nonempty_line, parse_json_documents
 from fedmosaic_cli.federation.flower.ipc import IpcListener, connect_socket, decode_frame, encode_frame
-from fedmosaic_cli.federation.flower.node_names import node_name, parse_node_name
-from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir
+from fedmosaic_cli.federation.flower.flower_messages import node_name, parse_node_name
+from fedmosaic_cli.federation.flower.ipc import RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import (
     RELAY_PYPROJECT,
     Credentials,
@@ -37,7 +37,7 @@ from fedmosaic_cli.federation.flower.superlink import (
     flwr_config,
     is_loopback,
 )
-from fedmosaic_cli.federation.flower.supervised import MARKER_VARIABLE
+from fedmosaic_cli.federation.flower.flower_processes import MARKER_VARIABLE
 from fedmosaic_cli.federation.transport import ClientFailure
 
 PAPERS = Credentials(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
@@ -208,7 +208,7 @@ def test_a_room_is_private_and_removed_and_those_of_the_dead_are_swept(monkeypat
     mine = RuntimeDir()
     assert mine.path.parent == tmp_path
     assert mine.path.stat().st_mode & 0o777 == 0o700
-    script = "import os, signal; from fedmosaic_cli.federation.flower.runtime_dir import RuntimeDir; r = RuntimeDir(); os.kill(os.getpid(), 9)"
+    script = "import os, signal; from fedmosaic_cli.federation.flower.ipc import RuntimeDir; r = RuntimeDir(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert len(list(tmp_path.iterdir())) == 2
     other = RuntimeDir()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmosaic_cli.federation.flower.flower_errors import INVALID_REPLY
+from fedmosaic_cli.federation.flower.flower_messages import INVALID_REPLY
 from fedmosaic_cli.federation.flower.ipc import decode_frame
 
 # Elsewhere Flower is imported in processes of its own alone: what it warns of there is not our concern, nor here.
