@@ -1,10 +1,11 @@
-"""Clients at sites of their own: what the loop asks of them goes there as letters, and comes back as letters."""
+"""Clients on remote sites as the training loop sees them: each step sends requests and checks the responses."""
 
 from __future__ import annotations
 
 import re
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,21 @@ from fedmosaic_cli.engine.messages import SERVER_ID, Weights, make_route, tensor
 from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.deadline import AdaptiveDeadline
-from fedmosaic_cli.federation.protocol import ProtocolError, ProtocolMessage
-from fedmosaic_cli.federation.transport import ClientResponse
+from fedmosaic_cli.federation.protocol import (
+    ERROR,
+    ERROR_DIVERGED,
+    ERROR_REFUSED,
+    ERROR_UNKNOWN_PARTS,
+    EVALUATE,
+    FINISH,
+    JOIN,
+    LAST_ANSWERED_ROUND,
+    LOCAL_ROUND,
+    ProtocolError,
+    Request,
+    Response,
+)
+from fedmosaic_cli.federation.transport import ClientFailure
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.labels.wire import HEADER_STRUCT
 
@@ -25,23 +38,41 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.messages import Message
     from fedmosaic_cli.engine.method import FederationInfo, Method, ReceivedMessage, State
+    from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.transport import Transport
 
-    EncodedParts = dict[str, tuple[str, bytes]]
-
 CPU = torch.device("cpu")
-# A head, in which a long run's ledger may be, and what a network may add.
 HEADER_ALLOWANCE_BYTES = protocol.MAX_HEADER_BYTES + (1 << 12)
+"""Bytes of a response besides its upload: the header of a long run contains a large privacy ledger."""
 DEVICE_PATTERN = re.compile(r"[a-z]{1,10}(:\d{1,3})?")
 JOIN_POLL_SECONDS = 0.5
 JOIN_TIMEOUT_SECONDS = 120.0
-ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED = "unknown_parts", "diverged", "refused"
-LAST_ANSWERED_ROUND = "heard"
-"""What is remembered of a client: the last round that it answered in. A site that knows of less has lost something."""
+EVAL_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
+
+
+@dataclass
+class AdaptiveDeadline:
+    """How long a round may take: `fixed_seconds`, or else a multiple of the median duration of the rounds so far."""
+
+    fixed_seconds: float | None = None
+    initial_seconds: float = 3600.0
+    min_seconds: float = 90.0
+    multiplier: float = 3.0
+    _durations_seconds: list[float] = field(default_factory=list)
+
+    def timeout_seconds(self) -> float:
+        if self.fixed_seconds is not None:
+            return self.fixed_seconds
+        if not self._durations_seconds:
+            return self.initial_seconds
+        return max(self.min_seconds, self.multiplier * median(self._durations_seconds))
+
+    def record_duration(self, seconds: float) -> None:
+        self._durations_seconds.append(seconds)
 
 
 class RemoteClient:
-    """A client at a site. Implements `engine.client_pool.Member`."""
+    """A client on a remote site. Implements `engine.client_pool.ClientHandle`."""
 
     def __init__(self, client_id: int) -> None:
         self.id = client_id
@@ -52,7 +83,6 @@ class RemoteClient:
 
     @property
     def device(self) -> torch.device:
-        """Where what is heard of it lies."""
         return CPU
 
     def begin_round(self, round_number: int) -> None:
@@ -66,305 +96,286 @@ class RemoteClient:
 
 @dataclass
 class RemoteClientPool:
-    """Implements `engine.client_pool.Company`. `run` is the name under which sites keep what belongs to it."""
+    """Implements `engine.client_pool.ClientPool` for clients on remote sites."""
 
     transport: Transport
     method: Method
     ctx: FederationInfo
     run_id: str
+    """The name under which sites store this run."""
     clients: Sequence[RemoteClient]
     quorum: int
+    """Clients without a response get a second request if fewer than this responded."""
     server_device: torch.device = CPU
-    """Where the server computes."""
     deadline: AdaptiveDeadline = field(default_factory=AdaptiveDeadline)
     join_timeout_seconds: float = 600.0
-    """How many seconds everybody may take to join."""
     skip_diverged: bool = False
-    """Whether a client that diverges is lost in the round, instead of being the end of the run."""
+    """Whether a diverged client fails only in that round. Otherwise the run stops."""
     client_devices: dict[int, str] = field(default_factory=dict)
-    """Where each client computes, as it says."""
+    """The device that each site reported."""
     _eval_results: dict[int, EvalResult] = field(default_factory=dict)
-    """How each client's last exam went."""
+    """The last valid evaluation of each client."""
     _cached_digests: dict[int, str] = field(default_factory=dict)
-    """The parts that each client was sent last and need not be sent again."""
+    """Digest of the parts that each site has in its cache."""
     _last_response_at: float = 0.0
-    """When somebody last answered."""
 
     def join(self, plan: Mapping[str, Any], server_state: State, num_finished_rounds: int) -> Iterator[set[int]]:
-        """Tell every site what is planned, after so many rounds. Yields who is not there yet, until all are; refused by
-        one is by all."""
+        """Send the plan to every site until all have joined.
+
+        Yields:
+            The clients that have not joined yet.
+
+        Raises:
+            RequestError: A site refuses the plan.
+            RunFailedError: Not all sites joined in time.
+        """
         missing = {client.id for client in self.clients}
         parts = self._encode_broadcasts(server_state, num_finished_rounds + 1)
-        letter = {
-            c: protocol.encode_protocol_message(ProtocolMessage({"kind": "join", "run": self.run_id, **plan}, parts[c]))
-            for c in missing
-        }
-        why: dict[int, str] = {}
-        until = time.monotonic() + self.join_timeout_seconds
+        header = {"kind": JOIN, "run": self.run_id, **plan}
+        reasons: dict[int, str] = {}
+        deadline = time.monotonic() + self.join_timeout_seconds
         while missing:
             yield set(missing)
-            if time.monotonic() > until:
-                who = ", ".join(f"client {client}{why.get(client, '')}" for client in sorted(missing))
+            if time.monotonic() > deadline:
+                absent = ", ".join(f"client {client}{reasons.get(client, '')}" for client in sorted(missing))
                 raise RunFailedError(
-                    f"not everybody joined within {self.join_timeout_seconds:g} s (--join-timeout), {who}: "
+                    f"not all clients joined within {self.join_timeout_seconds:g} s (--join-timeout), {absent}: "
                     "start their sites"
                 )
-            asked = {client: letter[client] for client in sorted(missing & self.transport.reachable_clients())}
-            time.sleep(0 if asked else JOIN_POLL_SECONDS)
-            for client, answer in self._exchange("join", None, asked, JOIN_TIMEOUT_SECONDS).items():
-                if isinstance(answer, str):
-                    why[client] = f" ({answer})"
-                    continue
-                check_join_response(self.clients[client], answer)
+            reachable = sorted(missing & self.transport.reachable_clients())
+            time.sleep(0 if reachable else JOIN_POLL_SECONDS)
+            requests = {client: Request(header, parts[client]) for client in reachable}
+            responses, failures = self._exchange(requests, JOIN_TIMEOUT_SECONDS)
+            reasons |= {client: f" ({reason})" for client, reason in failures.items()}
+            for client, response in responses.items():
+                check_join_response(self.clients[client], response)
                 missing.discard(client)
-                device = answer.header.get("device")
-                self.client_devices[client] = (
-                    device if isinstance(device, str) and DEVICE_PATTERN.fullmatch(device) else "unknown"
-                )
-                self._eval_results[client] = self._require_eval_result(client, answer)
+                device = response.header.get("device")
+                is_device = isinstance(device, str) and DEVICE_PATTERN.fullmatch(device)
+                self.client_devices[client] = str(device) if is_device else "unknown"
+                try:
+                    self._eval_results[client] = decode_eval_result(response, client)
+                except ProtocolError as error:
+                    raise RunFailedError(
+                        f"client {client} sent an invalid response, {error} ({self.run_id}): check its site"
+                    ) from None
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
 
     def run_round(
         self, clients: Sequence[RemoteClient], make_message: Callable[[int], Message]
     ) -> dict[int, ClientResult]:
-        """Who does not answer in time, or not as one should, is lost; too few, and those are asked once more."""
-        number, started = clients[0].round, time.monotonic()
+        """Run a round. A client without a valid response in time fails. Below the quorum, failed ones get a retry."""
+        round_number, started = clients[0].round, time.monotonic()
         messages = {client.id: make_message(client.id) for client in clients}
-        parts = self._encode_messages(messages, number)
-        turns: dict[int, ClientResult] = {}
-        members = {client.id: client for client in clients}
+        parts = self._encode_messages(messages, round_number)
+        results: dict[int, ClientResult] = {}
+        client_by_id = {client.id: client for client in clients}
         for attempt in range(2):
-            missing = [client for client in members if client not in turns]
-            if attempt and len(turns) >= min(self.quorum, len(members)):
+            missing = [client for client in client_by_id if client not in results]
+            if attempt and len(results) >= min(self.quorum, len(client_by_id)):
                 break
-            asked = {client: self._encode_request("turn", number, client, parts[client]) for client in missing}
-            for client, answer in self._exchange("turn", number, asked, self.deadline.timeout_seconds(), parts).items():
-                turn = (
-                    answer
-                    if isinstance(answer, str)
-                    else self._client_result(members[client], answer, messages[client])
-                )
-                if isinstance(turn, str):
-                    members[client].log(lost=turn)
-                else:
-                    turns[client] = turn
-                    members[client].metrics.pop("lost", None)
-        if turns:  # who does not answer says nothing of how long a round takes
+            responses, failures = self._request(LOCAL_ROUND, round_number, {c: parts[c] for c in missing})
+            for client, response in responses.items():
+                try:
+                    results[client] = self._client_result(client_by_id[client], response, messages[client])
+                    client_by_id[client].metrics.pop("lost", None)
+                except ProtocolError as error:
+                    failures[client] = str(error)
+            for client, reason in failures.items():
+                client_by_id[client].log(lost=reason)
+        if results:  # a client that never responds must not extend the deadline
             self.deadline.record_duration(self._last_response_at - started)
-        return {client: turns[client] for client in sorted(turns)}
+        return {client: results[client] for client in sorted(results)}
 
     def evaluate(self, server_state: State) -> list[EvalResult]:
-        """Who is not heard of has the mark that it had before: as far as anybody knows, its model is the same."""
+        """Return the evaluation of all clients. Without a valid response, a client keeps its last result."""
         if self.method.evaluation_needs_server:
-            number = self.clients[0].round
-            parts = self._encode_broadcasts(server_state, number + 1)
-            asked = {client: self._encode_request("exam", number, client, parts[client]) for client in parts}
-            for client, answer in self._exchange("exam", number, asked, self.deadline.timeout_seconds(), parts).items():
-                if isinstance(answer, str):
-                    self.clients[client].log(unexamined=answer)
-                    continue
+            round_number = self.clients[0].round
+            parts = self._encode_broadcasts(server_state, round_number + 1)
+            responses, failures = self._request(EVALUATE, round_number, parts)
+            for client, response in responses.items():
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
                 try:
-                    self._eval_results[client] = decode_eval_result(answer, client)
+                    self._eval_results[client] = decode_eval_result(response, client)
                 except ProtocolError as error:
-                    self.clients[client].log(unexamined=str(error))
+                    failures[client] = str(error)
+            for client, reason in failures.items():
+                self.clients[client].log(unexamined=reason)
         return [self._eval_results[client.id] for client in self.clients]
 
     def finish(self, server_state: State, round_number: int) -> dict[int, dict[str, Any]]:
-        """Have every site keep its personal model; what each tells of it. All have to."""
-        told: dict[int, dict[str, Any]] = {}
+        """Let every site save its personal model, and return the headers of their responses.
+
+        Raises:
+            RunFailedError: A site does not respond.
+        """
+        headers: dict[int, dict[str, Any]] = {}
         parts = self._encode_broadcasts(server_state, round_number + 1)
+        failures: dict[int, str] = {}
         for _ in range(2):
-            missing = [client for client in parts if client not in told]
-            asked = {client: self._encode_request("finish", round_number, client, parts[client]) for client in missing}
-            lost = {}
-            for client, answer in self._exchange(
-                "finish", round_number, asked, self.deadline.timeout_seconds(), parts
-            ).items():
-                if isinstance(answer, str):
-                    lost[client] = answer
-                else:
-                    told[client] = answer.header
-        if len(told) < len(parts):
-            who = "; ".join(f"client {client}: {reason}" for client, reason in lost.items())
-            raise RunFailedError(f"all rounds are played, but not everybody is here, {who}: continue with --resume")
-        return told
+            missing = {client: parts[client] for client in parts if client not in headers}
+            responses, failures = self._request(FINISH, round_number, missing)
+            headers |= {client: response.header for client, response in responses.items()}
+        if len(headers) < len(parts):
+            failed = "; ".join(f"client {client}: {reason}" for client, reason in failures.items())
+            raise RunFailedError(
+                f"all rounds are finished, but not all sites responded, {failed}: continue with --resume"
+            )
+        return headers
 
     def _encode_broadcasts(self, server_state: State, round_number: int) -> dict[int, EncodedParts]:
-        """What the server has, where clients need it to be examined: what it sends them when the next round begins."""
+        """Encode what the server sends in the next round, if clients need it for their evaluation."""
         if not self.method.evaluation_needs_server:
             return {client.id: {} for client in self.clients}
         messages = {c.id: self.method.broadcast(server_state, c.id, self.ctx) for c in self.clients}
         return self._encode_messages(messages, round_number)
 
     def _encode_messages(self, messages: Mapping[int, Message], round_number: int) -> dict[int, EncodedParts]:
-        """The messages as bytes; what is the same for everybody is written once."""
-        written: dict[int, bytes] = {}
-        to = make_route(CPU, self.ctx, round_number, SERVER_ID)
-        packed: dict[int, EncodedParts] = {}
+        """Encode one message per client. Content that several messages share is encoded once."""
+        encoded: dict[int, bytes] = {}
+        route = make_route(CPU, self.ctx, round_number, SERVER_ID)
+        parts: dict[int, EncodedParts] = {}
         for client, message in messages.items():
-            packed[client] = {}
+            parts[client] = {}
             for name, part in message.items():
                 content = part.values if isinstance(part, Weights) else getattr(part, "labels", part)
-                if id(content) not in written:
-                    written[id(content)] = part.encode(to)
-                packed[client][name] = part.kind, written[id(content)]
-        return packed
+                if id(content) not in encoded:
+                    encoded[id(content)] = part.encode(route)
+                parts[client][name] = part.kind, encoded[id(content)]
+        return parts
 
-    def _encode_request(self, kind: str, round_number: int, client_id: int, parts: EncodedParts) -> bytes:
-        heard = self.clients[client_id].state.get(LAST_ANSWERED_ROUND)
-        head = {
-            "kind": kind,
-            "run": self.run_id,
-            "round": round_number,
-            **({LAST_ANSWERED_ROUND: heard} if heard else {}),
-        }
-        known = self._cached_digests.get(client_id) if parts else None
-        if known and known == protocol.digest_parts(parts):
-            return protocol.encode_protocol_message(ProtocolMessage(head, cached_digest=known))
-        return protocol.encode_protocol_message(ProtocolMessage(head, parts))
+    def _request(
+        self, kind: str, round_number: int, parts: Mapping[int, EncodedParts]
+    ) -> tuple[dict[int, Response], dict[int, str]]:
+        """Send a request about a round to the clients of `parts`, by digest where a site has the parts in its cache."""
+        requests = {}
+        for client, own_parts in parts.items():
+            header = {"kind": kind, "run": self.run_id, "round": round_number}
+            answered = self.clients[client].state.get(LAST_ANSWERED_ROUND)
+            if answered:
+                header[LAST_ANSWERED_ROUND] = answered
+            cached = self._cached_digests.get(client) if own_parts else None
+            is_cached = cached is not None and cached == protocol.digest_parts(own_parts)
+            requests[client] = Request(header, cached_digest=cached) if is_cached else Request(header, own_parts)
+        timeout_seconds = self.deadline.timeout_seconds()
+        deadline = time.monotonic() + timeout_seconds
+        responses, failures = self._exchange(requests, timeout_seconds)
+        forgotten = [client for client, reason in failures.items() if reason == ERROR_UNKNOWN_PARTS]
+        for client in forgotten:
+            self._cached_digests.pop(client, None)
+        remaining = deadline - time.monotonic()
+        if forgotten and remaining > 0:
+            again = {client: Request(requests[client].header, parts[client]) for client in forgotten}
+            more_responses, more_failures = self._exchange(again, remaining)
+            responses |= more_responses
+            failures = {c: reason for c, reason in failures.items() if c not in forgotten} | more_failures
+        return responses, failures
 
     def _exchange(
-        self,
-        kind: str,
-        round_number: int | None,
-        requests: Mapping[int, bytes],
-        timeout_seconds: float,
-        parts: Mapping[int, EncodedParts] | None = None,
-    ) -> dict[int, ProtocolMessage | str]:
-        """What came back from each, or why nothing did. Who has forgotten what it was sent is sent it again."""
-        heard: dict[int, ProtocolMessage | str] = {}
-        until = time.monotonic() + timeout_seconds
-        forgotten: dict[int, bytes] = {}
-        for reply in self.transport.send_requests(requests, timeout_seconds) if requests else ():
-            read = (
-                self._decode_response(reply.client_id, kind, round_number, reply.data)
-                if isinstance(reply, ClientResponse)
-                else reply.reason
-            )
-            heard[reply.client_id] = read
-            if isinstance(heard[reply.client_id], ProtocolMessage):
+        self, requests: Mapping[int, Request], timeout_seconds: float
+    ) -> tuple[dict[int, Response], dict[int, str]]:
+        """Send requests. Return the valid responses, and the reasons of all failures, by client."""
+        responses: dict[int, Response] = {}
+        failures: dict[int, str] = {}
+        encoded = {client: request.encode() for client, request in requests.items()}
+        for outcome in self.transport.send_requests(encoded, timeout_seconds) if encoded else ():
+            client = outcome.client_id
+            if isinstance(outcome, ClientFailure):
+                failures[client] = outcome.reason
+                continue
+            response = self._decode_response(client, requests[client], outcome.data)
+            if isinstance(response, str):
+                failures[client] = response
+            else:
+                responses[client] = response
                 self._last_response_at = time.monotonic()
-            if heard[reply.client_id] == ERROR_UNKNOWN_PARTS and parts is not None:
-                self._cached_digests.pop(reply.client_id, None)
-                head = protocol.decode_protocol_message(requests[reply.client_id]).header
-                forgotten[reply.client_id] = protocol.encode_protocol_message(
-                    ProtocolMessage(head, parts[reply.client_id])
-                )
-        left = until - time.monotonic()
-        return {**heard, **self._exchange(kind, round_number, forgotten, left)} if forgotten and left > 0 else heard
+        return responses, failures
 
-    def _decode_response(
-        self, client_id: int, kind: str, round_number: int | None, data: bytes
-    ) -> ProtocolMessage | str:
-        """An answer to what was asked, if it can be read, or the reason why it is not used."""
+    def _decode_response(self, client_id: int, request: Request, data: bytes) -> Response | str:
+        """Return the response to a request, or the reason why it is not used."""
         try:
-            letter = protocol.decode_protocol_message(data, self._max_response_bytes())
+            response = Response.decode(data, self._max_response_bytes())
         except ProtocolError as error:
             return str(error)
-        head = letter.header
-        if letter.kind != "error":
-            return self._mismatch_reason(client_id, kind, round_number, letter) or letter
-        if head.get("error") == ERROR_DIVERGED and kind in ("turn", "exam") and not self.skip_diverged:
-            raise DivergenceError(client_id, round_number or 0, protocol.printable_text(str(head.get("text")), 200))
-        if head.get("error") == ERROR_REFUSED and kind == "join":
-            return letter
-        return ERROR_UNKNOWN_PARTS if head.get("error") == ERROR_UNKNOWN_PARTS else site_error_text(head)
-
-    def _mismatch_reason(self, client_id: int, kind: str, round_number: int | None, response: ProtocolMessage) -> str:
-        """Why an answer is none to what was asked; "" if it is."""
-        if response.header.get("client") != client_id:
+        header, round_number = response.header, request.header.get("round")
+        if response.kind == ERROR:
+            error_code = header.get("error")
+            if error_code == ERROR_DIVERGED and request.kind in (LOCAL_ROUND, EVALUATE) and not self.skip_diverged:
+                quantity = protocol.printable_text(str(header.get("text")), 200)
+                raise DivergenceError(client_id, round_number or 0, quantity)
+            if error_code == ERROR_REFUSED and request.kind == JOIN:
+                return response
+            return ERROR_UNKNOWN_PARTS if error_code == ERROR_UNKNOWN_PARTS else site_error_text(header)
+        if header.get("client") != client_id:
             return "unknown_client"
-        if response.header.get("run") != self.run_id:
+        if header.get("run") != self.run_id:
             return "wrong_run"
-        fits = response.kind == kind and (round_number is None or response.header.get("round") == round_number)
-        return "" if fits else "wrong_round"
+        is_expected = response.kind == request.kind and round_number in (None, header.get("round"))
+        return response if is_expected else "wrong_round"
 
     def _max_response_bytes(self) -> int:
-        """More bytes than this are no answer."""
-        form = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
-        opinion = form.total_bytes if form is not None else HEADER_STRUCT.size
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in self.ctx.initial_model.values())
+        spec = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
+        labels = spec.total_bytes if spec is not None else HEADER_STRUCT.size
+        weights = 0
+        if "weights" in self.method.uploads.values():
+            weights = sum(tensor.numel() * tensor.element_size() for tensor in self.ctx.initial_model.values())
         logits = self.ctx.float_bits // 8 * self.ctx.public_size * self.ctx.num_classes
-        return HEADER_ALLOWANCE_BYTES + max(
-            opinion, 2 * weights if "weights" in self.method.uploads.values() else 0, logits
-        )
+        return HEADER_ALLOWANCE_BYTES + max(labels, 2 * weights, logits)
 
-    def _client_result(self, client: RemoteClient, response: ProtocolMessage, broadcast: Message) -> ClientResult | str:
-        """What a client's answer comes to, or the reason why it is not used."""
-        try:
-            expected = {name: kind for name, (kind, _) in response.parts.items()}
-            if response.parts and expected != dict(self.method.uploads):
-                protocol.reject_message("wrong_parts")
-            model = next((part.values for part in broadcast.values() if isinstance(part, Weights)), {})
-            there = make_route(self.server_device, self.ctx, client.round, client.id)
-            upload = protocol.decode_parts(response.parts, there, self.ctx, model)
-            notes = protocol.validate_metrics(response.header.get("notes"))
-            if response.header.get("mark") is not None:
-                self._eval_results[client.id] = decode_eval_result(response, client.id)
-        except ProtocolError as error:
-            return str(error)
-        client.metrics = dict(notes)
+    def _client_result(self, client: RemoteClient, response: Response, broadcast: Message) -> ClientResult:
+        """Return a client's result and update the client. Raise `ProtocolError` if the response is invalid."""
+        kinds = {name: kind for name, (kind, _) in response.parts.items()}
+        if response.parts and kinds != dict(self.method.uploads):
+            protocol.reject_message("wrong_parts")
+        model = next((part.values for part in broadcast.values() if isinstance(part, Weights)), {})
+        route = make_route(self.server_device, self.ctx, client.round, client.id)
+        upload = protocol.decode_parts(response.parts, route, self.ctx, model)
+        metrics = protocol.validate_metrics(response.header.get("notes"))
+        if response.header.get("mark") is not None:
+            self._eval_results[client.id] = decode_eval_result(response, client.id)
+        client.metrics = dict(metrics)
         client.is_skipped = response.header.get("left_out") is True
         client.state[LAST_ANSWERED_ROUND] = client.round
         return ClientResult(upload, Traffic(self._upload_bits(upload), sum(part.bits for part in broadcast.values())))
 
     def _upload_bits(self, upload: ReceivedMessage) -> int:
-        """What a client's message says, in bits."""
-        form = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
+        spec = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
         total = 0
         for part in upload.values():
             if isinstance(part, bytes):
-                total += 8 * form.payload_bytes if form is not None else 0
+                total += 8 * spec.payload_bytes if spec is not None else 0
             elif isinstance(part, dict):
                 total += sum(map(tensor_bits, part.values()))
             else:
                 total += tensor_bits(part)
         return total
 
-    def _require_eval_result(self, client_id: int, response: ProtocolMessage) -> EvalResult:
-        """How a client's exam went; one that cannot even say this is of no use."""
-        try:
-            return decode_eval_result(response, client_id)
-        except ProtocolError as error:
-            raise RunFailedError(
-                f"client {client_id} answers nonsense, {error} ({self.run_id}): look at its site"
-            ) from None
-
 
 def site_error_text(header: Mapping[str, Any]) -> str:
-    """Why a site did not do what it was asked to, as far as that can be printed."""
     return protocol.printable_text(f"{header.get('error')}: {header.get('text')}")
 
 
-def check_join_response(client: RemoteClient, response: ProtocolMessage) -> None:
-    """Refuse to begin where a site does not want to take part, or no longer knows what it did."""
-    if response.kind == "error":
+def check_join_response(client: RemoteClient, response: Response) -> None:
+    """Raise an error if a site refuses the plan, or has lost the state of rounds that it answered."""
+    if response.kind == ERROR:
         raise RequestError(f"the site of client {client.id} refuses, {site_error_text(response.header)}")
-    known, heard = response.header.get("round"), client.state.get(LAST_ANSWERED_ROUND, 0)
-    if type(known) is not int or known < heard:
+    stored, answered = response.header.get("round"), client.state.get(LAST_ANSWERED_ROUND, 0)
+    if type(stored) is not int or stored < answered:
+        stored_text = str(stored) if type(stored) is int else "none"
         raise RunStateError(
-            f"client {client.id} has answered in round {heard}, and its site remembers round {round_text(known)}: "
-            "put the site's directory back, or begin the run anew in another place"
+            f"client {client.id} has answered in round {answered}, and its site remembers round {stored_text}: "
+            "restore the site's directory, or start the run again in another place"
         )
 
 
-def round_text(value: Any) -> str:
-    return str(value) if type(value) is int else "none"
-
-
-def decode_eval_result(response: ProtocolMessage, client_id: int) -> EvalResult:
-    """A client's exam as it tells of it. Raises RefusedLetterError."""
-    told = response.header.get("mark")
-    if not isinstance(told, dict) or not {"accuracy", "loss"} <= told.keys() <= EVAL_METRICS:
+def decode_eval_result(response: Response, client_id: int) -> EvalResult:
+    """Return a client's evaluation. Raise `ProtocolError` if a value is missing, unknown or out of range."""
+    metrics = response.header.get("mark")
+    if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= EVAL_METRICS:
         protocol.reject_message("bad_mark")
-    shares = [value for name, value in told.items() if name != "loss"]
-    if not all(protocol.is_bounded_number(value) for value in told.values()) or not all(
-        0 <= share <= 1 for share in shares
-    ):
+    if not all(map(protocol.is_bounded_number, metrics.values())):
         protocol.reject_message("bad_mark")
-    extra = {name: told[name] for name in told if name not in ("accuracy", "loss")}
-    return EvalResult(client_id, client_id, told["accuracy"], told["loss"], extra)
-
-
-EVAL_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
+    if not all(0 <= value <= 1 for name, value in metrics.items() if name != "loss"):
+        protocol.reject_message("bad_mark")
+    extra = {name: value for name, value in metrics.items() if name not in ("accuracy", "loss")}
+    return EvalResult(client_id, client_id, metrics["accuracy"], metrics["loss"], extra)

@@ -1,28 +1,34 @@
-"""What lies in a site's directory: its settings, its key, how it is doing, and what it keeps of each run."""
+"""A site's directory: its settings, key, status and log, and what it stores of each run."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.schema import ConfigSection
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import read_regular_file, to_json_bytes, write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from fedmosaic_cli.federation.flower.supernode import ConnectionEvent
+    from fedmosaic_cli.federation.site import HandledRequest
 
 SETTINGS_FILE, STATUS_FILE, UNIT_FILE, RUNS_DIR = "site.json", "status.json", "fedmosaic-site.service", "runs"
 MAX_SITE_JSON_BYTES = 1 << 20
 
 
 class SiteSettings(ConfigSection):
-    """What the people at a site have decided: where the coordinator is, what is theirs, and what may leave it."""
+    """The settings of a site, as `site init` writes them."""
 
     shard: str
     superlink: str | None = None
@@ -33,12 +39,12 @@ class SiteSettings(ConfigSection):
 
 @dataclass(frozen=True)
 class SiteFiles:
-    """The files of one site's directory."""
+    """The files of a site's directory."""
 
     path: Path
 
     def private_key_path(self, node_name: str) -> Path:
-        """The private key of the site of this name; the public one has `.pub` behind it."""
+        """Return the path of the site's private key. The public key has the suffix `.pub`."""
         return self.path / node_name
 
     @property
@@ -46,17 +52,17 @@ class SiteFiles:
         return self.path / UNIT_FILE
 
     def read_settings(self) -> dict[str, Any]:
-        """What `site init` was told; nothing where there was none."""
+        """Return the stored settings, or {} if there are none."""
         content = self._read_json(SETTINGS_FILE)
         if not isinstance(content, dict) or not content.keys() <= SiteSettings.model_fields.keys():
-            raise RequestError(f"not the settings of a site ({self.path / SETTINGS_FILE}): make them with 'site init'")
+            raise RequestError(f"not the settings of a site ({self.path / SETTINGS_FILE}): run 'fedmosaic site init'")
         return content
 
     def save_settings(self, settings: SiteSettings) -> None:
         write_atomic(self.path / SETTINGS_FILE, to_json_bytes(settings.model_dump(mode="json")))
 
     def read_status(self) -> dict[str, Any]:
-        """How the site was doing when it last said so."""
+        """Return the last status that the running site wrote."""
         content = self._read_json(STATUS_FILE)
         return content if isinstance(content, dict) else {}
 
@@ -64,15 +70,15 @@ class SiteFiles:
         write_atomic(self.path / STATUS_FILE, to_json_bytes(status))
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """The runs that the site took part in: how far each came, and whether its model is there."""
-        found = []
+        """Return name, last round and final model of each run that the site took part in."""
+        runs = []
         for plan in sorted((self.path / RUNS_DIR).glob("*/*/*/*/plan.json")):
-            kept = checkpoints.list_checkpoints(plan.parent / "checkpoints")
-            played = int(kept[-1].name.removeprefix(checkpoints.CHECKPOINT_PREFIX)) if kept else 0
+            stored = checkpoints.list_checkpoints(plan.parent / "checkpoints")
+            last_round = int(stored[-1].name.removeprefix(checkpoints.CHECKPOINT_PREFIX)) if stored else 0
             models = sorted((plan.parent / "models").glob("*.safetensors"))
             name = plan.parent.relative_to(self.path / RUNS_DIR).as_posix()
-            found.append({"run": name, "round": played, "model": str(models[0]) if models else None})
-        return found
+            runs.append({"run": name, "round": last_round, "model": str(models[0]) if models else None})
+        return runs
 
     def _read_json(self, name: str) -> Any:
         with suppress(FileNotFoundError):
@@ -83,8 +89,48 @@ class SiteFiles:
         return {}
 
 
+class SiteLog:
+    """Logs a running site: one line per event, and the last ones in its status file.
+
+    Two threads call it: the one that keeps the connection, and the one that handles requests.
+    """
+
+    def __init__(self, files: SiteFiles, print_line: Callable[[str], None]) -> None:
+        self._files = files
+        self.print_line = print_line
+        self._status: dict[str, Any] = {}
+        self._lock = Lock()
+
+    def on_connection_event(self, event: ConnectionEvent) -> None:
+        text = f"{event.kind}{f', {event.detail}' if event.detail else ''}"
+        if event.kind != "unheard":
+            self._update_status(connection=text, since=utc_timestamp())
+        self.print_line(f"connection: {text}")
+
+    def on_request(self, request: HandledRequest) -> None:
+        what = f"{request.kind}{'' if request.round is None else f' {request.round}'} of {request.run_id or 'no run'}"
+        problem = f"  failed: {request.error}" if request.error else ""
+        line = f"{what}  {request.duration_seconds:.2f} s  {request.response_bytes} bytes{problem}"
+        self._update_status(last=f"{utc_timestamp()} {line}")
+        self.print_line(line)
+
+    def on_stop(self) -> None:
+        self._update_status(connection="stopped", since=utc_timestamp())
+
+    def _update_status(self, **values: str) -> None:
+        """Write the status. A full disk must not keep the site from responding."""
+        with self._lock:
+            self._status |= values
+            with suppress(OSError, ResourceError):
+                self._files.save_status(self._status)
+
+
+def utc_timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def systemd_unit(python_path: str, site_dir: Path, user_id: int) -> str:
-    """A unit for systemd that keeps the site running as this user: whatever ends it, it is started again."""
+    """Return a systemd unit that runs the site as this user and restarts it whenever it ends."""
     return f"""\
 [Unit]
 Description=fedmosaic site {site_dir}
@@ -99,7 +145,7 @@ Restart=always
 RestartSec=15
 KillMode=control-group
 TimeoutStopSec=60
-# What runs here is told what to do by the coordinator: it should be able to do little else.
+# The coordinator controls this process: restrict what it can do.
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only

@@ -1,8 +1,7 @@
-"""What a site packs of its own data: a client's file as exported shards have it, and a description for the coordinator.
+"""A site's own data as a client file of exported shards, and its description for the coordinator.
 
-In exported shards every example has a number, and no number is in two places. Sites that know nothing of each other
-have numbers of their own: the public set's begin at 0, those of client k at (k + 1) * 2^23, first the training part,
-then the test part, then what is for validation. So nobody need know how much another has.
+Every example of exported shards has a unique index. Sites number their examples independently: the public set starts
+at 0, client k at (k + 1) * 2^23 with its training examples, then its test examples, then its validation examples.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 
 PACKAGE_SCHEMA = 1
 INDEX_BLOCK_SIZE = 1 << 23
-"""So many for the public set and for each client: for as many clients as there may be, no manifest's limit is met."""
+"""Number of indices for the public set and for each client. `MAX_CLIENTS` blocks stay below a manifest's limit."""
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class SitePackage(BaseModel):
-    """A site's description of what it packed: sizes, counts and digests. It may be anybody's."""
+    """A site's description of its packed data: sizes, class counts and digests. Untrusted input."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -61,29 +60,27 @@ class SitePackage(BaseModel):
     public_sha256: Sha256Hex
 
     def splits(self) -> dict[str, SplitEntry]:
-        found = {name: getattr(self, name) for name in SPLITS}
-        return {name: part for name, part in found.items() if part is not None}
+        return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
     def check_consistency(self) -> SitePackage:
-        parts = self.splits()
+        splits = self.splits()
         if len(set(self.class_names)) < len(self.class_names) or not all(map(str.isprintable, self.class_names)):
-            raise ValueError("classes that cannot be told apart")
-        for part in parts.values():
-            if len(part.class_counts) != len(self.class_names) or sum(part.class_counts) != part.size:
-                raise ValueError("a part of another size")
-        sizes = {name: part.size for name, part in parts.items()}
-        if (
-            sum(sizes.values()) > INDEX_BLOCK_SIZE
-            or arrays_digest(shard_arrays(numbered_shard(self.client, sizes))) != self.sha256
-        ):
-            raise ValueError("other numbers than this client's")
+            raise ValueError("class names are not distinct")
+        for split in splits.values():
+            if len(split.class_counts) != len(self.class_names) or sum(split.class_counts) != split.size:
+                raise ValueError("class counts do not match the size")
+        sizes = {name: split.size for name, split in splits.items()}
+        if sum(sizes.values()) > INDEX_BLOCK_SIZE:
+            raise ValueError("too many examples")
+        if arrays_digest(shard_arrays(numbered_shard(self.client, sizes))) != self.sha256:
+            raise ValueError("other indices than this client's")
         return self
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """The images that everybody has, and the file they lie in."""
+    """The public images and the content of their file."""
 
     images: ImageArray
     npz_bytes: bytes
@@ -98,71 +95,88 @@ class PublicSet:
 
 
 def numbered_shard(client_id: int, sizes: Mapping[str, int]) -> Shard:
-    """A client's parts under the numbers that are this client's alone."""
-    parts, at = {}, (client_id + 1) * INDEX_BLOCK_SIZE
+    """Return a client's splits as indices in the client's block."""
+    splits, start = {}, (client_id + 1) * INDEX_BLOCK_SIZE
     for name, size in sizes.items():
-        parts[name] = np.arange(at, at + size)
-        at += size
-    return Shard(client_id, parts["train"], parts["test"], parts.get("val", empty_indices()))
+        splits[name] = np.arange(start, start + size)
+        start += size
+    return Shard(client_id, splits["train"], splits["test"], splits.get("val", empty_indices()))
 
 
 def build_public_set(images: ImageArray) -> PublicSet:
-    """A public set of these images, in this order."""
+    """Return a public set of these images, in this order."""
     if len(images) > INDEX_BLOCK_SIZE:
         raise RequestError(f"{len(images)} images are too many for a public set (--images): at most {INDEX_BLOCK_SIZE}")
     return PublicSet(images, to_npz_bytes({"index": np.arange(len(images)), "images": images}))
 
 
 def read_public_set(path: Path) -> PublicSet:
-    """The public set in a file that may be anybody's."""
+    """Read a public set from an untrusted file."""
     try:
         content = read_regular_file(path)
         arrays = read_npz(path, lambda _: ["index", "images"], allowance_bytes=0)
         images, index = to_image_array(arrays["images"], path), arrays["index"]
-        if (
-            index.dtype != np.int64
-            or not np.array_equal(index, np.arange(len(images)))
-            or len(images) > INDEX_BLOCK_SIZE
-        ):
-            raise ValueError("other numbers than a public set's")
+        is_numbered = index.dtype == np.int64 and np.array_equal(index, np.arange(len(images)))
+        if not is_numbered or len(images) > INDEX_BLOCK_SIZE:
+            raise ValueError("other indices than a public set's")
     except FileNotFoundError:
         raise RequestError(f"file is missing ({path}): ask the coordinator for public.npz") from None
     except (MemoryError, PermissionError):
         raise
-    except Exception:  # a damaged archive fails in any way it likes
+    except Exception:  # a damaged archive may raise anything
         raise RequestError(f"not a public set ({path}): make it with 'fedmosaic federation public'") from None
     return PublicSet(images, content)
 
 
 def prepare_splits(splits: Mapping[str, SiteExamples], public_set: PublicSet) -> dict[str, SiteExamples]:
-    """A site's parts as they can be packed: like the public set, and not in it."""
-    alike = {name: match_public_shape(own, public_set.image_shape) for name, own in splits.items()}
-    for name, own in alike.items():
-        require_not_public(own, public_set)
-        twice = [] if name == "train" else duplicate_positions(own.images, alike["train"].images)
-        if twice:
-            remark = (
-                f"{len(twice)} images are in the training part too, such as {own.example_names[twice[0]]} ({own.path})"
+    """Return a site's splits in the image shape of the public set, with warnings about duplicate images.
+
+    Raises:
+        RequestError: An image is also in the public set, so it would be private and public at once.
+    """
+    prepared = {name: match_public_shape(examples, public_set.image_shape) for name, examples in splits.items()}
+    for name, examples in prepared.items():
+        public = duplicate_positions(examples.images, public_set.images)
+        if public:
+            raise RequestError(
+                f"{len(public)} of {len(examples.images)} images are in the public set as well, such as "
+                f"{examples.example_names[public[0]]} ({examples.path}): remove them here, or agree on another public set"
             )
-            alike[name] = replace(own, warnings=(*own.warnings, remark))
-    return alike
+        duplicates = [] if name == "train" else duplicate_positions(examples.images, prepared["train"].images)
+        if duplicates:
+            example_name = examples.example_names[duplicates[0]]
+            warning = f"{len(duplicates)} images are in the training part too, such as {example_name} ({examples.path})"
+            prepared[name] = replace(examples, warnings=(*examples.warnings, warning))
+    return prepared
 
 
 def build_package(
     client_id: int, splits: Mapping[str, SiteExamples], class_names: Sequence[str], public_set: PublicSet
 ) -> tuple[bytes, dict[str, Any]]:
-    """A client's file out of prepared parts, and its description, in which there is no example."""
-    index = shard_arrays(numbered_shard(client_id, split_sizes(splits)))
+    """Return the content of a client's file and its description, which contains no example.
+
+    Args:
+        client_id: The number of the client.
+        splits: The result of `prepare_splits`.
+        class_names: The names of all classes, in the same order at all sites.
+        public_set: The public set of the federation.
+    """
+    sizes = {name: len(examples.labels) for name, examples in splits.items()}
+    if sum(sizes.values()) > INDEX_BLOCK_SIZE:
+        raise RequestError(
+            f"{sum(sizes.values())} images are too many for a client (--train): at most {INDEX_BLOCK_SIZE}"
+        )
+    index = shard_arrays(numbered_shard(client_id, sizes))
     arrays = dict(index)
-    for name, own in splits.items():
-        arrays |= {f"{name}_images": own.images, f"{name}_labels": own.labels}
+    for name, examples in splits.items():
+        arrays |= {f"{name}_images": examples.images, f"{name}_labels": examples.labels}
     content = to_npz_bytes(arrays)
     description = {
         "schema": PACKAGE_SCHEMA,
         "client": client_id,
         "class_names": list(class_names),
         "image_shape": list(public_set.image_shape),
-        **{name: split_entry(own.labels, len(class_names)) for name, own in splits.items()},
+        **{name: split_entry(examples.labels, len(class_names)) for name, examples in splits.items()},
         "sha256": arrays_digest(index),
         "file_sha256": sha256(content),
         "public_sha256": public_set.sha256,
@@ -170,50 +184,31 @@ def build_package(
     return content, description
 
 
-def split_sizes(splits: Mapping[str, SiteExamples]) -> dict[str, int]:
-    sizes = {name: len(own.labels) for name, own in splits.items()}
-    if sum(sizes.values()) > INDEX_BLOCK_SIZE:
-        raise RequestError(
-            f"{sum(sizes.values())} images are too many for a client (--train): at most {INDEX_BLOCK_SIZE}"
-        )
-    return sizes
-
-
 def split_entry(labels: NDArray[np.int64], num_classes: int) -> dict[str, Any]:
     return {"size": len(labels), "class_counts": np.bincount(labels, minlength=num_classes).tolist()}
 
 
-def require_not_public(examples: SiteExamples, public_set: PublicSet) -> None:
-    """Refuse what everybody has: it would be trained on as private, or tested on after others taught it."""
-    twice = duplicate_positions(examples.images, public_set.images)
-    if twice:
-        raise RequestError(
-            f"{len(twice)} of {len(examples.images)} images are in the public set as well, such as {examples.example_names[twice[0]]} "
-            f"({examples.path}): take them out here, or agree on another public set"
-        )
-
-
 def save_package(folder: Path, client_id: int, npz_bytes: bytes, description: dict[str, Any]) -> tuple[Path, Path]:
-    """Write a client's file and its description; where they are."""
+    """Write a client's file and its description. Return both paths."""
     file = folder / client_file_name(client_id)
     write_new_or_identical({file: npz_bytes, file.with_suffix(".json"): to_checksummed_json(description)})
     return file, file.with_suffix(".json")
 
 
 def write_new_or_identical(contents: Mapping[Path, bytes]) -> None:
-    """Write files, all or none. What is there already must be the same."""
+    """Write files, all or none. An existing file must have the same content."""
     for path, content in contents.items():
         if path.exists() and (not path.is_file() or path.read_bytes() != content):
-            raise RequestError(f"something else is here already ({path}): move it away, or choose another --out")
+            raise RequestError(f"another file exists here ({path}): move it away, or choose another --out")
     missing = {path: content for path, content in contents.items() if not path.exists()}
     for folder in {path.parent for path in missing}:
-        require_free_space(folder, sum(map(len, missing.values())), "make room or choose another --out")
+        require_free_space(folder, sum(map(len, missing.values())), "free some space, or choose another --out")
         make_directories(folder)
     write_files_atomic(missing)
 
 
 def read_package(path: Path) -> SitePackage:
-    """A site's description, checked."""
+    """Read and check a site's description."""
     content = read_checksummed_json(path)
     schema = content.pop("schema", None)
     if type(schema) is int and schema != PACKAGE_SCHEMA:
@@ -226,5 +221,5 @@ def read_package(path: Path) -> SitePackage:
         return SitePackage.model_validate(content)
     except INVALID_MANIFEST_ERRORS:
         raise RequestError(
-            f"not the description of a packed shard ({path}): have its site make it with 'fedmosaic site pack'"
+            f"not the description of a packed shard ({path}): its site makes it with 'fedmosaic site pack'"
         ) from None

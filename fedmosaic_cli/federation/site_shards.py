@@ -1,7 +1,4 @@
-"""What a site holds of exported shards: one client's examples and the public set, and the manifest that tells of all.
-
-The other clients' files are not there, and nobody asks for them.
-"""
+"""What a site holds of exported shards: the manifest of all clients, the public set, and one client's examples."""
 
 from __future__ import annotations
 
@@ -34,13 +31,12 @@ CLIENT_FILE_PATTERN = re.compile(r"client-(\d{3,})\.npz")
 
 @dataclass(frozen=True)
 class SiteShard:
-    """One client's part of exported shards, with its examples as a data set of their own."""
+    """One client of exported shards. `partition` contains only this client and indexes `dataset`."""
 
     client_id: int
     shards: ShardSet
     dataset: Dataset
     partition: Partition
-    """In the numbering of the data set; it knows of this client alone."""
 
     @property
     def client_train_sizes(self) -> dict[int, int]:
@@ -48,39 +44,39 @@ class SiteShard:
 
 
 def load_site_shard(path: Path) -> SiteShard:
-    """The shard that a site has under `path`, such as client-003.npz; the manifest and public.npz lie beside it."""
+    """Load a client's file such as client-003.npz, with manifest.json and public.npz from the same directory."""
     match = CLIENT_FILE_PATTERN.fullmatch(path.name)
     if match is None or not path.is_file():
         raise RequestError(
-            f"no shard of a client ({path}): name a file such as client-003.npz of 'fedmosaic site pack' or "
+            f"not the shard of a client ({path}): give a file such as client-003.npz of 'fedmosaic site pack' or "
             "'fedmosaic partition --export'"
         )
     for name in (SHARD_MANIFEST_FILE, PUBLIC_FILE):
         if not (path.parent / name).is_file():
             raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
     shards, client = read_exported_description(path.parent), int(match[1])
-    entries = [entry for entry in shards.manifest["clients"] if entry["id"] == client]
-    if not entries:
-        clients = len(shards.manifest["clients"])
-        raise RequestError(f"the manifest knows of {clients} clients, not of client {client} ({path}): bring its own")
-    own = replace(
-        shards,
-        partition=replace(shards.partition, shards=(read_client_shard(path.parent, entries[0], shards.manifest),)),
-    )
-    check_disjoint(path.parent, own.partition, shards.manifest["examples"])
-    return SiteShard(client, shards, *load_exported_shards(own))
+    entry = next((entry for entry in shards.manifest["clients"] if entry["id"] == client), None)
+    if entry is None:
+        num_clients = len(shards.manifest["clients"])
+        raise RequestError(
+            f"the manifest has {num_clients} clients, but no client {client} ({path}): use the manifest of its shards"
+        )
+    shard = read_client_shard(path.parent, entry, shards.manifest)
+    own_shards = replace(shards, partition=replace(shards.partition, shards=(shard,)))
+    check_disjoint(path.parent, own_shards.partition, shards.manifest["examples"])
+    return SiteShard(client, shards, *load_exported_shards(own_shards))
 
 
 def read_exported_description(path: Path) -> ShardSet:
-    """Exported shards of which no client's file need be here: what all of them are like, and the public set."""
+    """Read manifest and public set of exported shards. The clients' files may be missing."""
     shards = read_shard_header(path)
     if not shards.has_examples:
         raise RequestError(
-            f"these shards do not carry their examples ({path / SHARD_MANIFEST_FILE}): make them with "
+            f"these shards do not contain their examples ({path / SHARD_MANIFEST_FILE}): make them with "
             "'fedmosaic partition --export' or 'fedmosaic federation gather'"
         )
     try:
         check_public_set(shards)
     except INVALID_MANIFEST_ERRORS:
-        raise RequestError(f"the manifest does not describe its public set ({path}): export the shards anew") from None
+        raise RequestError(f"the manifest does not match its public set ({path}): export the shards again") from None
     return shards

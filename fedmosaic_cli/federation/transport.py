@@ -1,4 +1,4 @@
-"""What carries letters between the coordinator and clients that are elsewhere."""
+"""The interface between the coordinator and whatever carries its requests to remote clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientResponse:
-    """What a client answered to its letter."""
+    """A client's response to its request."""
 
     client_id: int
     data: bytes
@@ -19,23 +19,22 @@ class ClientResponse:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """A client that did not answer, and why, in a few words: "deadline", "gone", "crashed", "no answer: ..."."""
+    """A client without a response, and a short reason: "deadline", "gone", "crashed", "no answer: ..."."""
 
     client_id: int
     reason: str
 
 
 class Transport(Protocol):
-    """Moves bytes between the coordinator and clients that are elsewhere. It knows nothing of what they say."""
+    """Carries opaque bytes between the coordinator and remote clients."""
 
     def reachable_clients(self) -> set[int]:
-        """Who can be reached now."""
+        """Return the clients that are online now."""
 
     def send_requests(
         self, requests: Mapping[int, bytes], timeout_seconds: float
     ) -> Iterator[ClientResponse | ClientFailure]:
-        """Hand each client its letter; what they answer, as it comes, each client once. Who did not answer in time is
-        lost."""
+        """Send each client its request. Yield one response or failure per client, as they come."""
 
     def close(self) -> None:
-        """Take leave of everybody."""
+        """Disconnect from all clients."""

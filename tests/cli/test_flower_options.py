@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.federation.flower import flower_version
+from fedmosaic_cli.federation.flower import flwr_commands
 
 FLOWER = ("--preset", "quickstart", "--engine", "flower")
 REHEARSAL = (*FLOWER, "--simulate-sites", "3")
@@ -46,7 +46,7 @@ REFUSED = [
 @pytest.fixture
 def with_flower(monkeypatch):
     """Flower is installed, as far as its version is asked for."""
-    monkeypatch.setattr(flower_version, "installed_flower_version", lambda: "1.41.0")
+    monkeypatch.setattr(flwr_commands, "installed_flower_version", lambda: "1.41.0")
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_in_a_line_and_nothing_is_written(
 @pytest.mark.parametrize(("version", "words"), [(None, "is not installed"), ("1.40.2", "1.41 is needed")])
 def test_without_the_right_flower_it_is_named(version, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flower_version, "installed_flower_version", lambda: version)
+    monkeypatch.setattr(flwr_commands, "installed_flower_version", lambda: version)
     with pytest.raises(SystemExit) as leaving:
         app(["train", *REHEARSAL])
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Our commands as processes that carry a mark, so that whatever they start can be found."""
+"""fedmosaic commands as processes with a marker in their environment, by which their descendants are found."""
 
 from __future__ import annotations
 
@@ -8,74 +8,74 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from tests.federation.flower.federation import command_of, wait
+import psutil
+
+from tests.federation.flower.federation import wait
 
 MARKER = "FEDMOSAIC_TEST_MARK"
 
 
 class Command:
-    """`fedmosaic ...` under way, and what it has said on stderr so far."""
+    """A running `fedmosaic ...` command and its stderr so far."""
 
-    def __init__(self, *arguments: str, cwd: Path, mark: str = "", program: tuple[str, ...] = ()) -> None:
-        self.mark = mark or secrets.token_hex(8)
+    def __init__(self, *arguments: str, cwd: Path, marker: str = "", program: tuple[str, ...] = ()) -> None:
+        self.marker = marker or secrets.token_hex(8)
         self.process = subprocess.Popen(
             [sys.executable, *(program or ("-m", "fedmosaic_cli")), *arguments],
             cwd=cwd,
-            env={**os.environ, MARKER: self.mark},
+            env={**os.environ, MARKER: self.marker},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
         self.lines: list[str] = []
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._reader.start()
 
-    def _listen(self) -> None:
+    def _read_stderr(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
 
     @property
-    def said(self) -> str:
+    def stderr(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, words: str, seconds: float = 120) -> None:
-        """Wait until it has said something."""
-        wait(lambda: words in self.said or self.process.poll() is not None, seconds, pause=0.05)
-        assert words in self.said, self.said
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        """Wait until stderr contains a text."""
+        wait(lambda: text in self.stderr or self.process.poll() is not None, seconds, pause=0.05)
+        assert text in self.stderr, self.stderr
 
-    def ended(self, seconds: float = 180) -> int:
-        """The code that it ends with."""
+    def wait(self, seconds: float = 180) -> int:
+        """Wait for the end and return the exit code."""
         code = self.process.wait(seconds)
-        self._listener.join(5)
+        self._reader.join(5)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
 
-    def left(self) -> list[str]:
-        """The command lines of everything that was started by it, or by what it started, and is still there."""
-        mark = f"{MARKER}={self.mark}".encode()
+    def descendants(self) -> list[str]:
+        """Return pid and command line of all living processes that the command started, directly or not."""
         found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(f"{entry.name} {command_of(int(entry.name))}")
-            except OSError:
-                continue
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARKER) == self.marker:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
         return found
 
-    def nothing_is_left(self, seconds: float = 10) -> None:
+    def require_no_descendants(self, seconds: float = 10) -> None:
         until = time.monotonic() + seconds
-        while (left := self.left()) and time.monotonic() < until:
+        while (descendants := self.descendants()) and time.monotonic() < until:
             time.sleep(0.2)
-        assert not left
+        assert not descendants
 
 
-def listening(port: int) -> bool:
-    """Whether anybody listens at a port of this machine."""
+def is_listening(port: int) -> bool:
+    """Return whether a process listens at a port of this machine."""
     import socket
 
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""A coordinator that does nothing: `python -m tests.federation.flower.coordinator FOLDER`. It says where it is, and waits."""
+"""An idle coordinator: `python -m tests.federation.flower.coordinator FOLDER` prints its address and waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    papers = create_certificate_authority(folder / "papers", ["127.0.0.1"])
-    carrier = FlowerTransport({0: create_node_key(folder / "site-0")}, SuperLinkAddress(credentials=papers))
-    sys.stdout.write(json.dumps({"address": carrier.address, "room": str(carrier._runtime_dir.path)}) + "\n")
+    credentials = create_certificate_authority(folder / "credentials", ["127.0.0.1"])
+    transport = FlowerTransport({0: create_node_key(folder / "site-0")}, SuperLinkAddress(credentials=credentials))
+    sys.stdout.write(json.dumps({"address": transport.address, "runtime_dir": str(transport._runtime_dir.path)}) + "\n")
     sys.stdout.flush()
     time.sleep(600)

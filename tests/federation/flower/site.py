@@ -1,6 +1,7 @@
-"""A site that echoes: `python -m tests.federation.flower.site CLIENT SUPERLINK ROOT KEY FOLDER`. What it is told, it does first.
+"""A site that echoes its requests: `python -m tests.federation.flower.site CLIENT SUPERLINK ROOT KEY FOLDER`.
 
-A letter is a word, a space and anything: `echo`, `sleep-N`, `die` (once a process), `raise`.
+A request is a word, a space and anything. The word is `echo`, `sleep-N` (seconds before the response) or `die` (the
+process kills itself once).
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from fedmosaic_cli.machine import die_with_parent
 
 
 def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
-    diary = Path(folder) / f"site-{client}.jsonl"
+    log_path = Path(folder) / f"site-{client}.jsonl"
 
-    def note(what: str, detail: str = "") -> None:
-        with diary.open("a") as file:
-            file.write(json.dumps({"what": what, "detail": detail, "pid": os.getpid(), "time": time.time()}) + "\n")
+    def write_log(kind: str, detail: str = "") -> None:
+        with log_path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "detail": detail, "pid": os.getpid(), "time": time.time()}) + "\n")
 
-    def tell(event: ConnectionEvent) -> None:
-        note(event.kind, event.detail)
+    def on_event(event: ConnectionEvent) -> None:
+        write_log(event.kind, event.detail)
 
-    def answer(letter: bytes) -> bytes:
-        word = letter.split(b" ")[0].decode()
-        note("asked", word)
-        dead = Path(folder) / f"died-{client}"
-        if word == "die" and not dead.exists():
-            dead.touch()
+    def handle_request(request: bytes) -> bytes:
+        word = request.split(b" ")[0].decode()
+        write_log("asked", word)
+        died = Path(folder) / f"died-{client}"
+        if word == "die" and not died.exists():
+            died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if word.startswith("sleep-"):
             time.sleep(float(word.removeprefix("sleep-")))
-        return f"{client}:".encode() + letter
+        return f"{client}:".encode() + request
 
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
-    papers = {} if root == "-" else {"root": Path(root), "key": Path(key)}
-    with SuperNode(int(client), superlink, answer, on_event=tell, **papers) as node:
+    credentials = {} if root == "-" else {"root": Path(root), "key": Path(key)}
+    with SuperNode(int(client), superlink, handle_request, on_event=on_event, **credentials) as node:
         node.serve(lambda: bool(stopping))
 
 

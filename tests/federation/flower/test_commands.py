@@ -1,4 +1,4 @@
-"""Whole federations by the commands that people type: TLS, keys, three sites on this machine."""
+"""Complete federations by command line: TLS, keys, three sites on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmosaic_cli.federation.flower.superlink import free_port
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import RunDirectory
 from tests.conftest import fedmosaic
-from tests.federation.flower.commands import Command, listening
+from tests.federation.flower.commands import Command, is_listening
 from tests.federation.flower.federation import wait
 
 pytestmark = pytest.mark.flower
@@ -27,28 +27,28 @@ FLOATS = ("--set", "methods.fedmosaic.expertise_bits=float32")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """A directory with shards for three clients."""
-    folder = tmp_path_factory.mktemp("place")
+def work_dir(tmp_path_factory) -> Path:
+    """Create a directory with shards for three clients."""
+    folder = tmp_path_factory.mktemp("work")
     options = ("--alpha", "0.5", "--clients", "3", "--public-size", "60", "--export", "--out", "shards")
     done = fedmosaic("partition", "--scheme", "dirichlet", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def run_of(folder: Path, runs: str, method: str = "fedmosaic-frequency") -> RunDirectory:
+def run_directory(folder: Path, runs: str, method: str = "fedmosaic-frequency") -> RunDirectory:
     return RunDirectory(folder / runs / "shards" / method / "seed-0")
 
 
-def here(place: Path, runs: str, *options: str, methods: tuple[str, ...] = ("fedmosaic",)) -> None:
-    """The same runs with all clients in one process."""
+def run_locally(work_dir: Path, runs: str, *options: str, methods: tuple[str, ...] = ("fedmosaic",)) -> None:
+    """Make the same runs with all clients in one process."""
     arguments = (*methods, *SHORT, "--execution", "threads", "--runs-dir", runs, "--quiet", *options)
-    done = fedmosaic("baseline", *arguments, cwd=place)
+    done = fedmosaic("baseline", *arguments, cwd=work_dir)
     assert done.returncode == 0, done.stderr
 
 
-def same(one: RunDirectory, other: RunDirectory) -> None:
-    """Two runs tell the same of every round, came to the same consensus, and to the same models."""
+def assert_equal_runs(one: RunDirectory, other: RunDirectory) -> None:
+    """Two runs have the same log, server state and models."""
     assert (one.path / "rounds.jsonl").read_bytes() == (other.path / "rounds.jsonl").read_bytes()
     assert one.read_summary()["models"] == other.read_summary()["models"]
     states = [checkpoints.read_newest_checkpoint(files.checkpoints_dir)[0] for files in (one, other)]
@@ -59,58 +59,58 @@ def same(one: RunDirectory, other: RunDirectory) -> None:
     assert servers[0]
 
 
-def test_a_federation_with_tls_is_the_run_in_one_process(place):
-    here(place, "here", "--rounds", "3", methods=METHODS)
+def test_a_federation_with_tls_equals_the_local_run(work_dir):
+    run_locally(work_dir, "here", "--rounds", "3", methods=METHODS)
     options = (*SHORT, "--rounds", "3", "--engine", "flower", "--simulate-sites", "3", "--runs-dir", "there")
-    command = Command("baseline", *METHODS, *options, cwd=place)
-    assert command.ended(600) == 0, command.said
-    command.nothing_is_left()
+    command = Command("baseline", *METHODS, *options, cwd=work_dir)
+    assert command.wait(600) == 0, command.stderr
+    command.require_no_descendants()
     for method in ("fedmosaic-frequency", *METHODS[1:]):
-        same(run_of(place, "here", method), run_of(place, "there", method))
-        summary = run_of(place, "there", method).read_summary()
+        assert_equal_runs(run_directory(work_dir, "here", method), run_directory(work_dir, "there", method))
+        summary = run_directory(work_dir, "there", method).read_summary()
         assert summary["federation"] == {"engine": "flower", "sites": 3, "models": "at the sites"}
         for name, digest in summary["models"].items():
-            [model] = place.glob(f"sites/shards/*/runs/shards/{method}/*/*/models/{name}")
+            [model] = work_dir.glob(f"sites/shards/*/runs/shards/{method}/*/*/models/{name}")
             assert hashlib.sha256(model.read_bytes()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_coordinator_that_ends_takes_everything_along_and_goes_on(place, number):
+def test_an_ended_coordinator_leaves_no_process_and_can_be_resumed(work_dir, number):
     runs, reference = f"ended-{number.name}", "uninterrupted"
-    if not (place / reference).exists():
-        here(place, reference, "--rounds", "5")
+    if not (work_dir / reference).exists():
+        run_locally(work_dir, reference, "--rounds", "5")
     options = ("train", *SHORT, "--rounds", "5", "--engine", "flower", "--simulate-sites", "3", "--runs-dir", runs)
-    command = Command(*options, cwd=place)
+    command = Command(*options, cwd=work_dir)
     command.wait_for("round 2/5")
     command.process.send_signal(number)
-    assert command.ended() == (-9 if number == signal.SIGKILL else 128 + number)
-    command.nothing_is_left(30)
-    assert not run_of(place, runs).is_finished()
-    again = Command(*options, "--resume", cwd=place)
-    assert again.ended() == 0, again.said
-    assert "resumed after round" in again.said
-    again.nothing_is_left()
-    same(run_of(place, reference), run_of(place, runs))
+    assert command.wait() == (-9 if number == signal.SIGKILL else 128 + number)
+    command.require_no_descendants(30)
+    assert not run_directory(work_dir, runs).is_finished()
+    again = Command(*options, "--resume", cwd=work_dir)
+    assert again.wait() == 0, again.stderr
+    assert "resumed after round" in again.stderr
+    again.require_no_descendants()
+    assert_equal_runs(run_directory(work_dir, reference), run_directory(work_dir, runs))
 
 
-class Hand:
-    """A federation as people make one: a coordinator's directory, and three of sites."""
+class ManualFederation:
+    """A coordinator's directory and three site directories, set up command by command."""
 
-    def __init__(self, folder: Path, place: Path) -> None:
+    def __init__(self, folder: Path, work_dir: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.superlink = f"127.0.0.1:{self.port}"
         self.commands: list[Command] = []
         self.shards = folder / "shards"
         self.shards.mkdir()
-        for name in ("manifest.json", "public.npz"):  # all that a coordinator has
-            shutil.copy(place / "shards" / name, self.shards)
-        self.typed("federation", "init", "--host", "127.0.0.1")
+        for name in ("manifest.json", "public.npz"):  # the coordinator has no client file
+            shutil.copy(work_dir / "shards" / name, self.shards)
+        self.run_command("federation", "init", "--host", "127.0.0.1")
         for client in range(3):
-            own = self.site(client) / "shard"
-            own.mkdir(parents=True)
+            shard_dir = self.site(client) / "shard"
+            shard_dir.mkdir(parents=True)
             for name in ("manifest.json", "public.npz", f"client-{client:03d}.npz"):
-                shutil.copy(place / "shards" / name, own)
+                shutil.copy(work_dir / "shards" / name, shard_dir)
             self.init(client)
             name = f"client-{client:03d}.pub"
             shutil.copy(self.site(client) / "site" / name, folder / "federation" / "keys" / name)
@@ -118,20 +118,20 @@ class Hand:
     def site(self, client: int) -> Path:
         return self.folder / f"hospital-{client}"
 
-    def typed(self, *arguments: str, cwd: Path | None = None) -> str:
+    def run_command(self, *arguments: str, cwd: Path | None = None) -> str:
         done = fedmosaic(*arguments, cwd=cwd or self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def init(self, client: int) -> None:
         shard = f"shard/client-{client:03d}.npz"
-        self.typed("site", "init", "--shard", shard, "--share", "models", cwd=self.site(client))
+        self.run_command("site", "init", "--shard", shard, "--allow-upload", "models", cwd=self.site(client))
 
     def start(self, client: int) -> Command:
         ca = self.folder / "federation" / "ca.crt"
-        site = Command("site", "start", "--superlink", self.superlink, "--ca", str(ca), cwd=self.site(client))
-        self.commands.append(site)
-        return site
+        command = Command("site", "start", "--superlink", self.superlink, "--ca", str(ca), cwd=self.site(client))
+        self.commands.append(command)
+        return command
 
     def train(self, *options: str) -> Command:
         arguments = ("--engine", "flower", "--superlink", self.superlink, "--runs-dir", "runs")
@@ -144,101 +144,101 @@ class Hand:
             if command.process.poll() is None:
                 command.process.terminate()
         for command in self.commands:
-            command.ended(60)
+            command.wait(60)
         for command in self.commands:
-            command.nothing_is_left(30)
-        assert not listening(self.port)
+            command.require_no_descendants(30)
+        assert not is_listening(self.port)
 
 
 @pytest.fixture
-def hand(tmp_path, place):
-    federation = Hand(tmp_path, place)
+def manual(tmp_path, work_dir):
+    federation = ManualFederation(tmp_path, work_dir)
     yield federation
     federation.close()
 
 
-def test_a_federation_by_hand_survives_the_death_of_a_site(hand, place):
-    """The site is killed while it could be asked at any time, and is started again: nobody is lost, as rounds wait."""
-    if not (place / "uninterrupted").exists():
-        here(place, "uninterrupted", "--rounds", "5")
-    sites = {client: hand.start(client) for client in range(3)}
-    command = hand.train("--rounds", "5", "--round-timeout", "150")
+def test_a_killed_and_restarted_site_does_not_change_the_run(manual, work_dir):
+    """No client fails, because rounds wait for the restarted site."""
+    if not (work_dir / "uninterrupted").exists():
+        run_locally(work_dir, "uninterrupted", "--rounds", "5")
+    sites = {client: manual.start(client) for client in range(3)}
+    command = manual.train("--rounds", "5", "--round-timeout", "150")
     command.wait_for("round 1/5")
-    told = json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))
-    assert told["running"]
-    assert told["connection"] == "connected"
+    status = json.loads(manual.run_command("site", "status", "--json", cwd=manual.site(1)))
+    assert status["running"]
+    assert status["connection"] == "connected"
     sites[1].process.send_signal(signal.SIGKILL)
-    assert sites[1].ended() == -9
-    sites[1].nothing_is_left(30)
-    assert not json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))["running"]
-    hand.start(1)
-    assert command.ended(400) == 0, command.said
-    same(run_of(place, "uninterrupted"), run_of(hand.folder, "runs"))
-    [run] = json.loads(hand.typed("site", "status", "--json", cwd=hand.site(1)))["runs"]
+    assert sites[1].wait() == -9
+    sites[1].require_no_descendants(30)
+    assert not json.loads(manual.run_command("site", "status", "--json", cwd=manual.site(1)))["running"]
+    manual.start(1)
+    assert command.wait(400) == 0, command.stderr
+    assert_equal_runs(run_directory(work_dir, "uninterrupted"), run_directory(manual.folder, "runs"))
+    [run] = json.loads(manual.run_command("site", "status", "--json", cwd=manual.site(1)))["runs"]
     assert run["round"] == 5
-    assert Path(hand.site(1) / run["model"]).is_file()
+    assert Path(manual.site(1) / run["model"]).is_file()
 
 
-def test_a_site_that_stays_away_is_left_out_and_may_come_back(hand):
-    sites = {client: hand.start(client) for client in range(3)}
-    command = hand.train("--rounds", "6", "--round-timeout", "12")
+def test_an_offline_site_fails_rounds_and_may_return(manual):
+    sites = {client: manual.start(client) for client in range(3)}
+    command = manual.train("--rounds", "6", "--round-timeout", "12")
     command.wait_for("round 1/6")
     sites[2].process.send_signal(signal.SIGKILL)
     command.wait_for("warning: lost in round")
-    hand.start(2)
-    assert command.ended(400) in (0, 1), command.said
-    if command.process.returncode:  # too late for the end of the last round: then it goes on
-        assert "continue with --resume" in command.said
-        wait(lambda: not listening(hand.port), 30)
-        again = hand.train("--rounds", "6", "--resume", "--round-timeout", "150")
-        assert again.ended(400) == 0, again.said
-    rows = run_of(hand.folder, "runs").read_rounds()
+    manual.start(2)
+    assert command.wait(400) in (0, 1), command.stderr
+    if command.process.returncode:  # the site returned after the last round: resume the run
+        assert "go on with --resume" in command.stderr
+        wait(lambda: not is_listening(manual.port), 30)
+        again = manual.train("--rounds", "6", "--resume", "--round-timeout", "150")
+        assert again.wait(400) == 0, again.stderr
+    rows = run_directory(manual.folder, "runs").read_rounds()
     lost = [row for row in rows if "lost" in row]
     assert lost
     assert {row["client"] for row in lost} == {2}
     assert len(rows) == 18
 
 
-def test_a_hostile_site_is_heard_and_not_believed(hand):
+def test_invalid_responses_of_a_registered_site_are_rejected(manual):
     for client in (0, 1):
-        hand.start(client)
-    shard, folder = hand.site(2) / "shard" / "client-002.npz", hand.site(2) / "site"
-    ca = hand.folder / "federation" / "ca.crt"
-    program = ("-m", "tests.federation.flower.hostile_site", str(shard), str(folder), hand.superlink, str(ca))
-    hand.commands.append(Command(cwd=Path.cwd(), program=program))
-    command = hand.train("--rounds", "6", *FLOATS)
-    assert command.ended(400) == 0, command.said
-    rows = [row for row in run_of(hand.folder, "runs").read_rounds() if row["client"] == 2]
-    fates = [row.get("lost") or row.get("message") for row in rows]
-    assert fates == ["accepted", "future_round", "wrong_public_set", "expertise_nonfinite", "too_large", "accepted"]
+        manual.start(client)
+    shard, folder = manual.site(2) / "shard" / "client-002.npz", manual.site(2) / "site"
+    ca = manual.folder / "federation" / "ca.crt"
+    program = ("-m", "tests.federation.flower.hostile_site", str(shard), str(folder), manual.superlink, str(ca))
+    manual.commands.append(Command(cwd=Path.cwd(), program=program))
+    command = manual.train("--rounds", "6", *FLOATS)
+    assert command.wait(400) == 0, command.stderr
+    rows = [row for row in run_directory(manual.folder, "runs").read_rounds() if row["client"] == 2]
+    statuses = [row.get("lost") or row.get("message") for row in rows]
+    assert statuses == ["accepted", "future_round", "wrong_public_set", "expertise_nonfinite", "too_large", "accepted"]
 
 
-def test_the_superlink_dies_in_the_middle_and_nobody_notices(hand, place):
-    if not (place / "uninterrupted").exists():
-        here(place, "uninterrupted", "--rounds", "5")
+def test_a_killed_superlink_does_not_change_the_run(manual, work_dir):
+    if not (work_dir / "uninterrupted").exists():
+        run_locally(work_dir, "uninterrupted", "--rounds", "5")
     for client in range(3):
-        hand.start(client)
-    command = hand.train("--rounds", "5", "--round-timeout", "300")
+        manual.start(client)
+    command = manual.train("--rounds", "5", "--round-timeout", "300")
     command.wait_for("round 2/5")
-    [victim] = [line for line in command.left() if "flower-superlink" in line]
-    os.kill(int(victim.split()[0]), signal.SIGKILL)
-    assert command.ended(500) == 0, command.said
-    same(run_of(place, "uninterrupted"), run_of(hand.folder, "runs"))
+    [superlink] = [line for line in command.descendants() if "flower-superlink" in line]
+    os.kill(int(superlink.split()[0]), signal.SIGKILL)
+    assert command.wait(500) == 0, command.stderr
+    assert_equal_runs(run_directory(work_dir, "uninterrupted"), run_directory(manual.folder, "runs"))
 
 
-def test_a_stranger_is_refused_and_a_missing_key_is_named(hand):
-    (hand.folder / "federation" / "keys" / "client-001.pub").unlink()
-    done = fedmosaic("train", *SHORT, "--engine", "flower", "--superlink", hand.superlink, cwd=hand.folder)
+def test_an_unknown_key_is_refused_and_a_missing_key_is_named(manual):
+    (manual.folder / "federation" / "keys" / "client-001.pub").unlink()
+    done = fedmosaic("train", *SHORT, "--engine", "flower", "--superlink", manual.superlink, cwd=manual.folder)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: no key of client-001.pub")
-    own = hand.site(1) / "site"
+    own = manual.site(1) / "site"
     for name in ("client-001", "client-001.pub"):
         shutil.move(own / name, own / f"old-{name}")
-    shutil.copy(own / "old-client-001.pub", hand.folder / "federation" / "keys" / "client-001.pub")
-    hand.init(1)  # another key than the coordinator knows
+    shutil.copy(own / "old-client-001.pub", manual.folder / "federation" / "keys" / "client-001.pub")
+    manual.init(1)  # creates a key that the coordinator does not know
     for client in range(2):
-        hand.start(client)
-    command = hand.train("--join-timeout", "45")
-    assert command.ended() == 1
-    assert "not everybody joined within 45 s (--join-timeout), client 1, client 2" in command.lines[-1]
-    assert "refused" in hand.commands[1].said
+        manual.start(client)
+    command = manual.train("--join-timeout", "45")
+    assert command.wait() == 1
+    assert "not everybody joined within 45 s (--wait), client 1, client 2" in command.lines[-1]
+    assert "refused" in manual.commands[1].stderr

@@ -1,4 +1,4 @@
-"""However a coordinator or a site ends: no process is left, no port is taken, and nothing lies about."""
+"""However a coordinator or a site ends, no process, open port or directory remains."""
 
 from __future__ import annotations
 
@@ -33,67 +33,67 @@ def is_free(address: str) -> bool:
     return True
 
 
-def test_a_coordinator_that_closes_leaves_nothing(tmp_path):
-    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1"])
-    carrier = FlowerTransport({0: create_node_key(tmp_path / "site-0")}, SuperLinkAddress(credentials=papers))
-    room, address = carrier._runtime_dir.path, carrier.address
-    assert len(marked_processes(room)) >= 3
-    assert room.stat().st_mode & 0o777 == 0o700
+def test_a_closed_coordinator_leaves_nothing(tmp_path):
+    credentials = create_certificate_authority(tmp_path / "credentials", ["127.0.0.1"])
+    transport = FlowerTransport({0: create_node_key(tmp_path / "site-0")}, SuperLinkAddress(credentials=credentials))
+    runtime_dir, address = transport._runtime_dir.path, transport.address
+    assert len(marked_processes(runtime_dir)) >= 3
+    assert runtime_dir.stat().st_mode & 0o777 == 0o700
     assert not is_free(address)
-    carrier.close()
-    assert marked_processes(room) == []
+    transport.close()
+    assert marked_processes(runtime_dir) == []
     assert is_free(address)
-    assert not room.exists()
+    assert not runtime_dir.exists()
 
 
-def test_a_coordinator_that_is_killed_leaves_nothing_either(tmp_path):
+def test_a_killed_coordinator_leaves_only_a_directory_for_the_next_to_remove(tmp_path):
     command = [sys.executable, "-m", "tests.federation.flower.coordinator", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
-        told = json.loads(coordinator.stdout.readline())
-        room = Path(told["room"])
-        assert len(marked_processes(room)) >= 3
+        started = json.loads(coordinator.stdout.readline())
+        runtime_dir = Path(started["runtime_dir"])
+        assert len(marked_processes(runtime_dir)) >= 3
         coordinator.kill()
-    wait(lambda: marked_processes(room) == [], 20, pause=0.05)
-    assert is_free(told["address"])
-    assert room.exists()
-    RuntimeDir().close()  # whoever comes next clears up
-    assert not room.exists()
+    wait(lambda: marked_processes(runtime_dir) == [], 20, pause=0.05)
+    assert is_free(started["address"])
+    assert runtime_dir.exists()
+    RuntimeDir().close()  # removes stale directories
+    assert not runtime_dir.exists()
 
 
-def test_sites_that_end_leave_nothing_and_those_that_are_killed_neither(tmp_path):
+def test_terminated_and_killed_sites_leave_nothing(tmp_path):
     federation = Federation(tmp_path, clients=2)
     try:
         federation.wait_for_all()
-        rooms = [federation.room_of_site(client) for client in federation.clients]
+        runtime_dirs = [federation.site_runtime_dir(client) for client in federation.clients]
         federation.sites["0"].terminate()
         federation.sites["0"].wait(timeout=20)
-        assert marked_processes(rooms[0]) == []
-        assert not rooms[0].exists()
+        assert marked_processes(runtime_dirs[0]) == []
+        assert not runtime_dirs[0].exists()
         federation.sites["1"].kill()
         federation.sites["1"].wait()
-        wait(lambda: marked_processes(rooms[1]) == [], 20, pause=0.05)
-        wait(lambda: federation.carrier.reachable_clients() == set(), 20)
+        wait(lambda: marked_processes(runtime_dirs[1]) == [], 20, pause=0.05)
+        wait(lambda: federation.transport.reachable_clients() == set(), 20)
     finally:
         federation.close()
 
 
-def test_a_rehearsal_without_keys(tmp_path):
-    with FlowerTransport({0: None, 1: None}) as carrier:
-        sites = [start_site(str(client), carrier.address, "-", "-", str(tmp_path)) for client in (0, 1)]
+def test_sites_on_this_machine_work_without_keys(tmp_path):
+    with FlowerTransport({0: None, 1: None}) as transport:
+        sites = [start_site(str(client), transport.address, "-", "-", str(tmp_path)) for client in (0, 1)]
         try:
-            answers = {answer.client_id: answer for answer in carrier.send_requests({0: b"echo a", 1: b"echo b"}, 90)}
-            assert answers == {0: ClientResponse(0, b"0:echo a"), 1: ClientResponse(1, b"1:echo b")}
+            responses = {one.client_id: one for one in transport.send_requests({0: b"echo a", 1: b"echo b"}, 90)}
+            assert responses == {0: ClientResponse(0, b"0:echo a"), 1: ClientResponse(1, b"1:echo b")}
         finally:
             for site in sites:
                 site.terminate()
                 site.wait(timeout=20)
 
 
-def test_a_port_that_is_taken(tmp_path):
-    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1"])
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        place = SuperLinkAddress(port=taken.getsockname()[1], credentials=papers)
+def test_a_port_in_use_is_refused(tmp_path):
+    credentials = create_certificate_authority(tmp_path / "credentials", ["127.0.0.1"])
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        address = SuperLinkAddress(port=occupied.getsockname()[1], credentials=credentials)
         with pytest.raises(ResourceError, match="Address already in use"):
-            FlowerTransport({0: create_node_key(tmp_path / "site-0")}, place)
+            FlowerTransport({0: create_node_key(tmp_path / "site-0")}, address)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("cryptography")
+
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.keys import (
     check_certificate,
@@ -13,55 +15,53 @@ from fedmosaic_cli.federation.flower.keys import (
     create_node_key,
 )
 
-pytest.importorskip("cryptography")
 
-
-def test_an_authority_and_what_it_vouches_for(tmp_path):
-    papers = create_certificate_authority(tmp_path / "papers", ["127.0.0.1", "::1", "link.example"])
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "papers").iterdir()}
+def test_an_authority_signs_a_certificate_for_all_hosts(tmp_path):
+    credentials = create_certificate_authority(tmp_path / "credentials", ["127.0.0.1", "::1", "link.example"])
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "credentials").iterdir()}
     assert modes["ca.key"] == modes["server.key"] == 0o600
     assert sorted(modes) == ["ca.crt", "ca.key", "server.key", "server.pem"]
     for host in ("127.0.0.1", "::1", "link.example"):
-        check_certificate(papers.certificate, host)
+        check_certificate(credentials.certificate, host)
     with pytest.raises(RequestError, match=r"does not name other\.example, but 127\.0\.0\.1, ::1, link\.example"):
-        check_certificate(papers.certificate, "other.example")
+        check_certificate(credentials.certificate, "other.example")
     with pytest.raises(RequestError, match="names no host"):
-        check_certificate(papers.ca_certificate, "127.0.0.1")
+        check_certificate(credentials.ca_certificate, "127.0.0.1")
 
 
-def test_the_certificate_is_the_authority_s(tmp_path):
+def test_the_certificate_is_signed_by_the_authority(tmp_path):
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    papers = create_certificate_authority(tmp_path, ["127.0.0.1"])
-    root = x509.load_pem_x509_certificate(papers.ca_certificate.read_bytes())
-    certificate = x509.load_pem_x509_certificate(papers.certificate.read_bytes())
+    credentials = create_certificate_authority(tmp_path, ["127.0.0.1"])
+    root = x509.load_pem_x509_certificate(credentials.ca_certificate.read_bytes())
+    certificate = x509.load_pem_x509_certificate(credentials.certificate.read_bytes())
     certificate.verify_directly_issued_by(root)
     other = create_certificate_authority(tmp_path / "other", ["127.0.0.1"])
     with pytest.raises(InvalidSignature):
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(other.ca_certificate.read_bytes()))
 
 
-@pytest.mark.parametrize("there", ["ca.crt", "ca.key", "server.pem", "server.key"])
-def test_nothing_is_overwritten(tmp_path, there):
-    (tmp_path / there).write_text("mine")
-    with pytest.raises(RequestError, match="there is one already"):
+@pytest.mark.parametrize("existing", ["ca.crt", "ca.key", "server.pem", "server.key"])
+def test_existing_files_are_never_overwritten(tmp_path, existing):
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(RequestError, match="the file exists already"):
         create_certificate_authority(tmp_path, ["127.0.0.1"])
-    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
 
 
-def test_a_time_that_is_over(tmp_path):
-    papers = create_certificate_authority(tmp_path, ["127.0.0.1"], days=0)
+def test_an_expired_certificate_is_refused(tmp_path):
+    credentials = create_certificate_authority(tmp_path, ["127.0.0.1"], days=0)
     with pytest.raises(RequestError, match="the certificate expired on"):
-        check_certificate(papers.certificate, "127.0.0.1")
+        check_certificate(credentials.certificate, "127.0.0.1")
 
 
-def test_a_certificate_for_nobody(tmp_path):
+def test_a_certificate_needs_a_host(tmp_path):
     with pytest.raises(RequestError, match="must name a host"):
         create_certificate_authority(tmp_path, [])
 
 
-def test_a_key_for_a_site(tmp_path):
+def test_a_node_key_is_private_and_has_a_public_part(tmp_path):
     public = create_node_key(tmp_path / "keys" / "site")
     assert public == tmp_path / "keys" / "site.pub"
     assert (tmp_path / "keys" / "site").stat().st_mode & 0o777 == 0o600
@@ -69,11 +69,11 @@ def test_a_key_for_a_site(tmp_path):
     assert (tmp_path / "keys" / "site").read_text().startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
     check_private_key(tmp_path / "keys" / "site")
     check_public_key(public)
-    with pytest.raises(RequestError, match="there is one already"):
+    with pytest.raises(RequestError, match="the file exists already"):
         create_node_key(tmp_path / "keys" / "site")
 
 
-def test_what_is_no_key_and_a_key_that_others_can_read(tmp_path):
+def test_invalid_keys_and_readable_private_keys_are_refused(tmp_path):
     public = create_node_key(tmp_path / "site")
     (tmp_path / "text").write_text("no key")
     for check, path, message in (
@@ -87,5 +87,5 @@ def test_what_is_no_key_and_a_key_that_others_can_read(tmp_path):
         with pytest.raises(RequestError, match=message):
             check(path)
     (tmp_path / "site").chmod(0o644)
-    with pytest.raises(RequestError, match="others can read this key"):
+    with pytest.raises(RequestError, match="other users can read this key"):
         check_private_key(tmp_path / "site")

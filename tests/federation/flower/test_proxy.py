@@ -1,4 +1,4 @@
-"""The proxy's settings: nginx takes them, lets letters through and nothing else."""
+"""The generated nginx configuration forwards the sites' requests and refuses everything else."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+pytest.importorskip("cryptography")
+
 from fedmosaic_cli.federation.flower import nginx as proxy
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 from fedmosaic_cli.federation.flower.superlink import free_port
 
-pytest.importorskip("cryptography")
 needs_nginx = pytest.mark.skipif(
-    shutil.which("nginx") is None or os.geteuid() != 0, reason="nginx is not installed, or may not be started"
+    shutil.which("nginx") is None or os.geteuid() != 0, reason="needs nginx and root"
 )
-INSIDE = ("/v1/fleet/pull-messages", "/v1/fleet/push-object")
-OUTSIDE = (
+FORWARDED = ("/v1/fleet/pull-messages", "/v1/fleet/push-object")
+REFUSED = (
     *("/", "/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task", "//v1/control/list-nodes"),
     *("/v1/fleet/../control/list-nodes", "/v1/fleet/%2e%2e/control/x", "/v1/fleet/%2e%2e%2fcontrol/x"),
 )
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers with as many bytes as it was sent."""
+    """Returns the body of the request."""
 
     protocol_version = "HTTP/1.1"
 
@@ -46,20 +47,20 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def proxied(tmp_path, monkeypatch):
-    """A server that echoes behind nginx with our settings, in a directory with a space in its name."""
+    """An echo server behind nginx with our configuration, in a directory with a space in its name."""
     monkeypatch.setattr(proxy, "SUPERLINK_PORT", free_port())
     monkeypatch.setattr(proxy, "PUBLIC_PORT", f"127.0.0.1:{free_port()}")
     folder = tmp_path / "the federation"
-    papers = create_certificate_authority(folder, ["fed.example.org", "localhost", "127.0.0.1"])
+    credentials = create_certificate_authority(folder, ["fed.example.org", "localhost", "127.0.0.1"])
     server = ThreadingHTTPServer(("127.0.0.1", proxy.SUPERLINK_PORT), Echo)
-    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shown.load_cert_chain(papers.certificate, papers.private_key)
-    server.socket = shown.wrap_socket(server.socket, server_side=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(credentials.certificate, credentials.private_key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (folder / "nginx.conf").write_text(proxy.nginx_config(folder, "fed.example.org"))
     nginx = subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"])
     try:
-        yield ssl.create_default_context(cafile=papers.ca_certificate)
+        yield ssl.create_default_context(cafile=credentials.ca_certificate)
     finally:
         nginx.terminate()
         nginx.wait(timeout=20)
@@ -68,26 +69,26 @@ def proxied(tmp_path, monkeypatch):
 
 
 def post(path: str, trust: ssl.SSLContext, body: bytes = b"x") -> tuple[int, bytes]:
-    """What comes back from outside; nginx may need a moment to start."""
+    """Return status and body of a request to nginx, which may need a moment to start."""
     for _ in range(100):
         try:
             host, _, port = proxy.PUBLIC_PORT.rpartition(":")
-            line = http.client.HTTPSConnection(host, int(port), context=trust, timeout=20)
-            line.request("POST", path, body)
-            answer = line.getresponse()
-            return answer.status, answer.read()
+            connection = http.client.HTTPSConnection(host, int(port), context=trust, timeout=20)
+            connection.request("POST", path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
         except ConnectionRefusedError:
             time.sleep(0.05)
         finally:
-            line.close()
+            connection.close()
     raise AssertionError("nginx does not listen")
 
 
 @needs_nginx
-def test_letters_pass_and_nothing_else_does(proxied):
-    for path in INSIDE:
+def test_only_the_fleet_interface_is_forwarded(proxied):
+    for path in FORWARDED:
         assert post(path, proxied) == (200, b"x"), path
-    for path in OUTSIDE:
+    for path in REFUSED:
         assert post(path, proxied)[0] == 403, path
     model = os.urandom(20 << 20)
-    assert post(INSIDE[1], proxied, model) == (200, model)
+    assert post(FORWARDED[1], proxied, model) == (200, model)
