@@ -28,16 +28,16 @@ import torch
 from measuring import machine
 from results import Line, Result, at_most
 
-from fedmosaic_cli.cli.local_federation import start_local_site
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.federation import protocol as letters
 from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
+from fedmosaic_cli.federation.local_federation import start_local_site
+from fedmosaic_cli.federation.protocol import decode_message
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
 from fedmosaic_cli.runner.events import RoundCompleted, RunOptions
 from fedmosaic_cli.runner.prepare import load_and_partition
@@ -153,7 +153,7 @@ class Weighed:
 
     def _weigh(self, letter: bytes) -> None:
         self.seen.letters += len(letter)
-        self.seen.messages += sum(len(data) for _, data in letters.decode_protocol_message(letter).parts.values())
+        self.seen.messages += sum(len(data) for _, data in decode_message(letter)[1].values())
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def sites(shards: ShardSet, folder: Path) -> Iterator[Weighed]:
         turnstiles = [Turnstile(carrier.address) for _ in homes]
         for turnstile in turnstiles:
             stack.callback(turnstile.close)
-        options = ["--ca", str(papers.ca_certificate), "--share", "models", "--device", "cpu", "--quiet"]
+        options = ["--ca", str(papers.ca_certificate), "--allow-upload", "models", "--device", "cpu", "--quiet"]
         for client, home in homes.items():
             shard = shards.path / f"client-{client:03d}.npz"
             stack.enter_context(

@@ -1,4 +1,4 @@
-"""`fedmosaic federation`: what a coordinator needs before sites can join."""
+"""`fedmosaic federation`: prepare the coordinator of a federation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fedmosaic_cli.cli.console import print_json, print_stdout
 from fedmosaic_cli.cli.pack import gather, public
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.nginx import nginx_config
+from fedmosaic_cli.federation.flower_engine import KEYS_DIR
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
 HOST_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]{2,39}")
-KEYS_DIR, NGINX_CONFIG_FILE = "keys", "nginx.conf"
+NGINX_CONFIG_FILE = "nginx.conf"
 
 
 @app.callback(invoke_without_command=True)
 def federation(context: typer.Context) -> None:
-    """The coordinator's side of a federation: certificates, and whose keys are known."""
+    """Prepare the coordinator of a federation: certificates, the sites' keys, shared shards."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -34,16 +35,18 @@ app.command()(gather)
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where certificates and keys go.")] = Path("federation"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for certificates and keys.")] = Path(
+        "federation"
+    ),
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", help="A name or address under which sites reach this machine. May be repeated."),
+        typer.Option("--host", help="A name or address under which sites reach this machine. Repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate holds.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until the certificate expires.")] = 365,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Make an authority and a certificate for this machine, a place for the sites' keys, and a proxy's settings.
+    """Create a certificate authority, a certificate for this machine, a directory for the sites' keys, and nginx.conf.
 
     \b
     [bold]Examples[/bold]
@@ -54,20 +57,20 @@ def init(
 
     for host in hosts or []:
         if not HOST_PATTERN.fullmatch(host):
-            raise RequestError(f"'{host}' is no name or address (--host): write one such as fed.example.org")
+            raise RequestError(f"'{host}' is not a name or address (--host): write one such as fed.example.org")
     names = list(dict.fromkeys([*(hosts or []), "localhost", "127.0.0.1"]))
-    papers = create_certificate_authority(folder, names, days)
+    credentials = create_certificate_authority(folder, names, days)
     make_directories(folder / KEYS_DIR)
     write_atomic(folder / NGINX_CONFIG_FILE, nginx_config(folder.absolute(), names[0]).encode())
     if as_json:
-        places = {"ca": papers.ca_certificate, "keys": folder / KEYS_DIR, "proxy": folder / NGINX_CONFIG_FILE}
-        print_json({**{name: str(path) for name, path in places.items()}, "hosts": names})
+        paths = {"ca": credentials.ca_certificate, "keys": folder / KEYS_DIR, "proxy": folder / NGINX_CONFIG_FILE}
+        print_json({**{name: str(path) for name, path in paths.items()}, "hosts": names})
         return
-    print_stdout(f"certificate for {', '.join(names)}, {days} days")
+    print_stdout(f"certificate for {', '.join(names)}, valid for {days} days")
     print_stdout(
-        f"next: send {papers.ca_certificate} to every site; put the client-*.pub that they send you into {folder / KEYS_DIR}"
+        f"next: send {credentials.ca_certificate} to every site, put their client-*.pub into {folder / KEYS_DIR}"
     )
     print_stdout(f"then: fedmosaic train --engine flower --federation {folder} --shards DIR")
     print_stdout(
-        f"sites on other machines reach you through a proxy that lets nothing but letters in: {folder / NGINX_CONFIG_FILE}"
+        f"for sites on other machines, use a proxy that forwards only their requests: {folder / NGINX_CONFIG_FILE}"
     )

@@ -1,9 +1,9 @@
-"""`fedmosaic federation public`, `site pack` and `federation gather`: shards of data that nobody else may see."""
+"""`fedmosaic federation public`, `site pack` and `federation gather`: shards of data that stays at the sites."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 ImageSizeOption = Annotated[
     int | None,
-    typer.Option(min=1, max=4096, help="Side that images are brought to.", show_default="as they are, if all alike"),
+    typer.Option(min=1, max=4096, help="Resize images to this side length.", show_default="no resizing"),
 ]
-PublicOption = Annotated[Path, typer.Option(help="The file of 'fedmosaic federation public', the same for all sites.")]
-ALL_REMARKS_HINT = "--json tells all"
+PublicOption = Annotated[Path, typer.Option(help="The public set of 'fedmosaic federation public'.")]
+ALL_REMARKS_HINT = "see --json"
 
 
 def public(
     images: Annotated[
-        Path, typer.Option(help="Images in a directory, in subdirectories or not; or an npz file with 'images'.")
+        Path, typer.Option(help="A directory with images, also in subdirectories; or an npz file with 'images'.")
     ],
-    output: Annotated[Path, typer.Option("--out", help="Where to write the public set.")] = Path("public.npz"),
+    output: Annotated[Path, typer.Option("--out", help="Output file.")] = Path("public.npz"),
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Make the public set, which all sites label, out of images without labels.
+    """Create the public set, which all sites label, from images without labels.
 
-    Send it to every site: nothing in it may be anybody's secret. What directories are called does not matter.
+    Every site receives it, so it must not contain private images. Names of directories are ignored.
 
     \b
     [bold]Examples[/bold]
@@ -47,38 +47,44 @@ def public(
     from fedmosaic_cli.data.site_data import load_site_images
     from fedmosaic_cli.federation.site_package import build_public_set, write_new_or_identical
 
-    with data_dirs_with_progress(None, quiet or as_json) as place:
-        pixels, remarks = load_site_images(images, image_size, place)
-        made = build_public_set(pixels)
+    with data_dirs_with_progress(None, quiet or as_json) as data_dirs:
+        pixels, remarks = load_site_images(images, image_size, data_dirs)
+        public_set = build_public_set(pixels)
     print_notes(remarks, ALL_REMARKS_HINT)
-    write_new_or_identical({output: made.npz_bytes})
+    write_new_or_identical({output: public_set.npz_bytes})
     if as_json:
-        print_json({"public": str(output), **public_set_facts(made), "remarks": remarks})
+        shape, digest = list(public_set.image_shape), public_set.sha256
+        facts = {"images": len(public_set.images), "image_shape": shape, "sha256": digest}
+        print_json({"public": str(output), **facts, "remarks": remarks})
         return
-    print_stdout(f"{len(made.images)} images, {image_format(made)}, written to {output} (sha256 {made.sha256[:12]})")
+    print_stdout(
+        f"{len(public_set.images)} images, {image_format(public_set)}, written to {output} "
+        f"(sha256 {public_set.sha256[:12]})"
+    )
     print_stdout(f"next: send {output} to every site, for 'fedmosaic site pack --public {output.name}'")
 
 
 def pack(
     client: Annotated[int, typer.Option(min=0, max=MAX_CLIENTS - 1, help="The number of this site: 0, 1, 2, ...")],
     train: Annotated[
-        Path, typer.Option(help="Images in a directory a class; or an npz file with 'images' and 'labels'.")
+        Path,
+        typer.Option(help="A directory with a subdirectory per class; or an npz file with 'images' and 'labels'."),
     ],
-    test: Annotated[Path, typer.Option(help="The same, to test on.")],
-    classes: Annotated[str, typer.Option(help="Names of all classes, e.g. cat,dog: at all sites the same, in order.")],
+    test: Annotated[Path, typer.Option(help="Test images, in the same form.")],
+    classes: Annotated[str, typer.Option(help="Names of all classes, e.g. cat,dog; the same at all sites, in order.")],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="Where to write the client's file and its description.")],
-    val: Annotated[Path | None, typer.Option(help="The same, to choose models by.", show_default="none")] = None,
+    output: Annotated[Path, typer.Option("--out", help="Directory for the client's file and its description.")],
+    val: Annotated[Path | None, typer.Option(help="Validation images, in the same form.", show_default="none")] = None,
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Pack this site's own images: client-003.npz, which stays here, and client-003.json, which tells of it.
+    """Pack this site's images: client-003.npz stays here, client-003.json describes it for the coordinator.
 
-    The description holds no image, but how many there are of each class.
+    The description contains no image, but the number of images per class.
 
-    The coordinator will know that, and so will all sites (docs/privacy.md, "What is not promised").
+    The coordinator and all sites will know these counts (docs/privacy.md, "What is not promised").
 
     \b
     [bold]Examples[/bold]
@@ -87,45 +93,48 @@ def pack(
     fedmosaic site pack --client 3 --train train.npz --test test.npz --classes 0,1,2 --public public.npz --out shard
     """
     from fedmosaic_cli.data.site_data import load_site_examples
-    from fedmosaic_cli.federation.site_package import build_package as packed
-    from fedmosaic_cli.federation.site_package import prepare_splits, read_public_set, save_package
+    from fedmosaic_cli.federation.site_package import build_package, prepare_splits, read_public_set, save_package
 
-    class_names, common = parse_class_names(classes), read_public_set(public)
+    class_names, public_set = parse_class_names(classes), read_public_set(public)
     paths = {"train": train, "test": test, **({} if val is None else {"val": val})}
-    with data_dirs_with_progress(None, quiet or as_json) as place:
-        own = {name: load_site_examples(path, class_names, image_size, place) for name, path in paths.items()}
-        parts = prepare_splits(own, common)
-    remarks = [remark for part in parts.values() for remark in part.warnings]
+    with data_dirs_with_progress(None, quiet or as_json) as data_dirs:
+        examples = {name: load_site_examples(path, class_names, image_size, data_dirs) for name, path in paths.items()}
+        splits = prepare_splits(examples, public_set)
+    remarks = [warning for split in splits.values() for warning in split.warnings]
     print_notes(remarks, ALL_REMARKS_HINT)
-    content, description = packed(client, parts, class_names, common)
-    file, about = save_package(output, client, content, description)
+    content, description = build_package(client, splits, class_names, public_set)
+    file, description_path = save_package(output, client, content, description)
     if as_json:
-        print_json({"file": str(file), "description": str(about), **description, "remarks": remarks})
+        print_json({"file": str(file), "description": str(description_path), **description, "remarks": remarks})
         return
-    print_splits({name: description[name] for name in paths}, class_names)
-    print_stdout(f"written to {file}, which stays here: it holds the images")
-    print_stdout(
-        f"next: send {about} to the coordinator. It holds no image, but these counts, which all sites will know"
-    )
+    table = Table("part", "images", "by class", box=None, pad_edge=False)
+    for name in paths:
+        counts = zip(class_names, description[name]["class_counts"], strict=True)
+        by_class = "  ".join(f"{class_name}:{count}" for class_name, count in counts if count)
+        table.add_row(name, str(description[name]["size"]), by_class)
+    stdout_console().print(table)
+    print_stdout(f"written to {file}, which stays here: it contains the images")
+    print_stdout(f"next: send {description_path} to the coordinator. All sites will know the counts that it contains")
     print_stdout(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
     print_stdout(f"      fedmosaic site init --shard {file}")
 
 
 def gather(
     descriptions: Annotated[
-        list[Path], typer.Argument(metavar="CLIENT.json...", help="What 'fedmosaic site pack' made, one a site.")
+        list[Path],
+        typer.Argument(metavar="CLIENT.json...", help="Results of 'fedmosaic site pack', one per site."),
     ],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="Where to write the shards: a new directory.")],
-    name: Annotated[str | None, typer.Option(help="What the data is called.", show_default="as the directory")] = None,
+    output: Annotated[Path, typer.Option("--out", help="New directory for the shards.")],
+    name: Annotated[str | None, typer.Option(help="Name of the data set.", show_default="the directory's name")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Make shards out of what sites say of their own data: manifest.json and public.npz.
+    """Create shards from the sites' descriptions: manifest.json and public.npz.
 
-    The examples stay with the sites. The manifest is for all of them, and tells how many of each class each has.
+    The examples stay at the sites. Every site receives the manifest, which contains the class counts of all sites.
 
-    What that gives away: docs/privacy.md, "What is not promised".
+    What these counts reveal: docs/privacy.md, "What is not promised".
 
     \b
     [bold]Examples[/bold]
@@ -133,51 +142,37 @@ def gather(
     fedmosaic federation gather descriptions/*.json --public public.npz --name scans --out shards/scans
     """
     from fedmosaic_cli.config.run_config import require_safe_name
-    from fedmosaic_cli.federation.merge_packages import merged_manifest as gathered
-    from fedmosaic_cli.federation.merge_packages import save_merged_shards
+    from fedmosaic_cli.federation.merge_packages import merged_manifest, save_merged_shards
     from fedmosaic_cli.federation.site_package import read_package, read_public_set
 
     require_safe_name(output.resolve().name, "--out")
-    called = output.resolve().name if name is None else name
-    require_safe_name(called, "--name")
-    common = read_public_set(public)
-    found = {path: read_package(path) for path in descriptions}
-    shards = save_merged_shards(output, gathered(found, common, called), common)
+    dataset_name = output.resolve().name if name is None else name
+    require_safe_name(dataset_name, "--name")
+    public_set = read_public_set(public)
+    packages = {path: read_package(path) for path in descriptions}
+    shards = save_merged_shards(output, merged_manifest(packages, public_set, dataset_name), public_set)
     manifest = shards.manifest
     print_notes(manifest["remarks"])
     if as_json:
         print_json(manifest)
         return
     for entry in manifest["clients"]:
-        sizes = ", ".join(f"{entry[part]['size']} {part}" for part in ("train", "test", "val") if part in entry)
+        sizes = ", ".join(f"{entry[name]['size']} {name}" for name in ("train", "test", "val") if name in entry)
         print_stdout(f"client {entry['id']}: {sizes}")
-    print_stdout(f"public set: {len(common.images)} images, {image_format(common)}")
+    print_stdout(f"public set: {len(public_set.images)} images, {image_format(public_set)}")
     print_stdout(f"written to {output} (digest {shards.digest[:12]})")
     print_stdout(f"next: send {output / 'manifest.json'} and {output / 'public.npz'} to every site")
     print_stdout(f"then: fedmosaic train --engine flower --shards {output}")
 
 
 def parse_class_names(text: str) -> tuple[str, ...]:
-    """The classes, two at least and each once."""
-    found = parse_names(text, "--classes")
-    if len(set(found)) < len(found) or len(found) < 2 or not all(map(str.isprintable, found)):
-        raise RequestError(f"cannot tell the classes '{text}' apart (--classes): name two or more, each once")
-    return found
-
-
-def public_set_facts(public_set: PublicSet) -> dict[str, Any]:
-    return {"images": len(public_set.images), "image_shape": list(public_set.image_shape), "sha256": public_set.sha256}
+    """Return two or more distinct class names."""
+    names = parse_names(text, "--classes")
+    if len(set(names)) < len(names) or len(names) < 2 or not all(map(str.isprintable, names)):
+        raise RequestError(f"the classes '{text}' are not distinct (--classes): give two or more, each once")
+    return names
 
 
 def image_format(public_set: PublicSet) -> str:
     height, width, channels = public_set.image_shape
     return f"{width}x{height}, {'grey' if channels == 1 else 'colour'}"
-
-
-def print_splits(splits: dict[str, Any], class_names: tuple[str, ...]) -> None:
-    """How much of what was packed."""
-    view = Table("part", "images", "by class", box=None, pad_edge=False)
-    for part, described in splits.items():
-        counts = zip(class_names, described["class_counts"], strict=True)
-        view.add_row(part, str(described["size"]), "  ".join(f"{name}:{count}" for name, count in counts if count))
-    stdout_console().print(view)

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.common_options import parse_integers
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
-from fedmosaic_cli.cli.flower_options import SiteTransports, check_federated_config, check_flower_options, is_federated
+from fedmosaic_cli.cli.flower_options import parse_flower_options
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.privacy_options import print_planned_privacy, privacy_config_layer
 from fedmosaic_cli.cli.tensorboard import (
@@ -27,6 +27,7 @@ from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, sum
 from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
 from fedmosaic_cli.cli.views.summary_view import print_results
 from fedmosaic_cli.errors import RequestError, RunFailedError
+from fedmosaic_cli.federation.flower_engine import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_description
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.events import (
@@ -54,8 +55,12 @@ from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
 from fedmosaic_cli.storage.shards import read_shards
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedmosaic_cli.cli.views.progress_view import RunProgressView
     from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.federation.flower_engine import FlowerOptions
+    from fedmosaic_cli.runner.events import RemoteBackend
     from fedmosaic_cli.storage.shards import ShardSet
 
     Shards = dict[int, ShardSet | UnsavedPartition]
@@ -175,7 +180,7 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
         raise RequestError(
             f"a time of {options.stop_timeout} s (--stop-timeout): it must be between 0 and {MAX_STOP_TIMEOUT_SECONDS}"
         )
-    check_flower_options(options)
+    flower_options = parse_flower_options(options)
     if options.tensorboard:
         require_tensorboard_installed()
     request = run_request(methods, optional_methods, options)
@@ -184,8 +189,8 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
             plan = plan_runs(request, data_dirs)
             for note in plan.skipped:
                 print_stderr(note)
-            for run in plan.runs:
-                check_federated_config(options, run.config)
+            for run in plan.runs if flower_options is not None else ():
+                flower_options.check_config(run.config)
             if options.dry_run:
                 print_dry_run(plan, data_dirs, options.as_json)
                 print_run_warnings(plan, options.quiet)
@@ -199,10 +204,10 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
         check_resources(plan, shards)
         manifests = {seed: shard_set(found).manifest for seed, found in shards.items()}
         print_planned_privacy(
-            ((run.config, manifests[run.config.partition_seed]) for run in plan.runs), is_federated(options)
+            ((run.config, manifests[run.config.partition_seed]) for run in plan.runs), flower_options is not None
         )
         print_run_warnings(plan, options.quiet)
-        run_and_report(plan, shards, options, data_dirs)
+        run_and_report(plan, shards, options, data_dirs, flower_options)
 
 
 def print_run_warnings(plan: RunPlan, quiet: bool) -> None:
@@ -213,7 +218,9 @@ def print_run_warnings(plan: RunPlan, quiet: bool) -> None:
         print_stderr(f"warning: {warning}")
 
 
-def run_and_report(plan: RunPlan, shards: Shards, options: TrainOptions, data_dirs: DataDirs) -> None:
+def run_and_report(
+    plan: RunPlan, shards: Shards, options: TrainOptions, data_dirs: DataDirs, flower_options: FlowerOptions | None
+) -> None:
     """Make the runs, show their progress and print their results."""
     finished: list[tuple[PlannedRun, dict[str, Any]]] = []
     failures: list[RunFailedError] = []
@@ -229,7 +236,10 @@ def run_and_report(plan: RunPlan, shards: Shards, options: TrainOptions, data_di
             stop_timeout_seconds=options.stop_timeout,
             allow_nonidentical=options.allow_nonidentical,
         )
-        remote_for = SiteTransports(options, data_dirs, transports).coordinator
+        remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None
+        if flower_options is not None:
+            on_start = (lambda line: None) if options.quiet or options.as_json else print_stderr
+            remote_for = SiteTransports(flower_options, data_dirs, transports, on_start).coordinator
         observe = partial(tensorboard_logging, is_enabled=options.tensorboard)
         for run, event in execute_runs(plan, shards, run_options, data_dirs, remote_for, observe):
             if isinstance(event, RunFinished):

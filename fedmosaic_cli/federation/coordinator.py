@@ -16,8 +16,7 @@ from fedmosaic_cli.engine.federation import Federation, RunState
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.deadline import AdaptiveDeadline
-from fedmosaic_cli.federation.remote_pool import RemoteClient, RemoteClientPool
+from fedmosaic_cli.federation.remote_pool import AdaptiveDeadline, RemoteClient, RemoteClientPool
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import (
@@ -89,18 +88,18 @@ class RemoteCoordinator:
 
     def finish(self, federation: Federation) -> dict[str, str]:
         """Let the sites save their final models and copy the ledgers of their privacy noise."""
-        told = require_remote_pool(federation).finish(federation.state.server, federation.state.finished)
+        headers = require_remote_pool(federation).finish(federation.state.server, federation.state.finished)
         for client in federation.state.clients:
-            answer = told[client.id]
+            header = headers[client.id]
             try:
-                if not SHA256_PATTERN.fullmatch(str(answer.get("model"))):
-                    raise ValueError("no digest")
-                if answer.get("ledger") is not None:
-                    validate_ledger(answer["ledger"])
-                    client.state[LEDGER_KEY] = answer["ledger"]
+                if not SHA256_PATTERN.fullmatch(str(header.get("model"))):
+                    raise ValueError("not a digest")
+                if header.get("ledger") is not None:
+                    validate_ledger(header["ledger"])
+                    client.state[LEDGER_KEY] = header["ledger"]
             except (AttributeError, TypeError, ValueError):
-                raise RunFailedError(f"client {client.id} answers nonsense (finish): look at its site") from None
-        return {model_file_name(client): told[client]["model"] for client in sorted(told)}
+                raise RunFailedError(f"client {client.id} sent an invalid response (finish): check its site") from None
+        return {model_file_name(client): headers[client]["model"] for client in sorted(headers)}
 
     def summary(self, log_rows: list[dict[str, Any]]) -> dict[str, Any]:
         lost = Counter(str(row["client"]) for row in log_rows if "lost" in row)
@@ -116,12 +115,12 @@ def load_or_create_token(files: RunDirectory) -> str:
         RequestError: The run was started with all clients in one process.
     """
     manifest = read_newest_manifest(files.checkpoints_dir)
-    known = manifest and manifest["environment"].get(FEDERATION_KEY)
-    if manifest and not isinstance(known, dict):
+    section = manifest and manifest["environment"].get(FEDERATION_KEY)
+    if manifest and not isinstance(section, dict):
         raise RequestError(
             f"the run was started in one process (--engine, {files.path}): continue it with --engine local"
         )
-    return str(known["token"]) if known else secrets.token_hex(TOKEN_BYTES)
+    return str(section["token"]) if section else secrets.token_hex(TOKEN_BYTES)
 
 
 def build_remote_federation(
@@ -136,27 +135,34 @@ def build_remote_federation(
     """Build the server's side of a federation: server state and the ids of the remote clients."""
     dataset, partition = load_shard_data(shards, data_dirs)
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
-    world = build_federation_info(config, dataset, partition, train_sizes(shards.manifest), network, shards.digest)
-    clients = [RemoteClient(number) for number in world.client_sizes]
+    ctx = build_federation_info(config, dataset, partition, train_sizes(shards.manifest), network, shards.digest)
+    clients = [RemoteClient(number) for number in ctx.client_sizes]
     quorum = options.quorum if options.quorum is not None else max(1, num_clients_per_round(config) - 1)
-    run = f"{config.experiment_name}/{config.method.variant}/seed-{config.seed}/{token}"
-    patience = AdaptiveDeadline(options.round_timeout_seconds)
-    skips = config.train.on_nan == "skip"
-    remote = RemoteClientPool(
-        transport, config.method, world, run, clients, quorum, device, patience, options.join_timeout_seconds, skips
+    run_id = f"{config.experiment_name}/{config.method.variant}/seed-{config.seed}/{token}"
+    pool = RemoteClientPool(
+        transport,
+        config.method,
+        ctx,
+        run_id,
+        clients,
+        quorum,
+        device,
+        AdaptiveDeadline(options.round_timeout_seconds),
+        options.join_timeout_seconds,
+        skip_diverged=config.train.on_nan == "skip",
     )
     return Federation(
         config.method,
-        world,
+        ctx,
         [],
         WorkerPool(1),
-        RunState(clients, config.method.init_server(world)),
+        RunState(clients, config.method.init_server(ctx)),
         config.seed,
         num_clients_per_round(config),
         device,
         "threads",
         filters=(QuorumFilter(quorum), *label_filters(config, None, true_public_labels(dataset, partition, device))),
-        remote_pool=remote,
+        remote_pool=pool,
     )
 
 
@@ -168,15 +174,15 @@ def require_remote_pool(federation: Federation) -> RemoteClientPool:
 
 
 def validate_ledger(entries: Any) -> None:
-    """Refuse what is no ledger. Raises AttributeError, TypeError or ValueError."""
+    """Raise AttributeError, TypeError or ValueError if a site's ledger is invalid."""
     for release in read_ledger(entries):
-        told = [value for value in (release.epsilon, release.mu, release.sigma) if value is not None]
-        whole = type(release.count) is int and type(release.round) is int
-        if not whole or not isinstance(release.mechanism, str) or not release.mechanism.isprintable():
-            raise TypeError("no release")
-        if not all(
-            value == math.inf or protocol.is_bounded_number(value) for value in (*told, release.count, release.round)
-        ):
-            raise TypeError("no numbers")
-        if min(told, default=-1) < 0 or release.count < 0:
-            raise ValueError("a release that costs nothing")
+        costs = [value for value in (release.epsilon, release.mu, release.sigma) if value is not None]
+        if type(release.count) is not int or type(release.round) is not int:
+            raise TypeError("count and round must be integers")
+        if not isinstance(release.mechanism, str) or not release.mechanism.isprintable():
+            raise TypeError("the mechanism must be a printable name")
+        numbers = (*costs, release.count, release.round)
+        if not all(number == math.inf or protocol.is_bounded_number(number) for number in numbers):
+            raise TypeError("all values must be numbers")
+        if min(costs, default=-1) < 0 or release.count < 0:
+            raise ValueError("a release must have a cost")

@@ -44,10 +44,10 @@ PART_KINDS = ("opinion", "consensus", "weights", "logits")
 METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MAX_METRICS = 64
 # Log keys that the coordinator writes: a site must not set them.
-RESERVED_METRICS = frozenset(
-    "round client lambda accuracy test_loss bits_up bits_down lost unexamined message left_out received accepted "
-    "abstained late rejected retried degraded".split()
-)
+RESERVED_METRICS = {
+    *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "unexamined", "message"),
+    *("left_out", "received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
+}
 RESERVED_METRIC_SUFFIX = "_accuracy"
 MAX_ABS_VALUE = 1e100
 """Limit of all numbers in a header, so that their sums stay finite."""
@@ -267,7 +267,7 @@ def decode_tensors(data: bytes) -> Parameters:
 
 
 def validate_metrics(metrics: Any) -> dict[str, Any]:
-    """Return a site's log values of a round. Raise `ProtocolError` unless they are bounded numbers with allowed names."""
+    """Return a site's log values. Raise `ProtocolError` unless they are bounded numbers with allowed names."""
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         reject_message("bad_notes")
     for name, value in metrics.items():

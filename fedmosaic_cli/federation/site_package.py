@@ -140,7 +140,7 @@ def prepare_splits(splits: Mapping[str, SiteExamples], public_set: PublicSet) ->
         if public:
             raise RequestError(
                 f"{len(public)} of {len(examples.images)} images are in the public set as well, such as "
-                f"{examples.example_names[public[0]]} ({examples.path}): remove them here, or agree on another public set"
+                f"{examples.example_names[public[0]]} ({examples.path}): remove them, or agree on another public set"
             )
         duplicates = [] if name == "train" else duplicate_positions(examples.images, prepared["train"].images)
         if duplicates:

@@ -1,4 +1,4 @@
-"""Sites in this process: letters go there and back as bytes, and nothing else does."""
+"""Sites in this process that receive requests and return responses as bytes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import ShardSet
 
 CPU = torch.device("cpu")
-CLIENTS = 3
-ANYTHING = SitePolicy("models")
+NUM_CLIENTS = 3
+ALLOW_MODELS = SitePolicy("models")
 
 
-def exported(folder: Path, clients: int = CLIENTS, **settings) -> ShardSet:
-    """Digits, dealt to a few clients and written with their examples."""
+def export_shards(folder: Path, clients: int = NUM_CLIENTS, **settings) -> ShardSet:
+    """Partition digits and write the shards with their examples."""
     data = DataSettings(scheme="dirichlet", alpha=0.5, clients=clients, public_size=60, **settings)
     return load_and_partition(data, 0, folder / "shards", DataDirs(folder)).save(export=True)
 
 
-def configured(shards: ShardSet, method: str, folder: Path, *assignments: str, seed: int = 0) -> RunConfig:
-    """A short run of a method on these shards, clients one by one as at sites."""
+def make_config(shards: ShardSet, method: str, folder: Path, *assignments: str, seed: int = 0) -> RunConfig:
+    """Return the configuration of a short run on these shards."""
     layers = ConfigLayers()
     layers.add("shards", {"data": shards.partition.settings.model_dump(mode="json")})
     short = ("train.rounds=4", "train.local_steps=3", "train.execution=threads", "model.name=mlp", "train.workers=1")
@@ -44,23 +44,28 @@ def configured(shards: ShardSet, method: str, folder: Path, *assignments: str, s
     return resolve_run_config("toy", layers, method, seed, DataDirs(folder), shards.partition.seed)
 
 
-class Sites:
-    """Implements `federation.transport.Carrier`. `spoil` may change what comes back: (client, letter, answer) -> answer."""
+def keep_response(client: int, request: bytes, response: bytes) -> bytes:
+    return response
 
-    def __init__(self, shards: ShardSet, folder: Path, policy: SitePolicy = ANYTHING) -> None:
+
+class Sites:
+    """Implements `federation.transport.Transport`. `change_response(client, request, response)` may replace a response,
+    or return None for a timeout."""
+
+    def __init__(self, shards: ShardSet, folder: Path, policy: SitePolicy = ALLOW_MODELS) -> None:
         self.shards = shards
         self.folder = folder
         self.policy = policy
-        self.spoil: Callable[[int, bytes, bytes], bytes | None] = lambda client, letter, answer: answer
+        self.change_response: Callable[[int, bytes, bytes], bytes | None] = keep_response
         self.sites = {client: self.site(client) for client in range(len(shards.manifest["clients"]))}
-        self.letters: list[tuple[int, bytes, bytes]] = []
+        self.exchanges: list[tuple[int, bytes, bytes]] = []
 
     def site(self, client: int) -> Site:
         shard = load_site_shard(self.shards.path / f"client-{client:03d}.npz")
         return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), self.policy)
 
     def restart(self, client: int) -> None:
-        """As after a crash: what is not on disk is gone."""
+        """Restart a site as after a crash: only its disk remains."""
         self.sites[client] = self.site(client)
 
     def reachable_clients(self) -> set[int]:
@@ -69,13 +74,13 @@ class Sites:
     def send_requests(
         self, requests: Mapping[int, bytes], timeout_seconds: float
     ) -> Iterator[ClientResponse | ClientFailure]:
-        for client, letter in reversed(requests.items()):
-            answer = self.spoil(client, letter, self.sites[client].handle_request(letter))
-            if answer is None:
+        for client, request in reversed(requests.items()):
+            response = self.change_response(client, request, self.sites[client].handle_request(request))
+            if response is None:
                 yield ClientFailure(client, "deadline")
             else:
-                self.letters.append((client, letter, answer))
-                yield ClientResponse(client, answer)
+                self.exchanges.append((client, request, response))
+                yield ClientResponse(client, response)
 
     def close(self) -> None:
         pass
@@ -85,11 +90,12 @@ class Sites:
         yield self
 
 
-def play(config: RunConfig, shards: ShardSet, folder: Path, sites: Sites | None = None, **how) -> RunDirectory:
-    """Make a run, with clients in this process or at sites. What it leaves on disk."""
+def run(config: RunConfig, shards: ShardSet, folder: Path, sites: Sites | None = None, **options) -> RunDirectory:
+    """Make a run with clients in this process or at sites, and return its directory."""
     folder.mkdir(exist_ok=True)
     files = RunDirectory(folder)
-    elsewhere = None if sites is None else RemoteCoordinator("test", sites.opened, join_timeout_seconds=5.0, **how)
-    events = list(run_experiment(config, shards, files, DataDirs(folder), RunOptions(device="cpu", remote=elsewhere)))
+    remote = None if sites is None else RemoteCoordinator("test", sites.opened, join_timeout_seconds=5.0, **options)
+    run_options = RunOptions(device="cpu", remote=remote)
+    events = list(run_experiment(config, shards, files, DataDirs(folder), run_options))
     assert isinstance(events[-1], RunFinished)
     return files

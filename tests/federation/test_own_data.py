@@ -1,4 +1,4 @@
-"""Sites with data that nobody else sees: packed where it lies, gathered from descriptions, trained on as any shards."""
+"""Sites with private data: packed at the site, merged from descriptions, and used like any shards."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.files import to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import ShardManifest
 from tests.conftest import fedmosaic
-from tests.federation.sites import ANYTHING, CPU, DataDirs, Sites, configured, play
+from tests.federation.sites import ALLOW_MODELS, CPU, DataDirs, Sites, make_config, run
 
 CLASSES = ("cat", "dog", "newt")
 SIDE = 6
 
 
 def save_image(path: Path, seed: int, label: int = 0, side: int = SIDE, mode: str = "RGB") -> None:
-    """A picture whose colours tell its class, more or less."""
+    """Write a random image whose colour depends on its class."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 200, size=(side, side, 3))
     pixels[..., label] += 55
@@ -52,7 +52,7 @@ def save_public(folder: Path, size: int = 30, **how: Any) -> None:
 
 
 def site_data(folder: Path, client: int) -> None:
-    """What a site has: the second has a validation part, the third no newts."""
+    """Write a site's images: the second site has validation images, the third has no newts."""
     counts = {"cat": 6 + client, "dog": 9, "newt": 5}
     if client == 2:
         del counts["newt"]
@@ -63,7 +63,7 @@ def site_data(folder: Path, client: int) -> None:
 
 
 def call(*arguments: str | Path) -> tuple[int, str]:
-    """The exit code of a command, and all that it said."""
+    """Return exit code and output of a command."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return done.exit_code, done.output
 
@@ -75,12 +75,12 @@ def pack(site: Path, client: int, public: Path, *more: str | Path) -> tuple[int,
     return call("site", "pack", *given, *named, *more)
 
 
-def fine(done: tuple[int, str]) -> str:
+def output_of(done: tuple[int, str]) -> str:
     assert done[0] == 0, done[1]
     return done[1]
 
 
-def refused(done: tuple[int, str], words: str) -> None:
+def assert_refused(done: tuple[int, str], words: str) -> None:
     code, text = done
     assert code == 2, text
     assert words in text
@@ -95,21 +95,21 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def three_sites(tmp_path_factory) -> Path:
-    """Three sites that have packed, a coordinator that has gathered, and what it sent back beside each shard."""
+    """Three packed sites, the merged shards, and the shards' manifest at each site."""
     folder = tmp_path_factory.mktemp("federation")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMOSAIC_CACHE", str(folder / "cache"))
         save_public(folder / "open")
         public = folder / "public.npz"
-        fine(call("federation", "public", "--images", folder / "open", "--out", public))
+        output_of(call("federation", "public", "--images", folder / "open", "--out", public))
         descriptions = []
         for client in range(3):
             site_data(folder / f"site-{client}", client)
-            fine(pack(folder / f"site-{client}", client, public))
+            output_of(pack(folder / f"site-{client}", client, public))
             descriptions.append(folder / f"site-{client}" / "shard" / f"client-00{client}.json")
         gathered = folder / "ours"
         # in any order
-        fine(call("federation", "gather", *reversed(descriptions), "--public", public, "--out", gathered))
+        output_of(call("federation", "gather", *reversed(descriptions), "--public", public, "--out", gathered))
         for client in range(3):
             for name in ("manifest.json", "public.npz"):
                 shutil.copy(gathered / name, folder / f"site-{client}" / "shard")
@@ -121,7 +121,7 @@ def descriptions_of(folder: Path) -> list[Path]:
 
 
 class OwnSites(Sites):
-    """Each with a directory of its own, in which nobody else's file lies."""
+    """Sites with separate directories that contain no file of another client."""
 
     def __init__(self, shards: records.ShardSet, home: Path, folder: Path) -> None:
         self.home = home
@@ -129,11 +129,11 @@ class OwnSites(Sites):
 
     def site(self, client: int) -> Site:
         shard = load_site_shard(self.home / f"site-{client}" / "shard" / f"client-00{client}.npz")
-        return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), ANYTHING)
+        return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), ALLOW_MODELS)
 
 
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
-def test_a_run_with_sites_is_the_run_where_all_files_are(method, three_sites, tmp_path):
+def test_a_run_with_sites_equals_the_run_with_all_files(method, three_sites, tmp_path):
     assert sorted(path.name for path in (three_sites / "ours").iterdir()) == ["manifest.json", "public.npz"]
     described = read_exported_description(three_sites / "ours")
     shutil.copytree(three_sites / "ours", tmp_path / "ours")
@@ -141,15 +141,15 @@ def test_a_run_with_sites_is_the_run_where_all_files_are(method, three_sites, tm
         shutil.copy(three_sites / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "ours")
     whole = records.read_shards(tmp_path / "ours")
     assert whole.digest == described.digest
-    config = configured(described, method, tmp_path)
-    here = play(config, whole, tmp_path / "here")
-    there = play(config, described, tmp_path / "there", OwnSites(described, three_sites, tmp_path))
-    assert (there.path / "rounds.jsonl").read_bytes() == (here.path / "rounds.jsonl").read_bytes()
-    assert there.read_summary()["models"] == here.read_summary()["models"]
-    assert {row["client"] for row in here.read_rounds() if "val_accuracy" in row} == {1}
+    config = make_config(described, method, tmp_path)
+    local = run(config, whole, tmp_path / "local")
+    remote = run(config, described, tmp_path / "remote", OwnSites(described, three_sites, tmp_path))
+    assert (remote.path / "rounds.jsonl").read_bytes() == (local.path / "rounds.jsonl").read_bytes()
+    assert remote.read_summary()["models"] == local.read_summary()["models"]
+    assert {row["client"] for row in local.read_rounds() if "val_accuracy" in row} == {1}
 
 
-def test_a_description_tells_counts_and_no_example(three_sites):
+def test_a_description_contains_counts_and_no_example(three_sites):
     for client, path in enumerate(descriptions_of(three_sites)):
         content = json.loads(path.read_text())
         packed = read_package(path)
@@ -161,11 +161,11 @@ def test_a_description_tells_counts_and_no_example(three_sites):
         assert packed.image_shape == [SIDE, SIDE, 3]
         assert packed.train.class_counts == [6 + client, 9, 0 if client == 2 else 5]
         assert path.stat().st_size < 2_000
-        assert "site-" not in path.read_text(), "nor where the data lies"
+        assert "site-" not in path.read_text(), "no path of the data"
     assert packed.val is None
 
 
-def test_the_manifest_is_one_of_exported_shards(three_sites):
+def test_the_merged_manifest_is_valid(three_sites):
     described = read_exported_description(three_sites / "ours")
     manifest = described.manifest
     ShardManifest.model_validate(manifest)
@@ -199,46 +199,48 @@ def test_numbers_of_the_last_client_fit_into_a_manifest():
     assert (MAX_CLIENTS + 1) * INDEX_BLOCK_SIZE <= 10**12
 
 
-def test_site_init_takes_the_shard_once_the_manifest_is_beside_it(three_sites, tmp_path, monkeypatch):
+def test_site_init_needs_manifest_and_public_set_beside_the_shard(three_sites, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.federation.flower.keys.create_node_key", lambda path: path)
     shutil.copytree(three_sites / "site-0" / "shard", tmp_path / "shard")
     shard = tmp_path / "shard" / "client-000.npz"
     init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site")
     for name in ("public.npz", "manifest.json"):
         (tmp_path / "shard" / name).rename(tmp_path / name)
-        refused(call(*init), f"no {name} beside the shard")
+        assert_refused(call(*init), f"no {name} beside the shard")
         assert not (tmp_path / "site").exists()
     for name in ("public.npz", "manifest.json"):
         (tmp_path / name).rename(tmp_path / "shard" / name)
-    assert "examples: 20 train, 9 test" in fine(call(*init))
+    assert "examples: 20 train, 9 test" in output_of(call(*init))
 
 
-def test_the_same_again_is_fine_and_anything_else_is_not_written_over(three_sites, tmp_path):
+def test_identical_files_are_accepted_and_others_not_overwritten(three_sites, tmp_path):
     folder = tmp_path / "all"
     shutil.copytree(three_sites, folder)
     public, gathered = folder / "public.npz", folder / "ours"
     make_public = ("federation", "public", "--images", folder / "open", "--out", public)
     gather = ("federation", "gather", *descriptions_of(folder), "--public", public, "--out", gathered)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    fine(call(*make_public))
-    fine(pack(folder / "site-0", 0, public))
-    fine(call(*gather))
+    output_of(call(*make_public))
+    output_of(pack(folder / "site-0", 0, public))
+    output_of(call(*gather))
     after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     assert after == before
     save_image(folder / "site-0" / "train" / "cat" / "new.png", 7)
     save_image(folder / "open" / "new.png", 8)
-    refused(call(*make_public), "something else is here already")
-    refused(pack(folder / "site-0", 0, public), "something else is here already")
-    fine(pack(folder / "site-0", 0, public, "--out", folder / "again"))
+    assert_refused(call(*make_public), "another file exists here")
+    assert_refused(pack(folder / "site-0", 0, public), "another file exists here")
+    output_of(pack(folder / "site-0", 0, public, "--out", folder / "again"))
     others = [folder / "again" / "client-000.json", *descriptions_of(folder)[1:]]
-    refused(call("federation", "gather", *others, "--public", public, "--out", gathered), "other shards are here")
+    assert_refused(
+        call("federation", "gather", *others, "--public", public, "--out", gathered), "other shards exist here"
+    )
 
 
 @pytest.fixture
 def one_site(tmp_path) -> tuple[Path, Path]:
-    """A site that has not packed yet, and a public set."""
+    """A site without packed data, and a public set."""
     save_public(tmp_path / "open")
-    fine(call("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "public.npz"))
+    output_of(call("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "public.npz"))
     site_data(tmp_path / "site", 0)
     return tmp_path / "site", tmp_path / "public.npz"
 
@@ -248,9 +250,9 @@ def save_npz(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def test_arrays_pack_to_what_the_same_images_do(one_site):
+def test_arrays_and_image_files_give_the_same_package(one_site):
     site, public = one_site
-    fine(pack(site, 0, public))
+    output_of(pack(site, 0, public))
     files = {part: sorted((site / part).rglob("*.png")) for part in ("train", "test")}
     for number, kind in enumerate((str, CLASSES.index)):
         paths = {
@@ -262,7 +264,7 @@ def test_arrays_pack_to_what_the_same_images_do(one_site):
             for part, found in files.items()
         }
         given = ("--train", paths["train"], "--test", paths["test"], "--out", site / f"arrays-{number}")
-        fine(pack(site, 0, public, *given))
+        output_of(pack(site, 0, public, *given))
         for name in ("client-000.npz", "client-000.json"):
             assert (site / f"arrays-{number}" / name).read_bytes() == (site / "shard" / name).read_bytes()
 
@@ -286,37 +288,37 @@ IMAGES = np.random.default_rng(0).integers(0, 256, size=(4, SIDE, SIDE, 3), dtyp
         ({"images": IMAGES[:, :4], "labels": [0, 1, 2, 0]}, "images are 6x4 and the public set's 6x6"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(arrays, words, one_site, tmp_path):
+def test_invalid_arrays_are_refused(arrays, words, one_site, tmp_path):
     site, public = one_site
     path = save_npz(tmp_path / "own.npz", **arrays)
     for part in ("--train", "--test", "--val"):
-        refused(pack(site, 0, public, part, path), words)
+        assert_refused(pack(site, 0, public, part, path), words)
     assert not (site / "shard").exists()
 
 
 def test_a_size_for_arrays_is_refused(one_site, tmp_path):
     site, public = one_site
     path = save_npz(tmp_path / "own.npz", images=IMAGES, labels=[0, 1, 2, 0])
-    refused(pack(site, 0, public, "--train", path, "--image-size", "6"), "leave --image-size out")
+    assert_refused(pack(site, 0, public, "--train", path, "--image-size", "6"), "leave --image-size out")
 
 
-def test_images_that_do_not_fit_are_refused(one_site, tmp_path):
+def test_invalid_image_directories_are_refused(one_site, tmp_path):
     site, public = one_site
     save_classes(tmp_path / "foxes" / "fox", {"cat": 1}, 5)
-    refused(pack(site, 0, public, "--train", tmp_path / "foxes"), "unknown class 'fox'")
+    assert_refused(pack(site, 0, public, "--train", tmp_path / "foxes"), "unknown class 'fox'")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     for part in ("--train", "--test"):
-        refused(pack(site, 0, public, part, tmp_path / "empty"), "no images found")
-        refused(pack(site, 0, public, part, tmp_path / "nowhere"), "No such file or directory")
+        assert_refused(pack(site, 0, public, part, tmp_path / "empty"), "no images found")
+        assert_refused(pack(site, 0, public, part, tmp_path / "nowhere"), "No such file or directory")
     save_classes(tmp_path / "large", {"cat": 2, "dog": 2}, 5, side=9)
-    refused(pack(site, 0, public, "--test", tmp_path / "large"), "public set's 6x6")
-    refused(pack(site, 0, public, "--test", tmp_path / "large"), "add --image-size 6")
+    assert_refused(pack(site, 0, public, "--test", tmp_path / "large"), "public set's 6x6")
+    assert_refused(pack(site, 0, public, "--test", tmp_path / "large"), "add --image-size 6")
     save_image(tmp_path / "large" / "cat" / "odd.png", 1, side=4)
-    refused(pack(site, 0, public, "--test", tmp_path / "large"), "images differ in size")
+    assert_refused(pack(site, 0, public, "--test", tmp_path / "large"), "images differ in size")
     for classes in ("cat", "cat,cat,dog", "cat,,dog", ""):
-        refused(pack(site, 0, public, "--classes", classes), "(--classes)")
+        assert_refused(pack(site, 0, public, "--classes", classes), "(--classes)")
     assert not (site / "shard").exists()
-    fine(pack(site, 0, public, "--test", tmp_path / "large", "--image-size", "6"))
+    output_of(pack(site, 0, public, "--test", tmp_path / "large", "--image-size", "6"))
 
 
 def test_what_is_public_is_not_packed(one_site):
@@ -324,20 +326,20 @@ def test_what_is_public_is_not_packed(one_site):
     for number, file in enumerate(sorted((site.parent / "open").rglob("*.png"))[:3]):
         shutil.copy(file, site / "test" / "dog" / f"public-{number}.png")
     done = pack(site, 0, public)
-    refused(done, "3 of 12 images are in the public set as well, such as dog/public-0.png")
+    assert_refused(done, "3 of 12 images are in the public set as well, such as dog/public-0.png")
     assert not (site / "shard").exists()
 
 
 def test_what_is_tested_on_and_trained_on_is_noted(one_site):
     site, public = one_site
     shutil.copy(site / "train" / "cat" / "001.png", site / "test" / "cat" / "seen.png")
-    assert "note: 1 images are in the training part too, such as cat/seen.png" in fine(pack(site, 0, public))
+    assert "note: 1 images are in the training part too, such as cat/seen.png" in output_of(pack(site, 0, public))
 
 
 def test_grey_images_become_colour_where_the_public_set_is(one_site, tmp_path):
     site, public = one_site
     save_classes(tmp_path / "grey", {"cat": 2, "newt": 2}, 5, mode="L")
-    fine(pack(site, 0, public, "--train", tmp_path / "grey"))
+    output_of(pack(site, 0, public, "--train", tmp_path / "grey"))
     with np.load(site / "shard" / "client-000.npz") as arrays:
         images = arrays["train_images"]
     assert images.shape == (4, SIDE, SIDE, 3)
@@ -348,8 +350,8 @@ def test_colour_images_become_grey_where_the_public_set_is(one_site, tmp_path):
     site, _ = one_site
     save_public(tmp_path / "grey", mode="L")
     public = tmp_path / "grey.npz"
-    fine(call("federation", "public", "--images", tmp_path / "grey", "--out", public))
-    assert "note: 20 colour images were made grey, as the public set is" in fine(pack(site, 0, public))
+    output_of(call("federation", "public", "--images", tmp_path / "grey", "--out", public))
+    assert "note: 20 colour images were made grey, as the public set is" in output_of(pack(site, 0, public))
     with np.load(site / "shard" / "client-000.npz") as arrays:
         images = arrays["train_images"]
     assert images.shape == (20, SIDE, SIDE, 1)
@@ -366,19 +368,19 @@ def test_grey_is_pillow_s():
 def test_long_work_shows_how_far_it_is(one_site, monkeypatch):
     site, public = one_site
     monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0.0)
-    assert "decoding images  100%" in fine(pack(site, 0, public))
+    assert "decoding images  100%" in output_of(pack(site, 0, public))
     open_images = ("federation", "public", "--images", site.parent / "open", "--image-size")
-    assert "decoding images  100%" in fine(call(*open_images, "7", "--out", site / "public.npz"))
-    assert "decoding" not in fine(call(*open_images, "8", "--out", site / "quiet.npz", "--quiet"))
+    assert "decoding images  100%" in output_of(call(*open_images, "7", "--out", site / "public.npz"))
+    assert "decoding" not in output_of(call(*open_images, "8", "--out", site / "quiet.npz", "--quiet"))
 
 
 def test_images_that_cannot_be_read_are_left_out_and_noted(one_site):
     site, public = one_site
     for number in range(12):
         (site / "train" / "cat" / f"broken-{number:02d}.png").write_bytes(b"no image")
-    text = fine(pack(site, 0, public))
+    text = output_of(pack(site, 0, public))
     assert "note: left out, cannot be read: cat/broken-00.png (not an image)" in text
-    assert "note: ... and 2 more, --json tells all" in text
+    assert "note: ... and 2 more, see --json" in text
     assert read_package(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
     assert "broken" not in (site / "shard" / "client-000.json").read_text()
 
@@ -389,9 +391,9 @@ def test_a_public_set_from_anywhere(tmp_path):
     save_image(tmp_path / "open" / "c" / "d.png", 3, side=9)
     (tmp_path / "open" / "c" / "back").symlink_to(tmp_path / "open")
     make = ("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "new" / "public.npz")
-    refused(call(*make), "images differ in size")
+    assert_refused(call(*make), "images differ in size")
     assert not (tmp_path / "new").exists()
-    fine(call(*make, "--image-size", "6"))
+    output_of(call(*make, "--image-size", "6"))
     with np.load(tmp_path / "new" / "public.npz") as arrays:
         assert sorted(arrays) == ["images", "index"]
         assert arrays["index"].tolist() == [0, 1, 2]
@@ -399,16 +401,16 @@ def test_a_public_set_from_anywhere(tmp_path):
     assert np.array_equal(images[0], np.asarray(Image.open(tmp_path / "open" / "b.png")))
     assert np.array_equal(images[2], np.asarray(Image.open(tmp_path / "open" / "deep" / "deeper" / "a.png")))
     save_npz(tmp_path / "open.npz", images=images, labels=[0, 1, 2])
-    fine(call("federation", "public", "--images", tmp_path / "open.npz", "--out", tmp_path / "same.npz"))
+    output_of(call("federation", "public", "--images", tmp_path / "open.npz", "--out", tmp_path / "same.npz"))
     assert (tmp_path / "same.npz").read_bytes() == (tmp_path / "new" / "public.npz").read_bytes()
     (tmp_path / "none").mkdir()
     for name, words in (("none", "no images found"), ("nowhere", "No such file or directory")):
-        refused(call("federation", "public", "--images", tmp_path / name, "--out", tmp_path / "no.npz"), words)
+        assert_refused(call("federation", "public", "--images", tmp_path / name, "--out", tmp_path / "no.npz"), words)
     assert not (tmp_path / "no.npz").exists()
 
 
 @pytest.mark.parametrize("how", ["missing", "text", "cut", "numbers", "floats", "folder"])
-def test_what_is_no_public_set_is_refused(how, one_site, three_sites, tmp_path):
+def test_an_invalid_public_set_is_refused(how, one_site, three_sites, tmp_path):
     site, public = one_site
     path = tmp_path / "other.npz"
     if how == "text":
@@ -422,15 +424,15 @@ def test_what_is_no_public_set_is_refused(how, one_site, three_sites, tmp_path):
     elif how == "folder":
         path.mkdir()
     words = "file is missing" if how == "missing" else "not a public set"
-    refused(pack(site, 0, path), words)
+    assert_refused(pack(site, 0, path), words)
     found = descriptions_of(three_sites)
-    refused(call("federation", "gather", *found, "--public", path, "--out", tmp_path / "out"), words)
+    assert_refused(call("federation", "gather", *found, "--public", path, "--out", tmp_path / "out"), words)
     assert not (site / "shard").exists()
     assert not (tmp_path / "out").exists()
 
 
 def changed(path: Path, target: Path, **values: Any) -> Path:
-    """A description that says something else, under a checksum that is right."""
+    """Write a changed description with a correct checksum."""
     content = {**json.loads(path.read_text()), **values}
     del content["checksum"]
     target.write_bytes(to_checksummed_json({key: value for key, value in content.items() if value != "gone"}))
@@ -460,17 +462,17 @@ KEYS = ("schema", "client", "class_names", "image_shape", "train", "test", "sha2
     ],
     ids=lambda values: "-".join(f"{key}={value!s:.12}" for key, value in values.items()),
 )
-def test_descriptions_that_make_no_sense_are_refused(values, three_sites, tmp_path):
+def test_inconsistent_descriptions_are_refused(values, three_sites, tmp_path):
     first, *others = descriptions_of(three_sites)
     path = changed(first, tmp_path / "odd.json", **values)
     out = ("--public", three_sites / "public.npz", "--out", tmp_path / "out")
     done = call("federation", "gather", path, *others, *out)
-    refused(done, "schema -1 is not 1" if values == {"schema": -1} else "not the description of a packed shard")
+    assert_refused(done, "schema -1 is not 1" if values == {"schema": -1} else "not the description of a packed shard")
     assert sorted(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"schema": 1}', b"\xff\xfe", b"[" * 100_000])
-def test_descriptions_that_are_damaged_are_refused(content, three_sites, tmp_path):
+def test_damaged_descriptions_are_refused(content, three_sites, tmp_path):
     path = tmp_path / "odd.json"
     path.write_bytes(content)
     out = ("--public", three_sites / "public.npz", "--out", tmp_path / "out")
@@ -478,41 +480,41 @@ def test_descriptions_that_are_damaged_are_refused(content, three_sites, tmp_pat
     assert (code, text.count("\n")) == (2, 1)
     first = descriptions_of(three_sites)[0].read_bytes()
     path.write_bytes(first.replace(b'"client": 0', b'"client": 1'))
-    refused(call("federation", "gather", path, *out), "does not match its checksum")
+    assert_refused(call("federation", "gather", path, *out), "does not match its checksum")
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_sites_that_do_not_fit_together_are_refused(three_sites, tmp_path):
+def test_descriptions_that_do_not_match_each_other_are_refused(three_sites, tmp_path):
     first, second, third = descriptions_of(three_sites)
     public = three_sites / "public.npz"
 
     def gather(*paths: Path, public: Path = public, out: str = "out") -> tuple[int, str]:
         return call("federation", "gather", *paths, "--public", public, "--out", tmp_path / out)
 
-    refused(gather(first, third), "clients are 0, 2, without client 1")
+    assert_refused(gather(first, third), "clients are 0, 2, without client 1")
     shutil.copy(second, tmp_path / "twice.json")
-    refused(gather(first, second, tmp_path / "twice.json"), "both describe client 1")
+    assert_refused(gather(first, second, tmp_path / "twice.json"), "two descriptions of client 1")
     other = changed(second, tmp_path / "classes.json", class_names=["dog", "cat", "newt"])
-    refused(gather(first, other, third), "other classes than")
+    assert_refused(gather(first, other, third), "other classes than")
     other = changed(second, tmp_path / "shape.json", image_shape=[SIDE, SIDE, 1])
-    refused(gather(first, other, third), "images of another shape than the public set")
+    assert_refused(gather(first, other, third), "images of another shape than the public set")
     save_public(tmp_path / "open", size=7)
-    fine(call("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "public.npz"))
-    refused(gather(first, second, third, public=tmp_path / "public.npz"), "packed with another public set")
-    refused(gather(first, second, third, out="a name"), "cannot be named after 'a name' (--out)")
+    output_of(call("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "public.npz"))
+    assert_refused(gather(first, second, third, public=tmp_path / "public.npz"), "packed with another public set")
+    assert_refused(gather(first, second, third, out="a name"), "cannot be named after 'a name' (--out)")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_class_that_nobody_has_is_noted(one_site, tmp_path):
+def test_a_class_without_training_examples_is_noted(one_site, tmp_path):
     site, public = one_site
     classes = ("--classes", "cat,dog,newt,fox")
-    fine(pack(site, 0, public, *classes))
+    output_of(pack(site, 0, public, *classes))
     gather = ("federation", "gather", site / "shard" / "client-000.json", "--public", public)
-    assert "note: no client has a training example of 'fox'" in fine(call(*gather, "--out", tmp_path / "out"))
+    assert "note: no client has a training example of 'fox'" in output_of(call(*gather, "--out", tmp_path / "out"))
 
 
 def documented(*words: str) -> list[str]:
-    """The command of docs/data.md that begins like this."""
+    """Return the command of docs/data.md with this beginning."""
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     section = text.partition("## A site's own data")[2].partition("\n## ")[0]
     start = f"    fedmosaic {' '.join(words)} "
@@ -520,16 +522,16 @@ def documented(*words: str) -> list[str]:
     return shlex.split(line)[1:]
 
 
-def test_the_commands_as_the_documentation_has_them(tmp_path):
-    """From images to a run on the shards, each command in a process of its own."""
+def test_the_documented_commands_work(tmp_path):
+    """From images to a run on the shards, each command in its own process."""
 
-    def typed(arguments: list[str], place: Path = tmp_path) -> str:
-        done = fedmosaic(*arguments, cwd=place, FEDMOSAIC_CACHE=str(tmp_path / "cache"))
+    def run_command(arguments: list[str], cwd: Path = tmp_path) -> str:
+        done = fedmosaic(*arguments, cwd=cwd, FEDMOSAIC_CACHE=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     save_public(tmp_path / "open-images")
-    made = json.loads(typed([*documented("federation", "public"), "--json"]))
+    made = json.loads(run_command([*documented("federation", "public"), "--json"]))
     assert (made["public"], made["images"], made["image_shape"]) == ("public.npz", 30, [64, 64, 3])
     for client in range(4):
         site = tmp_path / f"site-{client}"
@@ -540,24 +542,24 @@ def test_the_commands_as_the_documentation_has_them(tmp_path):
         shutil.copy(tmp_path / "public.npz", site)
         command = documented("site", "pack", "--client", "3")
         command[command.index("3")] = str(client)
-        assert f"next: send shard/client-00{client}.json to the coordinator" in typed(command, site)
+        assert f"next: send shard/client-00{client}.json to the coordinator" in run_command(command, site)
         shutil.copy(site / "shard" / f"client-00{client}.json", tmp_path)
-    text = typed([*documented("federation", "gather"), "--name", "scans"])
+    text = run_command([*documented("federation", "gather"), "--name", "scans"])
     assert "client 3: 9 train, 9 test" in text
     assert "next: send shards/ours/manifest.json and shards/ours/public.npz to every site" in text
     assert json.loads((tmp_path / "shards" / "ours" / "manifest.json").read_text())["dataset"] == "scans"
     for client in range(4):
         shutil.copy(tmp_path / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "shards" / "ours")
     short = ("--rounds", "2", "--set", "train.local_steps=1", "--set", "model.name=mlp", "--quiet")
-    typed([*documented("train", "--shards"), *short])
+    run_command([*documented("train", "--shards"), *short])
     [rounds] = (tmp_path / "runs" / "ours").glob("*/seed-0/rounds.jsonl")
     rows = [json.loads(line) for line in rounds.read_text().splitlines()]
     assert [(row["round"], row["client"]) for row in rows] == [(number, who) for number in (1, 2) for who in range(4)]
 
 
 @pytest.mark.parametrize("command", [("site", "pack"), ("federation", "public"), ("federation", "gather")])
-def test_help_has_examples_and_says_who_will_know(command):
-    text = fine(call(*command, "--help"))
+def test_help_has_examples_and_refers_to_the_privacy_docs(command):
+    text = output_of(call(*command, "--help"))
     assert f"fedmosaic {' '.join(command)} " in text
     if command != ("federation", "public"):
         assert "docs/privacy.md" in text

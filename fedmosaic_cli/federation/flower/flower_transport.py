@@ -33,6 +33,7 @@ ONLINE_POLL_SECONDS, RELAY_RETRY_SECONDS = 1.0, 1.0
 MAX_ATTEMPTS, MAX_REASON_CHARS = 3, 200
 MAX_OFFLINE_SECONDS = 120.0
 """How long a site may be offline in a round. Flower refuses a node that did not sign off for a minute."""
+ANY_LOCAL_PORT = SuperLinkAddress()
 
 
 class RelayLostError(Exception):
@@ -62,7 +63,7 @@ class FlowerTransport:
     """
 
     def __init__(
-        self, public_keys: Mapping[int, Path | None], listen_address: SuperLinkAddress = SuperLinkAddress()
+        self, public_keys: Mapping[int, Path | None], listen_address: SuperLinkAddress = ANY_LOCAL_PORT
     ) -> None:
         require_flower()
         check_credentials(public_keys, listen_address)

@@ -54,7 +54,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class SuperLinkAddress:
-    """Where a SuperLink listens. Without credentials it trusts every node, so only the loopback interface is allowed."""
+    """Where a SuperLink listens. Without credentials it trusts every node, so it must listen on loopback."""
 
     host: str = "127.0.0.1"
     port: int = 0

@@ -113,7 +113,7 @@ class SuperNode:
         self._runtime_dir.close()
 
     def _keep_running(self) -> None:
-        """Restart the SuperNode whenever it ends. It is terminated gracefully, so that it signs off at the SuperLink."""
+        """Restart the SuperNode whenever it ends. It ends gracefully, so that it signs off at the SuperLink."""
         num_failures = 0
         while not self._stop_event.is_set():
             self._connected_event.clear()

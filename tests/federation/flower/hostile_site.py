@@ -1,4 +1,4 @@
-"""A site whose key is registered and that does not play by the rules: what it answers in each round is spoilt."""
+"""A site with a registered key that sends an invalid response in some rounds."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import sys
 from pathlib import Path
 
 from fedmosaic_cli.data.data_dirs import DataDirs
-from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.flower.supernode import SuperNode
 from fedmosaic_cli.federation.policy import SitePolicy
+from fedmosaic_cli.federation.protocol import Request, Response
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.runner.build import find_devices
-from tests.federation.test_hostile import OPINIONS
+from tests.federation.test_hostile import CHANGED_UPLOADS
 
-LIES = {2: "wrong round", 3: "wrong public set", 4: "no number", 5: "oversized"}
+CHANGES = {2: "wrong round", 3: "wrong public set", 4: "NaN", 5: "oversized"}
 
 
-def spoilt(letter: bytes, answer: bytes) -> bytes:
-    head = protocol.decode_protocol_message(letter).header
-    lie = LIES.get(head.get("round", 0), "") if head["kind"] == "turn" else ""
-    if lie == "oversized":
-        return answer + bytes(1 << 21)
-    return (
-        protocol.encode_protocol_message(OPINIONS[lie][0](protocol.decode_protocol_message(answer))) if lie else answer
-    )
+def change_response(request: bytes, response: bytes) -> bytes:
+    header = Request.decode(request).header
+    change = CHANGES.get(header.get("round", 0), "") if header["kind"] == "turn" else ""
+    if change == "oversized":
+        return response + bytes(1 << 21)
+    return CHANGED_UPLOADS[change][0](Response.decode(response)).encode() if change else response
 
 
 def main(shard: str, folder: str, superlink: str, root: str) -> None:
-    held = load_site_shard(Path(shard))
-    site = Site(held, Path(folder), find_devices("cpu")[0], DataDirs(Path(folder)), SitePolicy("models"))
-    key = Path(folder) / node_name(held.client_id)
-    with SuperNode(
-        held.client_id, superlink, lambda x: spoilt(x, site.handle_request(x)), root=Path(root), key=key
-    ) as node:
+    site_shard = load_site_shard(Path(shard))
+    site = Site(site_shard, Path(folder), find_devices("cpu")[0], DataDirs(Path(folder)), SitePolicy("models"))
+    key = Path(folder) / node_name(site_shard.client_id)
+
+    def handle_request(request: bytes) -> bytes:
+        return change_response(request, site.handle_request(request))
+
+    with SuperNode(site_shard.client_id, superlink, handle_request, root=Path(root), key=key) as node:
         node.serve()
 
 

@@ -13,8 +13,8 @@ import pytest
 from fedmosaic_cli.errors import ResourceError
 from fedmosaic_cli.federation.flower.flower_processes import marked_processes
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
-from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.ipc import RuntimeDir
+from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.federation.transport import ClientResponse
 from tests.federation.flower.federation import Federation, start_site, wait

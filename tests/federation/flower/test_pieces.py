@@ -115,9 +115,11 @@ def test_flower_programs_get_no_telemetry_and_the_marker(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "example.org")
     environment = flower_environment(tmp_path)
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert environment["FLWR_DISABLE_UPDATE_CHECK"] == environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert (
+        environment["FLWR_DISABLE_UPDATE_CHECK"] == environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    )
     assert environment["FLWR_HOME"] == str(tmp_path / "flwr")
-    assert told[MARKER_VARIABLE] == str(tmp_path)
+    assert environment[MARKER_VARIABLE] == str(tmp_path)
     assert environment["NO_PROXY"] == environment["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
     assert environment["PATH"].endswith(os.environ["PATH"])
 
@@ -212,7 +214,7 @@ def test_a_runtime_dir_is_private_and_stale_ones_are_removed(monkeypatch, tmp_pa
     mine = RuntimeDir()
     assert mine.path.parent == tmp_path
     assert mine.path.stat().st_mode & 0o777 == 0o700
-    script = "import os, signal; from fedmosaic_cli.federation.flower.ipc import RuntimeDir; r = RuntimeDir(); os.kill(os.getpid(), 9)"
+    script = "import os; from fedmosaic_cli.federation.flower import ipc; r = ipc.RuntimeDir(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert len(list(tmp_path.iterdir())) == 2
     other = RuntimeDir()
@@ -339,10 +341,10 @@ def until(condition, seconds: float = 20) -> None:
 
 
 def test_a_missing_directory_does_not_keep_a_site_from_responding(tmp_path):
-    from fedmosaic_cli.cli.site_log import SiteLog
-    from fedmosaic_cli.federation.site import HandledRequest
-    from fedmosaic_cli.federation.site_dir import SiteFiles
 
-    log = SiteLog(SiteFiles(tmp_path / "missing"), quiet=True)
+    from fedmosaic_cli.federation.site import HandledRequest
+    from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog
+
+    log = SiteLog(SiteFiles(tmp_path / "missing"), print_line=lambda line: None)
     log.on_request(HandledRequest("turn", "a/b/seed-0/01234567", 1, 0.1, 10))
     log.on_stop()

@@ -19,9 +19,7 @@ from fedmosaic_cli.federation.flower import nginx as proxy
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 from fedmosaic_cli.federation.flower.superlink import free_port
 
-needs_nginx = pytest.mark.skipif(
-    shutil.which("nginx") is None or os.geteuid() != 0, reason="needs nginx and root"
-)
+needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None or os.geteuid() != 0, reason="needs nginx and root")
 FORWARDED = ("/v1/fleet/pull-messages", "/v1/fleet/push-object")
 REFUSED = (
     *("/", "/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task", "//v1/control/list-nodes"),
