@@ -13,7 +13,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.common_options import parse_integers
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
-from fedmosaic_cli.cli.flower_options import parse_flower_options
+from fedmosaic_cli.cli.flower_options import is_federated, parse_flower_options
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.privacy_options import print_planned_privacy, privacy_config_layer
 from fedmosaic_cli.cli.tensorboard import (
@@ -55,12 +55,9 @@ from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
 from fedmosaic_cli.storage.shards import read_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fedmosaic_cli.cli.views.progress_view import RunProgressView
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.federation.flower_engine import FlowerOptions
-    from fedmosaic_cli.runner.events import RemoteBackend
     from fedmosaic_cli.storage.shards import ShardSet
 
     Shards = dict[int, ShardSet | UnsavedPartition]
@@ -189,8 +186,9 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
             plan = plan_runs(request, data_dirs)
             for note in plan.skipped:
                 print_stderr(note)
-            for run in plan.runs if flower_options is not None else ():
-                flower_options.check_config(run.config)
+            if flower_options is not None:
+                for run in plan.runs:
+                    flower_options.check_config(run.config)
             if options.dry_run:
                 print_dry_run(plan, data_dirs, options.as_json)
                 print_run_warnings(plan, options.quiet)
@@ -236,10 +234,8 @@ def run_and_report(
             stop_timeout_seconds=options.stop_timeout,
             allow_nonidentical=options.allow_nonidentical,
         )
-        remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None
-        if flower_options is not None:
-            on_start = (lambda line: None) if options.quiet or options.as_json else print_stderr
-            remote_for = SiteTransports(flower_options, data_dirs, transports, on_start).coordinator
+        on_start = (lambda line: None) if options.quiet or options.as_json else print_stderr
+        remote_for = SiteTransports(flower_options, data_dirs, transports, on_start).coordinator
         observe = partial(tensorboard_logging, is_enabled=options.tensorboard)
         for run, event in execute_runs(plan, shards, run_options, data_dirs, remote_for, observe):
             if isinstance(event, RunFinished):

@@ -129,14 +129,18 @@ class SiteTransports:
     """The transports of all runs of a command: one per partition, opened when it is first needed.
 
     Args:
-        options: How the sites are reached.
+        options: How the sites are reached. None for clients in this process.
         data_dirs: Where the data of simulated sites is.
         exit_stack: Closes the transports.
         on_start: Receives a line of text before a SuperLink is started.
     """
 
     def __init__(
-        self, options: FlowerOptions, data_dirs: DataDirs, exit_stack: ExitStack, on_start: Callable[[str], None]
+        self,
+        options: FlowerOptions | None,
+        data_dirs: DataDirs,
+        exit_stack: ExitStack,
+        on_start: Callable[[str], None],
     ) -> None:
         self._options = options
         self._data_dirs = data_dirs
@@ -144,27 +148,29 @@ class SiteTransports:
         self._on_start = on_start
         self._transports: dict[str, Transport] = {}
 
-    def coordinator(self, shards: ShardSet) -> RemoteCoordinator:
-        """Return the coordinator of a run with these shards."""
+    def coordinator(self, shards: ShardSet) -> RemoteCoordinator | None:
+        """Return the coordinator of a run with these shards, or None for clients in this process."""
+        options = self._options
+        if options is None:
+            return None
         from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 
-        options = self._options
         join_timeout = DEFAULT_JOIN_TIMEOUT_SECONDS if options.join_timeout is None else options.join_timeout
         return RemoteCoordinator(
-            "flower", lambda: self._get_transport(shards), options.quorum, options.round_timeout, join_timeout
+            "flower", lambda: self._get_transport(options, shards), options.quorum, options.round_timeout, join_timeout
         )
 
-    def _get_transport(self, shards: ShardSet) -> AbstractContextManager[Transport]:
+    def _get_transport(self, options: FlowerOptions, shards: ShardSet) -> AbstractContextManager[Transport]:
         if shards.digest not in self._transports:
-            self._transports[shards.digest] = self._exit_stack.enter_context(self._start_transport(shards))
+            self._transports[shards.digest] = self._exit_stack.enter_context(self._start_transport(options, shards))
         return nullcontext(self._transports[shards.digest])
 
     @contextmanager
-    def _start_transport(self, shards: ShardSet) -> Iterator[Transport]:
+    def _start_transport(self, options: FlowerOptions, shards: ShardSet) -> Iterator[Transport]:
         from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
         from fedmosaic_cli.federation.local_federation import start_local_federation
 
-        options, num_clients = self._options, len(shards.manifest["clients"])
+        num_clients = len(shards.manifest["clients"])
         if options.simulate_sites is not None:
             self._on_start(f"starting Flower's SuperLink and {num_clients} sites on this machine")
             with start_local_federation(shards, self._data_dirs, options.insecure, options.device) as transport:
