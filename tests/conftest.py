@@ -10,6 +10,30 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+UNIT_TIER = (
+    "config",
+    "cotraining",
+    "data/test_partition.py",
+    "labels/test_codecs.py",
+    "labels/test_mechanisms.py",
+    "methods/test_registry.py",
+    "models",
+    "test_architecture.py",
+    "test_contract.py",
+)
+"""What `python -m pytest -m unit` runs: contract, formulas, partitions, configuration and architecture."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the unit tier. Longer tests in these files are marked `integration`."""
+    root = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(root).as_posix()
+        is_unit = any(path == name or path.startswith(f"{name}/") for name in UNIT_TIER)
+        if is_unit and not item.get_closest_marker("integration"):
+            item.add_marker(pytest.mark.unit)
+
+
 # How long an example takes is the machine's business. A check of a change must not fail for an example that the
 # change did not bring about, so there the examples are always the same; everywhere else new ones are tried.
 settings.register_profile("fedmosaic", deadline=None, derandomize="CI" in os.environ)

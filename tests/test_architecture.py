@@ -263,6 +263,7 @@ def test_help_and_argument_errors_import_neither_torch_nor_ray(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_reporting_and_watching_real_runs_does_not_import_torch(tmp_path, finished_runs):
     script = (
         "import sys\n"
@@ -301,6 +302,7 @@ def test_the_list_of_commands_loads_none_of_them(tmp_path):
     run_in_new_process(script, tmp_path)
 
 
+@pytest.mark.integration
 def test_a_run_on_digits_loads_neither_scikit_learn_nor_torch_s_compiler(tmp_path):
     script = (
         "import sys\n"

@@ -51,11 +51,13 @@ def method(request) -> Method:
     return VARIANTS[request.param]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 def test_a_run_can_be_repeated_bit_for_bit(method, toy):
     assert same(models(method, toy), models(method, toy))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 def test_every_model_learns_something_and_stays_finite(method, toy):
     before, after = models(method, toy, rounds=0), models(method, toy)
@@ -99,6 +101,7 @@ def test_evaluation_leaves_no_trace(method):
     check_that_evaluation_leaves_no_trace(method, TOYS["even"])
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_evaluation_leaves_no_trace_in_batch_statistics(method, policy):
@@ -241,7 +244,7 @@ def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
     assert same([before], [client.state[entry]])
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "kept")])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "local_parameter_names")])
 def test_a_mean_of_equal_uploads_is_what_was_uploaded(name):
     method = VARIANTS[name]
     federation = TOYS["uneven"].federation(method)
@@ -257,6 +260,7 @@ def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
     check_that_going_on_changes_nothing(method, TOYS["uneven"].changed(clients_per_round=taking_part), stop)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_going_on_with_batch_statistics_changes_nothing(method, policy):
