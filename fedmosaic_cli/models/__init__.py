@@ -1,1 +1,1 @@
-"""Architectures: one file each, every one with a `body` and a `head`."""
+"""Network architectures, each with a `body` and a `head`, and scikit-learn classifiers."""

@@ -1,7 +1,7 @@
-"""AlexNet with batch normalisation, as FedBN uses it for images of 256x256.
+"""AlexNet with batch normalisation, as in FedBN, for images of about 256x256.
 
 Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, 2012.
-Batch normalisation takes the place of dropout; without it this network hardly trains from scratch with Adam.
+Batch normalisation replaces dropout; without it the network hardly trains from scratch with Adam.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedmosaic_cli.models.classifier import Classifier, require_image_size
 if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-# Channels, kernel, stride, padding, and whether a pool follows.
+# Channels, kernel, stride, padding, and whether a max pool follows.
 CONVOLUTIONS = (
     (64, 11, 4, 2, True),
     (192, 5, 1, 2, True),

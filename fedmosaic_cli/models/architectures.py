@@ -1,4 +1,4 @@
-"""The table of architectures."""
+"""Registry of network architectures."""
 
 from __future__ import annotations
 
@@ -17,5 +17,9 @@ ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetB
 
 
 def build_network(settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
-    """A new network for inputs of [channels, height, width]."""
+    """Build a network for inputs of shape [channels, height, width].
+
+    Raises:
+        RequestError: The architecture does not support this image size.
+    """
     return ARCHITECTURES[settings.name](settings, input_shape, num_classes)

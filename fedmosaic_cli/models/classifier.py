@@ -1,4 +1,4 @@
-"""What all architectures have in common: a body that turns images into features, and a linear head."""
+"""Base class of all architectures: a body that maps images to features, and a linear head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(feature_dim, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the head sees."""
+        """Inputs of the head [batch, width]."""
         features: Tensor = self.body(inputs)
         return features
 
@@ -31,7 +31,7 @@ class Classifier(nn.Module):
 
 
 def require_image_size(name: str, input_shape: tuple[int, int, int], min_side: int) -> None:
-    """Refuse images that an architecture cannot see."""
+    """Raise RequestError if images are too small for an architecture."""
     _, height, width = input_shape
     if min(height, width) < min_side:
         raise RequestError(

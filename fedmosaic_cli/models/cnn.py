@@ -1,6 +1,6 @@
 """Small convolutional networks for images of about 32x32.
 
-The layers are those of the network that PFLlib calls FedAvgCNN: two 5x5 convolutions of 32 and 64 channels without
+The layers are those of FedAvgCNN in PFLlib: two 5x5 convolutions of 32 and 64 channels without
 padding, each followed by a 2x2 pool, then 512 hidden units. On images below 16x16 the convolutions are 3x3 and padded.
 """
 
@@ -30,7 +30,7 @@ class CNN(Classifier):
         first, second, hidden = (settings.scaled_width(size) for size in (32, 64, 512))
 
         def pooled(side: int) -> int:
-            """The side of an image after a convolution and a pool."""
+            """Side of an image after a convolution and a pool."""
             return (side + 2 * padding - kernel + 1) // 2
 
         flat = second * pooled(pooled(height)) * pooled(pooled(width))
@@ -49,6 +49,6 @@ class CNN(Classifier):
 
 
 class CNNBN(CNN):
-    """The same with batch normalisation after each convolution."""
+    """CNN with batch normalisation after each convolution."""
 
     has_batch_norm = True

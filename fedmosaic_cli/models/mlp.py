@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MLP(Classifier):
-    """Linear and ReLU for every hidden width, then a linear head."""
+    """A linear layer and ReLU per hidden width, then a linear head."""
 
     def __init__(self, settings: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> None:
         widths = [prod(input_shape), *settings.hidden]

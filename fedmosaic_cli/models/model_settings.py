@@ -1,4 +1,4 @@
-"""The `model` section: which architecture, how large."""
+"""The `model` section of the configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ EstimatorName = Literal["decision-tree", "random-forest", "gradient-boosting", "
 ESTIMATOR_NAMES: tuple[str, ...] = get_args(EstimatorName)
 MAX_HIDDEN_LAYERS = 100
 
-
-# Which keys of the section, beside the name, each model reads.
+# Keys that each model reads, in addition to the name.
 MODEL_KEYS: dict[str, frozenset[str]] = {
     "mlp": frozenset({"hidden"}),
     "cnn": frozenset({"width"}),
@@ -30,10 +29,15 @@ MODEL_KEYS: dict[str, frozenset[str]] = {
 
 
 class ModelSettings(ConfigSection):
-    """`hidden` are the widths of an mlp's hidden layers; `width` scales the layers of all other networks.
+    """The model of a client.
 
-    `patch` is the side of the squares that a vit cuts images into; None is 16 for vit and 4 for vit-tiny. `trees` is
-    the size of a random forest and the number of rounds of gradient boosting, `depth` the most levels of a tree.
+    Attributes:
+        name: Architecture or estimator.
+        hidden: Widths of the hidden layers of an mlp.
+        width: Factor of the layer widths of all other networks.
+        patch: Side of the patches of a vit; by default 16 for vit and 4 for vit-tiny.
+        trees: Trees of a random forest, or rounds of gradient boosting.
+        depth: Maximum depth of a tree.
     """
 
     name: Architecture | EstimatorName = "mlp"
@@ -52,14 +56,13 @@ class ModelSettings(ConfigSection):
 
     @property
     def is_network(self) -> bool:
-        """Whether it has weights, which could be averaged."""
+        """True if the model has weights that can be averaged."""
         return self.name not in ESTIMATOR_NAMES
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether it normalises by batches."""
         return self.name in ("cnn-bn", "alexnet-bn")
 
     def scaled_width(self, channels: int) -> int:
-        """So many channels, made wider or narrower."""
+        """The number of channels times `width`, at least 1."""
         return max(1, round(channels * self.width))

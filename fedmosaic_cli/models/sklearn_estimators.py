@@ -1,4 +1,4 @@
-"""Learners that are no networks: classifiers of scikit-learn that weigh their examples and give probabilities."""
+"""Classifiers of scikit-learn that support sample weights and probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ITERATIONS = 1000
 
 
 def build_estimator(settings: ModelSettings, seed: int, num_examples: int) -> Any:
-    """A new classifier for so many examples, not fitted yet."""
+    """A new, unfitted classifier for `num_examples` examples."""
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.tree import DecisionTreeClassifier
@@ -24,7 +24,7 @@ def build_estimator(settings: ModelSettings, seed: int, num_examples: int) -> An
     if settings.name == "random-forest":
         return RandomForestClassifier(trees, max_depth=depth, random_state=random_state, n_jobs=1)
     if settings.name == "gradient-boosting":
-        # With its usual 20 examples a leaf, it does not learn from fewer than 40 at all.
+        # With the default of 20 examples per leaf it cannot split fewer than 40 examples.
         leaf = min(20, max(1, num_examples // 10))
         return HistGradientBoostingClassifier(
             max_iter=trees, max_depth=depth, min_samples_leaf=leaf, early_stopping=False, random_state=random_state
@@ -33,10 +33,10 @@ def build_estimator(settings: ModelSettings, seed: int, num_examples: int) -> An
 
 
 def limit_sklearn_threads() -> None:
-    """From here on, what scikit-learn computes in this thread it computes on one core, and quietly.
+    """Limit scikit-learn to one core in this thread, without convergence warnings.
 
-    Clients run side by side already, and sums in another number of threads round differently. Never undone: a limit
-    that one thread lifts would be lifted for the others as well.
+    Clients already run in parallel, and sums over another number of threads round differently. The limit is never
+    lifted, because lifting it in one thread would lift it in all.
     """
     from sklearn.exceptions import ConvergenceWarning
 
@@ -46,7 +46,7 @@ def limit_sklearn_threads() -> None:
 
 @cache
 def threadpool_controller() -> Any:
-    # Only libraries that are loaded already can be limited.
+    # Only libraries that are already loaded can be limited.
     import sklearn.ensemble
     import sklearn.linear_model  # noqa: F401
     from threadpoolctl import ThreadpoolController

@@ -1,4 +1,4 @@
-"""Vision transformers, from torchvision: the base size, and a tiny one that a CPU can train.
+"""Vision transformers of torchvision: the base size, and a tiny one for CPUs.
 
 Dosovitskiy et al.: An Image is Worth 16x16 Words, ICLR 2021. From random weights, without dropout.
 """
@@ -36,7 +36,7 @@ class ViT(Classifier):
             raise RequestError(
                 f"images of {width}x{height} cannot be cut into {patch}x{patch} patches (model.patch): choose another"
             )
-        if (height // patch) ** 2 > MAX_PATCHES:  # attention takes the square of their number
+        if (height // patch) ** 2 > MAX_PATCHES:  # the cost of attention is quadratic in this number
             raise RequestError(
                 f"images of {width}x{height} have more than {MAX_PATCHES} patches of {patch}x{patch} (model.patch): "
                 "choose larger ones"
@@ -54,7 +54,7 @@ class ViT(Classifier):
         super().__init__(transformer, channels, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:
-        # torchvision's transformer sees colours; a grey image is shown to it in three equal ones.
+        # torchvision's transformer expects three channels: repeat the channel of a grey image.
         return super().features(inputs.expand(-1, RGB_CHANNELS, -1, -1))
 
 
