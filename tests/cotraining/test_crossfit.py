@@ -1,4 +1,4 @@
-"""Whether collaboration helps: the numbers that a decision rests on."""
+"""Cross-fitting, agreement trust, count expertise and logit adjustment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 
 
 @given(LABELS, st.integers(2, 5), st.integers(0, 1000))
-def test_every_fold_has_its_share_of_every_class(labels, folds, seed):
+def test_folds_are_stratified(labels, folds, seed):
     labels = torch.tensor(labels)
     dealt = stratified_folds(labels, folds, np.random.default_rng(seed))
     for kind in labels.unique():
@@ -31,19 +31,19 @@ def test_every_fold_has_its_share_of_every_class(labels, folds, seed):
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_folds_are_drawn_at_random():
+def test_folds_are_random_and_reproducible():
     labels = torch.zeros(30, dtype=torch.int64)
     one, two = (stratified_folds(labels, 3, np.random.default_rng(seed)) for seed in (0, 1))
     assert not torch.equal(one, two)
     assert torch.equal(one, stratified_folds(labels, 3, np.random.default_rng(0)))
 
 
-def test_a_brier_score_is_zero_for_the_sure_and_right_and_two_for_the_sure_and_wrong():
+def test_brier_score_is_between_zero_and_two():
     logits = torch.tensor([[1000.0, 0.0], [1000.0, 0.0], [0.0, 0.0]])
     assert brier_scores(logits, torch.tensor([0, 1, 0])).tolist() == pytest.approx([0.0, 2.0, 0.5])
 
 
-def test_a_verdict_by_hand():
+def test_gate_decision_equals_a_manual_computation():
     """Gains .1, .2, .3: the squares around .2 are .02, and .25 more of them."""
     found = gate_decision(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), 1.0, 0.25)
     assert found.gain == pytest.approx(0.2)
@@ -54,23 +54,23 @@ def test_a_verdict_by_hand():
 
 
 @pytest.mark.parametrize(("count", "needed"), [(10, 0.0527), (100, 0.00503)])
-def test_few_examples_need_a_larger_gain(count, needed):
+def test_fewer_examples_need_a_larger_gain(count, needed):
     """What the prior variance asks of gains that all agree."""
     assert not gate_decision(torch.full((count,), 0.98 * needed, dtype=torch.float64), 1.0, 0.25).is_accepted
     assert gate_decision(torch.full((count,), 1.02 * needed, dtype=torch.float64), 1.0, 0.25).is_accepted
 
 
-def test_one_example_is_no_evidence():
+def test_single_example_is_never_accepted():
     assert not gate_decision(torch.tensor([2.0]), 1.0, 0.25).is_accepted
 
 
-def test_agreement_counts_where_the_client_knows_best():
+def test_agreement_is_weighted():
     labels, consensus = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 0, 1])
     assert weighted_agreement(labels, consensus, torch.tensor([3.0, 1.0, 0.5, 0.5])) == pytest.approx(0.8)
     assert weighted_agreement(labels, consensus, torch.zeros(4)) == 0.0
 
 
-def test_trust_by_agreement_by_hand():
+def test_agreement_trust_equals_a_manual_computation():
     assert agreement_trust(1.0, 10, 2.0, 0.01) == 1.0
     assert agreement_trust(0.55, 10, 2.0, 0.01) == pytest.approx(0.25)
     assert agreement_trust(0.55, 10, 1.0, 0.01) == pytest.approx(0.5)
@@ -81,11 +81,11 @@ def test_trust_by_agreement_by_hand():
 
 
 @given(st.floats(0, 1), st.integers(2, 100), st.floats(0.5, 4))
-def test_trust_by_agreement_lies_between_nothing_and_one(agreement, classes, power):
+def test_agreement_trust_is_between_zero_and_one(agreement, classes, power):
     assert 0.0 <= agreement_trust(agreement, classes, power, 0.01) <= 1.0
 
 
-def test_counts_tell_experience_from_exclusiveness():
+def test_count_expertise_is_the_class_count():
     """The frequency of a class is 1 for a client that has seen nothing else, were it three examples."""
     labels = torch.tensor([0, 1, 1])
     few, many = torch.tensor([0, 3]), torch.tensor([50, 40])
@@ -94,7 +94,7 @@ def test_counts_tell_experience_from_exclusiveness():
     assert (EXPERTISE_RULES["frequency"].score(torch.zeros(3, 2), labels, few)[1:] == 1.0).all()
 
 
-def test_count_and_confidence_are_multiplied():
+def test_count_confidence_is_the_product():
     log_probs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
     labels, counts = torch.tensor([0, 0]), torch.tensor([20, 5])
     expected = 20 * entropy_expertise(log_probs)
@@ -104,7 +104,7 @@ def test_count_and_confidence_are_multiplied():
 
 @given(st.lists(st.integers(0, 500), min_size=2, max_size=6).filter(any), st.data())
 @pytest.mark.parametrize("kind", EXPERTISE_RULES)
-def test_no_expertise_exceeds_what_both_ends_know_as_its_highest(kind, counts, data):
+def test_expertise_is_at_most_its_max_value(kind, counts, data):
     classes = len(counts)
     logits = data.draw(st.lists(st.floats(-50, 50), min_size=classes, max_size=classes))
     log_probs = torch.tensor([logits], dtype=torch.float64).log_softmax(dim=1)
@@ -112,7 +112,7 @@ def test_no_expertise_exceeds_what_both_ends_know_as_its_highest(kind, counts, d
     assert 0 <= found.item() <= EXPERTISE_RULES[kind].max_value(classes, sum(counts)) + 1e-9
 
 
-def test_a_shift_by_hand():
+def test_logit_shift_equals_a_manual_computation():
     counts, consensus = torch.tensor([3, 0]), torch.tensor([0, 1, 1, 1, NO_LABEL])
     own, common = np.array([4 / 5, 1 / 5]), np.array([2 / 6, 4 / 6])
     expected = np.log(common) - np.log(own)
@@ -120,11 +120,11 @@ def test_a_shift_by_hand():
     assert prior_logit_shift(counts, consensus, 0.5, 1.0).numpy() == pytest.approx(expected / 2)
 
 
-def test_equal_mixes_need_no_shift():
+def test_logit_shift_is_zero_for_equal_distributions():
     assert prior_logit_shift(torch.tensor([4, 8]), torch.tensor([0, 1, 1] * 4), 1.0, 1.0).abs().max() == 0
 
 
-def test_an_adjusted_loss_is_the_plain_one_of_shifted_logits_and_leaves_out_what_has_no_label():
+def test_adjusted_loss_equals_plain_loss_on_shifted_logits():
     torch.manual_seed(0)
     logits, consensus = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, NO_LABEL, 1, 0])
     shift = torch.tensor([0.5, -1.0, 0.25])

@@ -1,4 +1,4 @@
-"""The paper's formulas on examples worked out by hand, and on what must hold for all inputs."""
+"""The paper's formulas: manual examples and properties."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.labels.ballots import ballots, levels
 losses = st.one_of(st.floats(min_value=0, max_value=100), st.floats(min_value=0, max_value=1e300))
 
 
-def test_equal_losses_mean_full_trust():
+def test_trust_is_one_for_equal_losses():
     assert loss_ratio_trust(0.7, 0.7, epsilon=1e-8) == 1.0
 
 
-def test_a_public_loss_ten_times_the_private_one_leaves_almost_none():
+def test_trust_is_small_for_a_large_public_loss():
     assert loss_ratio_trust(0.5, 5.0, epsilon=0.0) == pytest.approx(math.exp(-9))
 
 
-def test_no_public_loss_means_trust_of_e():
+def test_trust_is_e_without_public_loss():
     assert loss_ratio_trust(0.5, 0.0, epsilon=0.0) == pytest.approx(math.e)
     assert TRUST_RULES["stabilised"](0.5, 0.0) == 1.0
 
 
-def test_a_memorised_private_set_ends_trust_under_the_paper_but_not_when_stabilised():
+def test_zero_private_loss_ends_paper_trust_but_not_stabilised_trust():
     assert TRUST_RULES["paper"](0.0, 0.4) == MIN_TRUST < 1e-20
     assert TRUST_RULES["stabilised"](0.0, 0.4) == pytest.approx(math.exp(-0.4 / 0.3))
 
@@ -53,17 +53,17 @@ def test_trust_does_not_grow_with_the_public_loss(private, public, more, epsilon
 
 @settings(max_examples=1000)
 @given(losses, st.floats(min_value=0, max_value=10))
-def test_trust_is_one_where_both_losses_are_equal(loss, epsilon):
+def test_trust_is_one_for_any_equal_losses(loss, epsilon):
     assert loss_ratio_trust(loss, loss, epsilon) == 1.0
 
 
 @settings(max_examples=1000)
 @given(st.floats(), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans(), st.sampled_from(list(TRUST_RULES)))
-def test_a_loss_that_is_no_number_deserves_no_trust(loss, broken, first, rule):
+def test_trust_is_zero_for_non_finite_losses(loss, broken, first, rule):
     assert TRUST_RULES[rule](*((broken, loss) if first else (loss, broken))) == 0.0
 
 
-def test_frequency_expertise_is_the_share_of_the_predicted_class():
+def test_frequency_expertise_is_the_fraction_of_the_predicted_class():
     labels, counts = torch.tensor([0, 1, 2, 1]), torch.tensor([6, 2, 0])
     assert frequency_expertise(labels, counts).tolist() == [0.75, 0.25, 0.0, 0.25]
 
@@ -87,7 +87,7 @@ def vote(labels, expertise, num_classes: int, **form) -> VoteResult:
     return aggregate_votes(ballots(labels, expertise, num_classes, **{"code": ExpertiseEncoding.FLOATS, **form}))
 
 
-def test_an_expert_outvotes_two_who_do_not_know():
+def test_expert_outvotes_two_others():
     outcome = vote([[0], [0], [1]], [[0.1], [0.1], [0.5]], 2)
     assert outcome.labels.tolist() == outcome.weighted_labels.tolist() == [1]
     assert outcome.majority_labels.tolist() == [0]
@@ -105,14 +105,14 @@ def test_a_tie_goes_to_the_lowest_class():
     assert vote([[2, 1], [1, 2], [0, 0]], np.ones((3, 2)), 3).labels.tolist() == [0, 0]
 
 
-def test_where_nobody_is_an_expert_the_majority_decides():
+def test_majority_decides_without_expertise():
     labels, counts = torch.tensor([[2], [2], [1]]), torch.tensor([5, 0, 0])
     expertise = np.stack([frequency_expertise(row, counts) for row in labels])
     assert not expertise.any()
     assert vote(labels.numpy(), expertise, 3).labels.tolist() == [2]
 
 
-def test_a_tie_is_a_tie_however_its_sums_are_rounded():
+def test_ties_do_not_depend_on_rounding():
     """Levels 245 and 254 for class 0, 249 and 250 for class 1: the same sum on paper, not in float64."""
     high = EXPERTISE_RULES["entropy"].max_value(10, 1)
     labels, weights = np.array([[0], [0], [1], [1]]), levels([245, 254, 249, 250], high)
@@ -124,7 +124,7 @@ def test_a_tie_is_a_tie_however_its_sums_are_rounded():
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.sampled_from([2, 4, 8]))
-def test_rounding_expertise_changes_a_label_only_where_the_vote_was_close(seed, voters, bits):
+def test_quantisation_changes_only_close_votes(seed, voters, bits):
     rng = np.random.default_rng(seed)
     labels, expertise = rng.integers(0, 3, (voters, 40)), rng.random((voters, 40))
     exact = vote(labels, expertise, 3).labels

@@ -29,24 +29,24 @@ def predictions(federation):
     return [c.predict_public(federation.method.personal_model({}, c)) for c in federation.state.clients]
 
 
-def test_without_trust_fedmosaic_is_local_training_whatever_learns():
+def test_fedmosaic_without_trust_equals_local_training_for_mixed_learners():
     assert same(models(FedMosaic(trust=0.0), MIXED), models(Local(), MIXED))
     assert not same(models(FedMosaic(trust=0.5), MIXED), models(Local(), MIXED))
 
 
-def test_with_full_trust_and_equal_votes_it_is_fedct_whatever_learns():
+def test_fedmosaic_with_full_trust_and_uniform_expertise_equals_fedct_for_mixed_learners():
     assert same(models(FedMosaic(trust=1.0, expertise="uniform"), MIXED), models(FedCT(), MIXED))
 
 
 @METHODS
-def test_a_mixed_run_can_be_repeated_with_any_number_of_workers(method):
+def test_mixed_run_does_not_depend_on_the_number_of_workers(method):
     ours = predictions(played(method, MIXED))
     again = predictions(played(method, MIXED.changed(workers=3)))
     assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
 
 
 @METHODS
-def test_a_mixed_run_goes_on_from_a_checkpoint(method):
+def test_mixed_run_resumes_from_a_checkpoint(method):
     halfway = played(method, MIXED, rounds=2)
     again, whole = MIXED.federation(method), MIXED.federation(method)
     restore_state(again, *capture_state(halfway.state), 2)
@@ -54,20 +54,20 @@ def test_a_mixed_run_goes_on_from_a_checkpoint(method):
         assert list(run_rounds(again, 4)) == list(run_rounds(whole, 4))[2:]
 
 
-def test_a_model_of_one_s_own_does_not_disturb_the_others():
+def test_model_of_one_client_does_not_affect_the_others():
     plain, with_others = models(Local(), TOYS["even"]), models(Local(), mixed(TOYS["even"]))
     assert len(with_others[1]["labels"]) == 7
     only_first = TOYS["even"].changed(models={0: MIXED.models[0]})
     assert same(models(Local(), only_first)[1:], plain[1:])
 
 
-def test_networks_of_different_kinds_can_share_logits():
+def test_different_networks_can_share_logits():
     toy = TOYS["even"].changed(models={0: ModelSettings(hidden=(5, 2)), 1: ModelSettings(hidden=())})
     federation = played(PerFedCKT(clusters=1), toy)
     assert len({len(model) for model in personal_models(federation).values()}) == 3
 
 
-def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
+def test_weight_of_pseudo_labels_is_scaled_by_set_sizes():
     """Mean private loss plus trust times mean public loss, by hand."""
     client = TOYS["uneven"].federation(Local()).state.clients[2]
     learner = EstimatorLearner(ModelSettings(name="decision-tree", depth=2), client.private, client.public, 3)
@@ -90,7 +90,7 @@ def test_the_weight_of_pseudo_labels_is_trust_over_their_number():
 
 
 @pytest.mark.parametrize("name", ESTIMATOR_NAMES)
-def test_every_kind_learns_what_can_be_learnt(name):
+def test_every_estimator_learns(name):
     toy = dealt([30, 30], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=20)))
     federation = toy.federation(FedMosaic(trust="stabilised"))
     with federation.worker_pool:
@@ -100,7 +100,7 @@ def test_every_kind_learns_what_can_be_learnt(name):
 
 
 @pytest.mark.parametrize("name", ESTIMATOR_NAMES)
-def test_one_class_is_no_trouble_and_an_unseen_one_is_never_impossible(name):
+def test_single_class_is_supported_and_unseen_classes_keep_positive_probability(name):
     toy = dealt([6, 6], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=3)))
     first = toy.partition.shards[0].train
     labels = toy.dataset.labels.copy()
@@ -112,17 +112,17 @@ def test_one_class_is_no_trouble_and_an_unseen_one_is_never_impossible(name):
     assert (logits.argmax(dim=1) == 2).all()
 
 
-def test_before_the_first_round_it_knows_nothing():
+def test_predictions_are_uniform_before_the_first_round():
     client = MIXED.federation(Local()).state.clients[1]
     assert (client.predict_public(client.state["model"]) == 0).all()
 
 
-def test_pooled_data_can_be_learnt_by_a_forest():
+def test_centralized_training_uses_the_model_section():
     toy = TOYS["even"].changed(models={0: ModelSettings(name="random-forest", trees=3)})
     assert "labels" not in models(Centralized(), toy)[0], "who holds everything has the model of the section `model`"
 
 
-def test_it_learns_from_its_own_labels():
+def test_estimator_learns_from_private_labels_only():
     other = MIXED.changed(dataset=relabelled(MIXED.dataset, MIXED.partition.shards[1].train))
     ours, theirs = predictions(played(Local(), MIXED)), predictions(played(Local(), other))
     assert not torch.equal(ours[1], theirs[1])
@@ -130,7 +130,7 @@ def test_it_learns_from_its_own_labels():
     assert torch.equal(ours[2], theirs[2])
 
 
-def test_what_it_cannot_learn_from_is_refused():
+def test_unsupported_loss_terms_are_rejected():
     client = MIXED.federation(Local()).state.clients[1]
     with pytest.raises(FedMosaicError, match="random-forest cannot learn from LogitMatchingLoss"):
         client.train("model", [LogitMatchingLoss(torch.zeros(7, 3), 1.0)])

@@ -32,7 +32,7 @@ def answers(seed: int, examples: int, classes: int, there: int) -> tuple[torch.T
 
 @pytest.mark.parametrize(("examples", "classes", "there"), [(200, 10, 10), (50, 10, 3), (7, 5, 1), (1, 4, 2)])
 @pytest.mark.parametrize("seed", range(5))
-def test_scikit_learn_comes_to_the_same(seed, examples, classes, there):
+def test_metrics_equal_those_of_scikit_learn(seed, examples, classes, there):
     logits, labels = answers(seed, examples, classes, there)
     found, predicted = classification_metrics(logits, labels), logits.argmax(dim=1)
     with warnings.catch_warnings():
@@ -48,12 +48,12 @@ def test_scikit_learn_comes_to_the_same(seed, examples, classes, there):
     assert found.loss == pytest.approx(metrics.log_loss(labels, probabilities, labels=range(classes)), rel=1e-9)
 
 
-def test_rows_are_what_is_there_and_columns_what_it_is_taken_for():
+def test_confusion_rows_are_true_classes_and_columns_predictions():
     logits = torch.eye(3)[[1, 1, 2]]
     assert classification_metrics(logits, torch.tensor([0, 0, 2])).confusion == [[0, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
-def test_a_matrix_that_nobody_asked_for_is_not_made():
+def test_confusion_matrix_is_computed_on_request_only():
     """It would have more numbers than memory."""
     logits = torch.zeros(2, 60_000)
     found = classification_metrics(logits, torch.tensor([0, 5]), with_confusion=False)
@@ -61,7 +61,7 @@ def test_a_matrix_that_nobody_asked_for_is_not_made():
     assert found.balanced_accuracy == 0.5
 
 
-def test_an_examination_agrees_with_a_score_bit_for_bit():
+def test_classification_metrics_equal_evaluate_model_bit_for_bit():
     client = played(Local(), TOYS["even"]).state.clients[0]
     model, examples = client.state["model"], client.private
     found, mark = (
@@ -83,21 +83,21 @@ def test_calibration_error_by_hand():
     assert calibration_error(logits, labels) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_over_and_under_confidence_cancel_within_a_bin_only():
+def test_over_and_underconfidence_cancel_within_a_bin_only():
     same_bin = calibration_error(logits_of(0.62, 0.64), torch.tensor([0, 1]))
     assert same_bin == pytest.approx(abs(0.63 - 0.5), rel=1e-12)
     other_bins = calibration_error(logits_of(0.62, 0.7), torch.tensor([0, 1]))
     assert other_bins == pytest.approx((0.38 + 0.7) / 2, rel=1e-12)
 
 
-def test_bins_have_their_upper_edges():
+def test_calibration_bins_contain_their_upper_edge():
     """Of 2 bins, 0.5 belongs to the first and all above to the second."""
     logits, labels = logits_of(0.5, 0.75), torch.tensor([0, 1])
     assert calibration_error(logits, labels, num_bins=2) == pytest.approx((0.5 + 0.75) / 2, rel=1e-12)
     assert calibration_error(logits, labels, num_bins=1) == pytest.approx(abs(0.625 - 0.5), rel=1e-12)
 
 
-def test_certainty_that_is_right_is_calibrated():
+def test_certain_correct_predictions_are_calibrated():
     certain = torch.tensor([[1000.0, 0.0], [0.0, 1000.0]])
     assert calibration_error(certain, torch.tensor([0, 1])) == 0
     assert calibration_error(certain, torch.tensor([1, 0])) == 1
@@ -126,7 +126,7 @@ def test_averages_over_clients_and_over_examples():
     }
 
 
-def test_of_loss_and_calibration_error_the_larger_is_worse():
+def test_larger_loss_and_calibration_error_are_worse():
     assert {name for name, larger_is_worse in EVAL_METRICS.items() if larger_is_worse} == {"loss", "calibration_error"}
     logits, labels = answers(0, 20, 3, 3)
     assert EVAL_METRICS.keys() < vars(classification_metrics(logits, labels)).keys()

@@ -1,4 +1,4 @@
-"""How clients are run: who chooses, who waits for whom, and what a step must not do."""
+"""Execution modes, lockstep groups, worker pools, devices and optimizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmosaic_cli.engine import optim, params
-from fedmosaic_cli.engine.execution import lockstep as gang
+from fedmosaic_cli.engine.execution import lockstep
 from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
@@ -47,7 +47,7 @@ DIGITS, CIFAR = (1, 8, 8), (3, 32, 32)
 MLP, CNN, VIT = ModelSettings(), ModelSettings(name="cnn"), ModelSettings(name="vit-tiny")
 
 
-class TestChoice:
+class TestExecutionMode:
     @pytest.mark.parametrize(
         ("model", "shape", "clients", "device", "expected"),
         [
@@ -58,26 +58,26 @@ class TestChoice:
             (VIT, CIFAR, 15, CUDA, "threads"),
         ],
     )
-    def test_the_choice_follows_from_device_and_model(self, model, shape, clients, device, expected):
+    def test_auto_execution_depends_on_device_and_model(self, model, shape, clients, device, expected):
         assert choose_execution(TrainSettings(), model, shape, clients, device) == expected
 
     @pytest.mark.parametrize("execution", ["threads", "stacked"])
-    def test_it_can_be_forced(self, execution):
+    def test_execution_can_be_configured(self, execution):
         for model, shape in ((MLP, DIGITS), (CNN, CIFAR)):
             assert choose_execution(TrainSettings(execution=execution), model, shape, 15, CPU) == execution
 
-    def test_what_cannot_be_stacked_is_refused_by_name(self):
+    def test_network_that_cannot_be_stacked_is_rejected_by_name(self):
         with pytest.raises(RequestError, match=r"vit-tiny cannot be stacked \(train.execution\): use auto or threads"):
             choose_execution(TrainSettings(execution="stacked"), VIT, CIFAR, 15, CPU)
 
-    def test_a_gpu_is_kept_busy_by_one_worker(self):
+    def test_gpu_has_one_worker_by_default(self):
         assert (num_workers(0, 15, CUDA), num_workers(3, 15, CUDA)) == (1, 3)
         assert 1 <= num_workers(0, 2, CPU) <= 2
 
 
-class TestGang:
+class TestLockstepGroup:
     def run(self, parts):
-        """Let every member do its part, as `Workers` does."""
+        """Run one function per client, as `WorkerPool` does."""
         gang, results, failures = LockstepGroup(len(parts)), {}, {}
 
         def member(place):
@@ -92,10 +92,10 @@ class TestGang:
         gang.run()
         for thread in threads:
             thread.join(timeout=20)
-        assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+        assert not any(thread.is_alive() for thread in threads), "a client waits forever"
         return results, failures
 
-    def test_what_is_asked_together_is_answered_together_in_the_members_order(self):
+    def test_simultaneous_requests_are_handled_together_in_client_order(self):
         calls = []
 
         def double(contents):
@@ -109,7 +109,7 @@ class TestGang:
         assert results == {0: 22, 1: 44, 2: 66}
         assert calls == [[1, 2, 3], [10, 20, 30]]
 
-    def test_other_kinds_are_answered_apart_and_who_asks_nothing_is_not_waited_for(self):
+    def test_groups_are_handled_separately_and_idle_clients_do_not_block(self):
         calls = []
 
         def note(contents):
@@ -126,7 +126,7 @@ class TestGang:
         assert results == {0: 1, 1: 2, 2: None, 3: 7}
         assert calls == [[1, 3], [2], [4]]
 
-    def test_a_failure_stops_nobody_else(self):
+    def test_failure_does_not_affect_other_clients(self):
         def fail(contents):
             raise ValueError("no answer")
 
@@ -140,8 +140,8 @@ class TestGang:
         assert results == {2: 5}
         assert {place: str(error) for place, error in failures.items()} == {0: "gave up", 1: "no answer"}
 
-    def test_the_worker_answers_everything(self):
-        """Answers in this thread and in that one would leave each with as much memory as an answer takes."""
+    def test_worker_thread_handles_all_requests(self):
+        """Other threads would each keep the peak memory of a request."""
         answering = []
 
         def note(contents):
@@ -155,7 +155,7 @@ class TestGang:
         self.run([part] * 4 + [lambda gang: None])
         assert answering == [threading.get_ident()] * 5
 
-    def test_nobody_waits_for_a_member_that_could_not_be_started(self, monkeypatch):
+    def test_group_is_aborted_if_a_thread_cannot_be_started(self, monkeypatch):
         start, started = threading.Thread.start, []
 
         def few(thread):
@@ -169,7 +169,7 @@ class TestGang:
         with WorkerPool(1) as workers, pytest.raises(RuntimeError, match="can't start new thread"):
             workers.map(lambda item: current_group().submit("x", list, item), jobs)
 
-    def test_one_member_runs_at_a_time(self):
+    def test_one_client_runs_at_a_time(self):
         running, most = [], []
 
         def part(gang):
@@ -181,12 +181,12 @@ class TestGang:
         self.run([part] * 4)
         assert most == [1, 1, 1, 1]
 
-    def test_outside_there_is_no_gang(self):
+    def test_there_is_no_current_group_outside_a_group(self):
         assert current_group() is None
 
 
-class TestWorkers:
-    def test_the_longest_begins_first_and_results_keep_their_order(self):
+class TestWorkerPool:
+    def test_longest_job_starts_first_and_results_keep_job_order(self):
         begun = []
 
         def work(item):
@@ -198,7 +198,7 @@ class TestWorkers:
             assert workers.map(work, jobs) == ["SHORT", "LONG", "MIDDLE"]
         assert begun == ["long", "middle", "short"]
 
-    def test_the_first_failure_in_the_order_of_the_jobs_is_raised(self):
+    def test_first_failure_in_job_order_is_raised(self):
         def work(item):
             if item:
                 raise ValueError(f"item {item}")
@@ -207,7 +207,7 @@ class TestWorkers:
             with WorkerPool(count) as workers, pytest.raises(ValueError, match="item 1"):
                 workers.map(work, [ClientJob(item, item, None, CPU) for item in (0, 1, 2)])
 
-    def test_teams_are_no_larger_than_a_stack_and_the_rest_is_alone(self):
+    def test_groups_have_at_most_the_stack_size(self):
         jobs = [ClientJob(n, 1, None if n == 3 else "mine", CPU) for n in range(MAX_STACK_SIZE + 5)]
         found = group_jobs(jobs)
         assert found[0] == [3]
@@ -221,7 +221,7 @@ class TestWorkers:
 
 
 class ScalarReads(TorchDispatchMode):
-    """Counts what makes the host wait for a GPU: reading a number, or a size that depends on numbers."""
+    """Counts operations that synchronise with a GPU: reading a number, or a size that depends on values."""
 
     WAITS: ClassVar = {
         torch.ops.aten._local_scalar_dense.default,
@@ -242,8 +242,8 @@ class ScalarReads(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Impatient(ToDeviceMixin):
-    """The usual wrong version: a term that looks at its value in every step."""
+class SynchronisingLoss(ToDeviceMixin):
+    """A term that reads its value in every step."""
 
     weight: float = 0.5
     log_key: ClassVar[str] = "loss_public"
@@ -255,7 +255,7 @@ class Impatient(ToDeviceMixin):
 
 
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
-class TestNoWaiting:
+class TestDeviceSynchronisation:
     @pytest.fixture
     def reads(self, execution, monkeypatch):
         """Scalar reads in a round of so many steps of three clients whose batches are of different lengths."""
@@ -280,31 +280,31 @@ class TestNoWaiting:
                 workers.map(watched(play), [ClientJob(client, 1, client.learner.stack_key, CPU) for client in clients])
             return sum(counted)
 
-        monkeypatch.setattr(gang, "dispatch", watched(gang.dispatch))
+        monkeypatch.setattr(lockstep, "dispatch", watched(lockstep.dispatch))
         return reads
 
     @pytest.mark.parametrize("terms", [(), (PseudoLabelLoss(torch.zeros(7, dtype=torch.int64), 0.5),)])
-    def test_no_step_waits_for_the_device(self, reads, terms):
+    def test_training_step_does_not_synchronise(self, reads, terms):
         def train(client):
             client.train("model", terms, ProximalTerm(params.clone(client.state["model"]), 0.1))
 
         assert reads(2, train) == reads(12, train)
 
     @pytest.mark.usefixtures("with_batch_norm")
-    def test_nor_with_batch_statistics(self, reads):
+    def test_training_step_with_batch_norm_does_not_synchronise(self, reads):
         assert reads(2, lambda client: client.train("model")) == reads(12, lambda client: client.train("model"))
 
     @pytest.mark.parametrize("method", [PFedMe(), PerFedAvg(), APFL()], ids=["pfedme", "perfedavg", "apfl"])
-    def test_nor_a_method_with_steps_of_its_own(self, reads, method):
+    def test_manual_steps_do_not_synchronise(self, reads, method):
         def train(client):
             client.state["model"] = params.clone(client.initial_model)
             method.train_local_model(client, client.state["model"])
 
         assert reads(2, train, method) == reads(12, train, method)
 
-    def test_a_step_that_does_is_noticed(self, reads):
+    def test_synchronising_step_is_detected(self, reads):
         def train(client):
-            client.train("model", (Impatient(),))
+            client.train("model", (SynchronisingLoss(),))
 
         assert reads(12, train) > reads(2, train)
 
@@ -331,7 +331,7 @@ assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it 
 
     @pytest.mark.parametrize("network", ["plain", "with batch statistics"])
     @pytest.mark.parametrize("execution", ["threads", "stacked"])
-    def test_half_precision_computes_in_half_and_keeps_in_full(self, execution, network):
+    def test_bfloat16_computes_in_half_and_stores_full_precision(self, execution, network):
         """Some CPUs claim to know bfloat16 and die of it: hence a process of its own."""
         command = [sys.executable, "-c", self.SCRIPT, execution, network]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
@@ -339,7 +339,7 @@ assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it 
             pytest.skip("this CPU has no bfloat16")
         assert done.returncode == 0, done.stderr
 
-    def test_it_is_refused_where_it_would_only_cost_time(self):
+    def test_bfloat16_is_rejected_on_cpus(self):
         with pytest.raises(RequestError, match=r"bfloat16 is for GPUs \(train.precision\): use float32 on a CPU"):
             check_network(MLP, TrainSettings(precision="bfloat16"), (8, 8, 1), CPU)
         check_network(MLP, TrainSettings(precision="bfloat16"), (8, 8, 1), CUDA)
@@ -348,7 +348,7 @@ assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it 
 class TestDevices:
     """`meta`, a device without numbers, stands for the GPU that is not there."""
 
-    def test_models_arrive_where_the_receiver_computes_and_opinions_on_the_cpu(self):
+    def test_models_arrive_on_the_receiver_device_and_labels_on_the_cpu(self):
         message = {
             "model": Weights({"w": torch.ones(2)}),
             "labels": ConsensusLabels(torch.tensor([0, 1]), 2),
@@ -361,7 +361,7 @@ class TestDevices:
 
     @pytest.mark.usefixtures("with_batch_norm")
     @pytest.mark.parametrize("method", [FedAvg(), Ditto(), Local()])
-    def test_what_a_client_starts_with_lies_on_its_device(self, method):
+    def test_initial_state_is_on_the_client_device(self, method):
         federation = TOYS["even"].changed(bn_buffers="local").federation(method)
         for client in federation.state.clients:
             client.private = replace(client.private, device=META)
@@ -372,7 +372,7 @@ class TestDevices:
         assert all(tensor.device == META for tensor in tensors)
 
     @pytest.mark.parametrize("name", METHODS)
-    def test_a_client_sees_the_server_s_models_on_its_own_device(self, name):
+    def test_server_models_are_moved_to_the_client_device(self, name):
         federation = played(METHODS[name](), TOYS["even"], rounds=1)
         client = federation.state.clients[0]
         client.private = replace(client.private, device=META)
@@ -383,10 +383,10 @@ class TestDevices:
             assert all(tensor.device == (META if isinstance(value, dict) else CPU) for tensor in tensors)
 
     @pytest.mark.parametrize(("method", "expected"), [(Local(), [CPU, META]), (Centralized(), [CPU])])
-    def test_clients_are_dealt_over_devices_and_none_is_filled_for_nothing(self, method, expected):
+    def test_clients_are_distributed_over_devices(self, method, expected):
         assert dealt([6, 6]).federation(method, devices=[CPU, META, META]).client_devices == expected
 
-    def test_images_of_the_host_are_shown_on_the_device(self):
+    def test_host_images_are_copied_to_the_device(self):
         private = TOYS["even"].federation(Local()).state.clients[0].private
         shown = replace(private, device=META).inputs(slice(3))
         assert (shown.device, shown.shape) == (META, (3, 1, 2, 2))
@@ -403,7 +403,7 @@ class TestOptimizers:
         ],
         ids=["adam", "sgd", "momentum"],
     )
-    def test_steps_are_those_of_torch_s_optimizers_bit_for_bit(self, train):
+    def test_steps_equal_those_of_torch_optimizers_bit_for_bit(self, train):
         torch.manual_seed(0)
         theirs = [torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
         ours, memory = {place: tensor.detach().clone() for place, tensor in enumerate(theirs)}, {}
@@ -419,7 +419,7 @@ class TestOptimizers:
             optimizer.step()
             assert all(torch.equal(ours[place], tensor) for place, tensor in enumerate(theirs)), number
 
-    def test_they_do_not_load_torch_s_compiler(self):
+    def test_optimizer_steps_do_not_import_the_compiler(self):
         script = (
             "import sys, torch\n"
             "from fedmosaic_cli.engine import optim\n"
@@ -432,7 +432,7 @@ class TestOptimizers:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="not glibc")
-def test_a_step_fetches_no_memory_from_the_system():
+def test_tuned_allocator_causes_fewer_page_faults():
     """Counted in page faults, which do not depend on how busy the machine is."""
     script = """
 import resource, sys, torch
@@ -463,7 +463,7 @@ print((faults() - before) / 6)
     assert kept < handed_back / 4
 
 
-def test_a_diverging_client_is_named_whatever_the_execution():
+def test_divergence_error_names_the_client_in_every_execution_mode():
     for execution in ("threads", "stacked"):
         federation = TOYS["even"].changed(execution=execution, optimizer="sgd", lr=1e30).federation(Local())
         with federation.worker_pool, pytest.raises(FedMosaicError, match="client 0 diverged in round"):

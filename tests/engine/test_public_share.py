@@ -1,4 +1,4 @@
-"""The public set's share in what was trained on: of the losses of the steps themselves, of the client's own model."""
+"""The logged fraction of the training loss that comes from the public set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def share(row, trust):
 
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
 @pytest.mark.parametrize(("method", "trust"), [(FedCT(), 1.0), (FedMosaic(trust=0.3), 0.3)])
-def test_it_is_the_part_of_the_loss_that_comes_from_pseudo_labels(method, trust, execution):
+def test_public_share_is_the_fraction_of_the_loss_from_pseudo_labels(method, trust, execution):
     alone, *together = rounds_of(method, TOYS["uneven"].changed(execution=execution))
     assert {row["public_share"] for row in alone} == {0.0}
     for row in (row for rows in together for row in rows):
@@ -33,18 +33,18 @@ def test_it_is_the_part_of_the_loss_that_comes_from_pseudo_labels(method, trust,
         assert row["public_share"] == pytest.approx(share(row, trust))
 
 
-def test_it_is_measured_in_training_also_where_the_rule_measures_losses_of_its_own():
+def test_public_share_uses_training_losses_with_loss_ratio_trust():
     """The logged losses are those before the round, on all examples: their share is another one."""
     *_, rows = rounds_of(FedMosaic(trust="paper"))
     assert all(0 < row["public_share"] < 1 for row in rows)
     assert any(row["public_share"] != pytest.approx(share(row, row["lambda"])) for row in rows)
 
 
-def test_where_the_public_set_is_left_alone_it_is_0():
+def test_public_share_is_0_without_trust():
     assert {row["public_share"] for rows in rounds_of(FedMosaic(trust=0.0)) for row in rows} == {0.0}
 
 
-def test_what_is_tried_beside_the_client_s_model_does_not_count():
+def test_candidate_models_do_not_count():
     """At the gate other models learn from pseudo-labels; the client's own does when it has passed."""
     always = GatedCoTraining(gate_z=-1e30, trust_min=0.0)
     rounds = rounds_of(always, dealt([24, 18, 30], public=21).changed(local_steps=6), rounds=8)
@@ -54,10 +54,10 @@ def test_what_is_tried_beside_the_client_s_model_does_not_count():
     assert any(row["lambda"] > 0 for row in rounds[-1])
 
 
-def test_methods_without_such_a_term_have_none():
+def test_methods_without_public_loss_log_no_public_share():
     assert not any("public_share" in row for rows in rounds_of(Local()) for row in rows)
 
 
-def test_every_learner_and_every_public_term_has_one():
+def test_every_learner_and_public_loss_logs_a_public_share():
     assert all(0 < row["public_share"] < 1 for row in rounds_of(FedCT(), mixed(TOYS["even"]))[-1])
     assert all(0 < row["public_share"] < 1 for row in rounds_of(PerFedCKT())[-1])

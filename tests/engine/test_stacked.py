@@ -1,4 +1,4 @@
-"""Clients trained together come out as if each had been alone."""
+"""Stacked execution gives the results of separate execution."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ NETWORKS = {
 
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
-def test_stacked_clients_learn_what_they_would_learn_alone(method, toy):
+def test_stacked_training_equals_separate_training(method, toy):
     check(method, toy)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
-def test_batch_statistics_are_each_client_s_own(method, policy):
+def test_stacked_batch_statistics_are_per_client(method, policy):
     # By plain steps: a bias before a normalisation has no gradient but rounding, which Adam would blow up.
     for toy in (TOYS["uneven"], TOYS["epochs"], dealt([5, 1, 4]).changed(local_steps=None)):
         check(method, toy.changed(bn_buffers=policy, optimizer="sgd", momentum=0.5))
 
 
-def test_clients_that_differ_are_stacked_with_those_who_do_not():
+def test_mixed_learners_equal_separate_training():
     toy = mixed(dealt([8, 5, 6, 7, 6]))
     check(FedMosaic(expertise="entropy", trust="stabilised"), toy)
 
 
-def test_who_takes_part_for_the_first_time_has_nothing_to_remember():
+def test_clients_with_and_without_optimizer_state_can_be_stacked():
     for optimizer in ({"optimizer": "sgd", "momentum": 0.5}, {"optimizer": "adam"}):
         check(Local(), TOYS["uneven"].changed(clients_per_round=2, local_steps=None, **optimizer))
 
@@ -79,7 +79,7 @@ def assert_alike(left, right):
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
-def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_break(method, monkeypatch):
+def test_stacked_runs_are_reproducible_with_any_workers_and_after_resume(method, monkeypatch):
     monkeypatch.setattr(worker_pool, "MAX_STACK_SIZE", 2)
     toy = dealt([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
     toy.dtype = torch.float32
@@ -92,8 +92,8 @@ def test_stacked_runs_repeat_bit_for_bit_with_any_number_of_workers_and_after_a_
     assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
 
 
-def test_clients_really_train_together(monkeypatch):
-    """Or all of the above would hold for nothing."""
+def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
+    """Otherwise the tests above would compare equal code paths."""
     together = Counter()
     original = lockstep.dispatch
 
@@ -111,7 +111,7 @@ def test_clients_really_train_together(monkeypatch):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 2, 4)], ids=["even", "ragged"])
-def test_a_stacked_network_is_each_client_s_network(name, lengths):
+def test_stacked_network_equals_separate_networks(name, lengths):
     settings, shape = NETWORKS[name]
     networks = [build_network(settings, shape, 4).double() for _ in lengths]
     inputs = [torch.randn(length, *shape, dtype=torch.float64) for length in lengths]
@@ -141,7 +141,7 @@ def test_a_stacked_network_is_each_client_s_network(name, lengths):
         assert torch.allclose(evaluated[place, : lengths[place]], net(inputs[place]), atol=1e-9)
 
 
-def test_every_architecture_can_be_stacked_or_is_known_not_to():
+def test_all_architectures_but_transformers_are_stackable():
     sizes = {"vit": 32, "vit-tiny": 8, "alexnet-bn": 64}
     can = {
         name: is_stackable(
@@ -154,7 +154,7 @@ def test_every_architecture_can_be_stacked_or_is_known_not_to():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_multiplications_are_counted_as_torch_counts_them(name):
+def test_num_multiplications_equals_the_flop_counter(name):
     from torch.utils.flop_counter import FlopCounterMode
 
     settings, shape = NETWORKS[name]

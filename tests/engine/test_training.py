@@ -1,4 +1,4 @@
-"""Batches, the trainer and the evaluator in the small."""
+"""Batches, the trainer and the evaluator."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def generator() -> torch.Generator:
 
 
 @given(sizes, sizes, st.integers(1, 3))
-def test_an_epoch_shows_every_example_once_and_drops_none(count, batch_size, passes):
+def test_epoch_contains_every_example_once(count, batch_size, passes):
     drawn = batching.epoch_batches(count, batch_size, passes, generator())
     assert all(1 <= len(batch) <= batch_size for batch in drawn)
     assert torch.cat(drawn).bincount(minlength=count).tolist() == [passes] * count
 
 
 @given(sizes, sizes, st.integers(1, 12))
-def test_steps_are_full_batches_that_use_all_examples_evenly(count, batch_size, number):
+def test_step_batches_are_full_and_use_examples_evenly(count, batch_size, number):
     drawn = batching.step_batches(count, batch_size, number, generator())
     assert [len(batch) for batch in drawn] == [min(batch_size, count)] * number
     seen = torch.cat(drawn).bincount(minlength=count)
     assert seen.max() - seen.min() <= 1
 
 
-def test_public_batches_do_not_disturb_private_ones():
+def test_private_batches_do_not_depend_on_public_ones():
     client = TOYS["even"].federation(FedCT()).state.clients[0]
     client.begin_round(1)
     alone, beside = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
@@ -67,21 +67,21 @@ def test_images_are_scaled_to_minus_one_and_one():
     assert inputs.shape == (len(client.private), 1, 2, 2)
 
 
-def test_losses_in_the_log_are_means_over_the_batches():
+def test_training_losses_are_means_over_batches():
     federation = TOYS["even"].changed(optimizer="sgd", lr=1e-300).federation(FedCT())
     client = federation.state.clients[0]
     labels = torch.arange(len(client.public)) % 3
-    draw = BatchSchedule([torch.arange(8)], [torch.arange(7)])
+    schedule = BatchSchedule([torch.arange(8)], [torch.arange(7)])
     model = params.clone(client.initial_model)
-    lesson = TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, 0.5)])
-    losses = fit_network(client.learner, model, {}, lesson)
+    task = TrainingTask(client.private, client.public, schedule, [PseudoLabelLoss(labels, 0.5)])
+    losses = fit_network(client.learner, model, {}, task)
     assert losses.private == pytest.approx(client.private_loss(model), rel=1e-12)
     assert losses.terms[0] == pytest.approx(
         mean_cross_entropy(client.predict_public(model).log_softmax(dim=1), labels), rel=1e-12
     )
 
 
-def test_scores_agree_with_a_direct_count():
+def test_evaluate_model_equals_a_direct_computation():
     federation = played(Local(), TOYS["even"])
     client = federation.state.clients[0]
     mark = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
@@ -91,7 +91,7 @@ def test_scores_agree_with_a_direct_count():
     assert mark.num_examples == len(client.private)
 
 
-def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
+def test_evaluation_does_not_depend_on_the_batch_size(monkeypatch):
     federation = played(Local(), TOYS["even"])
     client = federation.state.clients[0]
     whole = client.predict_public(client.state["model"])
@@ -101,18 +101,21 @@ def test_evaluation_in_pieces_is_evaluation_in_one(monkeypatch):
 
 @pytest.mark.usefixtures("with_batch_norm")
 class TestBatchNorm:
-    def test_private_and_public_statistics_do_not_mix(self):
+    def test_private_and_public_batch_statistics_are_separate(self):
         federation = TOYS["even"].federation(FedCT())
         client = federation.state.clients[0]
         labels = torch.zeros(len(client.public), dtype=torch.int64)
-        draw = BatchSchedule([torch.arange(4)], [torch.arange(5)])
+        schedule = BatchSchedule([torch.arange(4)], [torch.arange(5)])
         model = params.clone(client.initial_model)
         fit_network(
-            client.learner, model, {}, TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, 1.0)])
+            client.learner,
+            model,
+            {},
+            TrainingTask(client.private, client.public, schedule, [PseudoLabelLoss(labels, 1.0)]),
         )
         assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
 
-    def test_predicting_changes_no_statistics(self):
+    def test_prediction_does_not_change_statistics(self):
         federation = played(FedCT(), TOYS["even"])
         client = federation.state.clients[0]
         before = params.clone(client.state["model"])
@@ -120,7 +123,7 @@ class TestBatchNorm:
         assert torch.equal(first, second)
         assert same([before], [client.state["model"]])
 
-    def test_a_single_example_has_no_statistics_and_is_skipped(self):
+    def test_batch_of_one_example_is_skipped_with_batch_norm(self):
         toy = dealt([5, 1, 4]).changed(local_steps=None, local_epochs=1)
         before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
         assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
@@ -131,7 +134,7 @@ class TestBatchNorm:
         assert losses[0] > 0
         assert not same(before[:1], after[:1])
 
-    def test_the_largest_counter_is_copied_where_weights_are_averaged(self):
+    def test_weighted_mean_takes_the_maximum_of_counters(self):
         states = [{"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}]
         mean = params.weighted_mean(states, [1, 3])
         assert (mean["w"].item(), mean["n"].item()) == (2.5, 5)
@@ -146,14 +149,14 @@ class TestBatchNorm:
         FeatureMatchingLoss(torch.zeros(2, 3), 0.5),
     ],
 )
-def test_the_tensors_of_a_term_follow_the_model(term):
+def test_loss_terms_move_to_a_device(term):
     moved = term.to_device(torch.device("meta"))
     assert (moved.weight, moved.log_key) == (0.5, term.log_key)
     assert [v.device.type for v in vars(moved).values() if isinstance(v, torch.Tensor)] == ["meta"]
 
 
-def test_an_optimizer_that_forgets_leaves_nothing_behind():
-    """Its memory is twice the model: kept for every client, it would fill the machine for nothing."""
+def test_reset_optimizer_state_is_discarded_after_the_round():
+    """The state is twice as large as the model."""
     for policy, kept in (("reset", False), ("keep", True)):
         federation = dealt([6, 6]).changed(optimizer_state=policy).federation(Local())
         with federation.worker_pool:

@@ -1,4 +1,4 @@
-"""Architectures: the sizes that were promised, the images that they can see, and no draw from a global stream."""
+"""Architectures: parameter counts, supported image sizes and randomness."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def weights(name, shape, **more):
         return sum(p.numel() for p in build_network(ModelSettings(name=name, **more), shape, 10).parameters())
 
 
-def test_every_architecture_is_tried_here():
+def test_every_architecture_is_covered():
     assert SHAPES.keys() == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_logits_come_from_a_body_and_a_head(name):
+def test_logits_are_computed_by_the_head(name):
     model = small(name).eval()
     inputs = torch.rand(3, *SHAPES[name])
     outputs = model(inputs)
@@ -47,7 +47,7 @@ def test_logits_come_from_a_body_and_a_head(name):
     assert features > 10
 
 
-def test_every_model_says_which_keys_it_reads():
+def test_model_keys_list_the_keys_that_change_a_model():
     fields = set(ModelSettings.model_fields) - {"name"}
     assert MODEL_KEYS.keys() == {*ARCHITECTURES, *ESTIMATOR_NAMES}
     assert frozenset().union(*MODEL_KEYS.values()) == fields
@@ -59,21 +59,21 @@ def test_every_model_says_which_keys_it_reads():
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_weight_learns(name):
+def test_every_parameter_has_a_gradient(name):
     model = small(name).train()
     model(torch.rand(4, *SHAPES[name])).logsumexp(dim=1).sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_running_draws_nothing_from_the_global_stream(name):
+def test_forward_pass_does_not_use_the_global_generator(name):
     model = small(name).train()
     before = torch.random.get_rng_state()
     model(torch.zeros(4, *SHAPES[name])).sum().backward()
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_sizes_of_the_literature():
+def test_parameter_counts_equal_those_of_the_literature():
     assert weights("cnn", (1, 28, 28)) == 582_026, "FedAvgCNN of PFLlib"
     assert weights("mlp", (1, 28, 28), hidden=(512, 512)) == 669_706, "2.6 MB"
     assert weights("alexnet-bn", (3, 256, 256)) == 57_063_498
@@ -85,7 +85,7 @@ def test_width_makes_networks_smaller():
     assert weights("vit", (3, 64, 64), width=0.25) < weights("vit", (3, 64, 64)) / 8
 
 
-def test_batch_normalisation_is_where_it_is_promised():
+def test_has_batch_norm_matches_the_layers():
     def has_norm(name):
         return any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in small(name).modules())
 
@@ -104,7 +104,7 @@ def test_batch_normalisation_is_where_it_is_promised():
         ({"name": "vit-tiny"}, (3, 32, 64), "cannot be cut"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
+def test_unsupported_image_sizes_are_rejected(settings, shape, words):
     with pytest.raises(RequestError, match=words):
         build_network(ModelSettings(**settings), shape, 10)
 
@@ -112,6 +112,6 @@ def test_images_that_do_not_fit_are_refused_in_one_line(settings, shape, words):
 @pytest.mark.parametrize(
     ("name", "shape"), [("cnn", (1, 16, 16)), ("cnn", (1, 4, 15)), ("alexnet-bn", (3, 64, 64)), ("vit-tiny", (1, 4, 4))]
 )
-def test_the_smallest_images_work(name, shape):
+def test_smallest_supported_images_work(name, shape):
     settings = ModelSettings(name=name, width=1 / 16)
     assert build_network(settings, shape, 3).eval()(torch.zeros(2, *shape)).shape == (2, 3)
