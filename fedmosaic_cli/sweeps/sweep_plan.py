@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.sweeps.studies import Scale, Scenario, Study, StudyRow
 
 
@@ -190,13 +189,13 @@ def plan_sweep_run(
     return SweepRun(scenario, row, config, tag, RunDirectory(run_directory(options.runs_dir, config, tag)))
 
 
-def hyperparameter_tag(method: Method, default: Method) -> str:
+def hyperparameter_tag(method: Any, default: Any) -> str:
     """Return the hyper-parameters that differ from the default and do not show in the method's variant, or ""."""
-    values, own_defaults, defaults = (asdict(each) for each in (method, type(method)(), default))  # type: ignore[call-overload]
+    values, own_defaults, defaults = (asdict(each) for each in (method, type(method)(), default))
     defaults = own_defaults | defaults  # a hyper-parameter may select a class with further fields
     parts = []
     for name, value in values.items():
-        is_in_variant = replace(method, **{name: defaults[name]}).variant != method.variant  # type: ignore[type-var]
+        is_in_variant = replace(method, **{name: defaults[name]}).variant != method.variant
         if value != defaults[name] and not is_in_variant:
             parts.append(f"{name.replace('_', '-')}-{f'{value:g}' if isinstance(value, float) else value}")
     return "-".join(parts)
