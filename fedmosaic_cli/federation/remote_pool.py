@@ -15,20 +15,7 @@ from fedmosaic_cli.engine.messages import SERVER_ID, Weights, make_route, tensor
 from fedmosaic_cli.engine.method import Traffic
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.protocol import (
-    ERROR,
-    ERROR_DIVERGED,
-    ERROR_REFUSED,
-    ERROR_UNKNOWN_PARTS,
-    EVALUATE,
-    FINISH,
-    JOIN,
-    LAST_ANSWERED_ROUND,
-    LOCAL_ROUND,
-    ProtocolError,
-    Request,
-    Response,
-)
+from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.federation.transport import ClientFailure
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.labels.wire import HEADER_STRUCT
@@ -131,7 +118,7 @@ class RemoteClientPool:
         """
         missing = {client.id for client in self.clients}
         parts = self._encode_broadcasts(server_state, num_finished_rounds + 1)
-        header = {"kind": JOIN, "run": self.run_id, **plan}
+        header = {"kind": protocol.JOIN, "run": self.run_id, **plan}
         reasons: dict[int, str] = {}
         deadline = time.monotonic() + self.join_timeout_seconds
         while missing:
@@ -174,7 +161,7 @@ class RemoteClientPool:
             missing = [client for client in client_by_id if client not in results]
             if attempt and len(results) >= min(self.quorum, len(client_by_id)):
                 break
-            responses, failures = self._request(LOCAL_ROUND, round_number, {c: parts[c] for c in missing})
+            responses, failures = self._request(protocol.LOCAL_ROUND, round_number, {c: parts[c] for c in missing})
             for client, response in responses.items():
                 try:
                     results[client] = self._client_result(client_by_id[client], response, messages[client])
@@ -192,7 +179,7 @@ class RemoteClientPool:
         if self.method.evaluation_needs_server:
             round_number = self.clients[0].round
             parts = self._encode_broadcasts(server_state, round_number + 1)
-            responses, failures = self._request(EVALUATE, round_number, parts)
+            responses, failures = self._request(protocol.EVALUATE, round_number, parts)
             for client, response in responses.items():
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
                 try:
@@ -214,7 +201,7 @@ class RemoteClientPool:
         failures: dict[int, str] = {}
         for _ in range(2):
             missing = {client: parts[client] for client in parts if client not in headers}
-            responses, failures = self._request(FINISH, round_number, missing)
+            responses, failures = self._request(protocol.FINISH, round_number, missing)
             headers |= {client: response.header for client, response in responses.items()}
         if len(headers) < len(parts):
             failed = "; ".join(f"client {client}: {reason}" for client, reason in failures.items())
@@ -251,16 +238,16 @@ class RemoteClientPool:
         requests = {}
         for client, own_parts in parts.items():
             header = {"kind": kind, "run": self.run_id, "round": round_number}
-            answered = self.clients[client].state.get(LAST_ANSWERED_ROUND)
+            answered = self.clients[client].state.get(protocol.LAST_ANSWERED_ROUND)
             if answered:
-                header[LAST_ANSWERED_ROUND] = answered
+                header[protocol.LAST_ANSWERED_ROUND] = answered
             cached = self._cached_digests.get(client) if own_parts else None
             is_cached = cached is not None and cached == protocol.digest_parts(own_parts)
             requests[client] = Request(header, cached_digest=cached) if is_cached else Request(header, own_parts)
         timeout_seconds = self.deadline.timeout_seconds()
         deadline = time.monotonic() + timeout_seconds
         responses, failures = self._exchange(requests, timeout_seconds)
-        forgotten = [client for client, reason in failures.items() if reason == ERROR_UNKNOWN_PARTS]
+        forgotten = [client for client, reason in failures.items() if reason == protocol.ERROR_UNKNOWN_PARTS]
         for client in forgotten:
             self._cached_digests.pop(client, None)
         remaining = deadline - time.monotonic()
@@ -298,14 +285,20 @@ class RemoteClientPool:
         except ProtocolError as error:
             return str(error)
         header, round_number = response.header, request.header.get("round")
-        if response.kind == ERROR:
+        if response.kind == protocol.ERROR:
             error_code = header.get("error")
-            if error_code == ERROR_DIVERGED and request.kind in (LOCAL_ROUND, EVALUATE) and not self.skip_diverged:
+            if (
+                error_code == protocol.ERROR_DIVERGED
+                and request.kind in (protocol.LOCAL_ROUND, protocol.EVALUATE)
+                and not self.skip_diverged
+            ):
                 quantity = protocol.printable_text(str(header.get("text")), 200)
                 raise DivergenceError(client_id, round_number or 0, quantity)
-            if error_code == ERROR_REFUSED and request.kind == JOIN:
+            if error_code == protocol.ERROR_REFUSED and request.kind == protocol.JOIN:
                 return response
-            return ERROR_UNKNOWN_PARTS if error_code == ERROR_UNKNOWN_PARTS else site_error_text(header)
+            return (
+                protocol.ERROR_UNKNOWN_PARTS if error_code == protocol.ERROR_UNKNOWN_PARTS else site_error_text(header)
+            )
         if header.get("client") != client_id:
             return "unknown_client"
         if header.get("run") != self.run_id:
@@ -335,7 +328,7 @@ class RemoteClientPool:
             self._eval_results[client.id] = decode_eval_result(response, client.id)
         client.metrics = dict(metrics)
         client.is_skipped = response.header.get("left_out") is True
-        client.state[LAST_ANSWERED_ROUND] = client.round
+        client.state[protocol.LAST_ANSWERED_ROUND] = client.round
         return ClientResult(upload, Traffic(self._upload_bits(upload), sum(part.bits for part in broadcast.values())))
 
     def _upload_bits(self, upload: ReceivedMessage) -> int:
@@ -357,9 +350,9 @@ def site_error_text(header: Mapping[str, Any]) -> str:
 
 def check_join_response(client: RemoteClient, response: Response) -> None:
     """Raise an error if a site refuses the plan, or has lost the state of rounds that it answered."""
-    if response.kind == ERROR:
+    if response.kind == protocol.ERROR:
         raise RequestError(f"the site of client {client.id} refuses, {site_error_text(response.header)}")
-    stored, answered = response.header.get("round"), client.state.get(LAST_ANSWERED_ROUND, 0)
+    stored, answered = response.header.get("round"), client.state.get(protocol.LAST_ANSWERED_ROUND, 0)
     if type(stored) is not int or stored < answered:
         stored_text = str(stored) if type(stored) is int else "none"
         raise RunStateError(

@@ -21,20 +21,7 @@ from fedmosaic_cli.engine.messages import SERVER_ID, make_route
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import SitePolicy
-from fedmosaic_cli.federation.protocol import (
-    ERROR,
-    ERROR_DIVERGED,
-    ERROR_REFUSED,
-    ERROR_UNKNOWN_PARTS,
-    EVALUATE,
-    FINISH,
-    JOIN,
-    LAST_ANSWERED_ROUND,
-    LOCAL_ROUND,
-    ProtocolError,
-    Request,
-    Response,
-)
+from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import build_site_federation
 from fedmosaic_cli.runner.environment import package_versions
@@ -127,10 +114,10 @@ class Site:
         """Return the response to a request. Invalid requests and failures give an error response."""
         started, request = time.monotonic(), Request({})
         handlers = {
-            JOIN: self._handle_join,
-            LOCAL_ROUND: self._handle_local_round,
-            EVALUATE: self._handle_evaluate,
-            FINISH: self._handle_finish,
+            protocol.JOIN: self._handle_join,
+            protocol.LOCAL_ROUND: self._handle_local_round,
+            protocol.EVALUATE: self._handle_evaluate,
+            protocol.FINISH: self._handle_finish,
         }
         problem = ""
         try:
@@ -140,12 +127,12 @@ class Site:
             response = handlers[request.kind](request)
         except DivergenceError as error:
             problem = str(error)
-            response = self._encode_error(request, ERROR_DIVERGED, error.quantity, error.round)
+            response = self._encode_error(request, protocol.ERROR_DIVERGED, error.quantity, error.round)
         except ProtocolError as error:
             problem, response = str(error), self._encode_error(request, str(error), "the request is invalid")
         except FedMosaicError as error:
             text = PATH_PATTERN.sub("...", str(error))  # the coordinator must not learn this machine's paths
-            problem, response = str(error), self._encode_error(request, ERROR_REFUSED, text)
+            problem, response = str(error), self._encode_error(request, protocol.ERROR_REFUSED, text)
         except Exception as error:
             crash_path = self.folder / "crash.txt"
             with suppress(OSError):
@@ -185,7 +172,7 @@ class Site:
         received = self._decode_received(request, run, run.last_round + 1)
         metrics = self._evaluate(run, received) if received or not config.method.evaluation_needs_server else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
-        return self._encode_response(run, JOIN, run.last_round, {"mark": metrics, **about})
+        return self._encode_response(run, protocol.JOIN, run.last_round, {"mark": metrics, **about})
 
     def _handle_local_round(self, request: Request) -> bytes:
         """Run a local round, or return the stored response of a finished one."""
@@ -206,7 +193,7 @@ class Site:
         parts = protocol.encode_parts(message, make_route(self.device, federation.ctx, round_number, client.id))
         metrics = None if federation.method.evaluation_needs_server else self._evaluate(run, {})
         fields = {"notes": dict(client.metrics), "left_out": client.is_skipped, "mark": metrics}
-        response = self._encode_response(run, LOCAL_ROUND, round_number, fields, parts)
+        response = self._encode_response(run, protocol.LOCAL_ROUND, round_number, fields, parts)
         run.save_round(round_number, response)
         return response
 
@@ -214,7 +201,7 @@ class Site:
         """Evaluate the client with the server's message of the next round."""
         run, round_number = self._get_run(request), self._requested_round(request)
         received = self._decode_received(request, run, round_number + 1)
-        return self._encode_response(run, EVALUATE, round_number, {"mark": self._evaluate(run, received)})
+        return self._encode_response(run, protocol.EVALUATE, round_number, {"mark": self._evaluate(run, received)})
 
     def _handle_finish(self, request: Request) -> bytes:
         """Save the personal model here, and return its digest and the privacy ledger."""
@@ -223,7 +210,7 @@ class Site:
         model = to_arrays(run.federation.method.personal_model(received, run.client))
         [digest] = run.files.save_models([(run.client.id, model)]).values()
         fields = {"model": digest, "ledger": run.client.state.get(LEDGER_KEY)}
-        return self._encode_response(run, FINISH, round_number, fields)
+        return self._encode_response(run, protocol.FINISH, round_number, fields)
 
     def _evaluate(self, run: SiteRun, received: ReceivedMessage) -> dict[str, float]:
         result = evaluate_client(run.federation.method, run.client, run.federation.eval_tasks[0], received)
@@ -236,7 +223,7 @@ class Site:
         parts = request.parts
         if request.cached_digest is not None:
             if self._cached_parts is None or self._cached_parts[0] != request.cached_digest:
-                protocol.reject_message(ERROR_UNKNOWN_PARTS)
+                protocol.reject_message(protocol.ERROR_UNKNOWN_PARTS)
             parts = self._cached_parts[1]
         elif parts:
             self._cached_parts = protocol.digest_parts(parts), parts
@@ -247,7 +234,7 @@ class Site:
         """Return the run of a request from memory or disk."""
         if self._current_run is None or self._current_run.run_id != request.header.get("run"):
             self._current_run = self._load_run(request)
-        answered, stored = request.header.get(LAST_ANSWERED_ROUND, 0), self._current_run.last_round
+        answered, stored = request.header.get(protocol.LAST_ANSWERED_ROUND, 0), self._current_run.last_round
         if type(answered) is not int:
             protocol.reject_message("bad_head")
         if stored < answered:
@@ -311,5 +298,11 @@ class Site:
         return Response(header, parts or {}).encode()
 
     def _encode_error(self, request: Request, code: str, text: str, round_number: int | None = None) -> bytes:
-        header = {"kind": ERROR, "client": self.shard.client_id, "asked": request.kind, "error": code, "text": text}
+        header = {
+            "kind": protocol.ERROR,
+            "client": self.shard.client_id,
+            "asked": request.kind,
+            "error": code,
+            "text": text,
+        }
         return Response({**header, "round": round_number}).encode()

@@ -188,7 +188,7 @@ def test_an_offline_site_fails_rounds_and_may_return(manual):
     manual.start(2)
     assert command.wait(400) in (0, 1), command.stderr
     if command.process.returncode:  # the site returned after the last round: resume the run
-        assert "go on with --resume" in command.stderr
+        assert "continue with --resume" in command.stderr
         wait(lambda: not is_listening(manual.port), 30)
         again = manual.train("--rounds", "6", "--resume", "--round-timeout", "150")
         assert again.wait(400) == 0, again.stderr
@@ -240,5 +240,5 @@ def test_an_unknown_key_is_refused_and_a_missing_key_is_named(manual):
         manual.start(client)
     command = manual.train("--join-timeout", "45")
     assert command.wait() == 1
-    assert "not everybody joined within 45 s (--wait), client 1, client 2" in command.lines[-1]
+    assert "not all clients joined within 45 s (--join-timeout), client 1, client 2" in command.lines[-1]
     assert "refused" in manual.commands[1].stderr
