@@ -54,7 +54,7 @@ def test_exact_curve(mu, epsilon):
 @pytest.mark.parametrize(
     ("epsilon", "multiplier"), [(0.5, 7.031827), (1, 3.730632), (2, 1.993812), (4, 1.081162), (8, 0.600229)]
 )
-def test_how_much_noise_an_epsilon_takes(epsilon, multiplier):
+def test_noise_multiplier_for_an_epsilon(epsilon, multiplier):
     found = brentq(lambda z: gaussian_epsilon(1 / z, DELTA) - epsilon, 0.1, 20, xtol=1e-12)
     assert found == pytest.approx(multiplier, abs=5e-7)
 
@@ -67,7 +67,7 @@ def test_ends_of_the_exact_curve():
     assert math.isinf(gaussian_epsilon(1e200, DELTA))
 
 
-def test_rounds_of_gaussian_noise_are_one_with_the_root_of_their_number():
+def test_gaussian_releases_compose_by_root_sum_of_squares():
     releases = [Release(number, "gaussian", 1, mu=0.2) for number in range(25)]
     assert total_epsilon(releases, DELTA) == pytest.approx(gaussian_epsilon(1.0, DELTA), rel=1e-12)
 
@@ -96,7 +96,7 @@ def test_planning_sheet():
     assert total_epsilon([Release(1, "krr", 300_000, epsilon=0.003447)], DELTA) == pytest.approx(10, rel=5e-4)
 
 
-def test_the_paper_s_formula_is_none_to_report():
+def test_classic_formula_is_not_a_valid_bound():
     """It says too much below about 8.4, too little above."""
     assert classic_gaussian_epsilon(math.sqrt(3000), DELTA) == pytest.approx(265.4, abs=0.05)
     same = brentq(lambda mu: classic_gaussian_epsilon(mu, DELTA) - gaussian_epsilon(mu, DELTA), 1, 3)
@@ -105,14 +105,14 @@ def test_the_paper_s_formula_is_none_to_report():
     assert classic_gaussian_epsilon(same * 2, DELTA) < gaussian_epsilon(same * 2, DELTA)
 
 
-def test_the_paper_s_noise_for_an_epsilon_of_its_own():
+def test_noise_of_the_paper_for_its_epsilon():
     """2250 public examples, epsilon 0.9 a round: a standard deviation of 255 on values up to 1."""
     sigma = brentq(lambda sigma: classic_gaussian_epsilon(math.sqrt(2250) / sigma, DELTA) - 0.9, 1, 1000)
     assert sigma == pytest.approx(255.3, abs=0.05)
 
 
 @given(positive, deltas)
-def test_the_simple_bound_is_one(rho, delta):
+def test_simple_bound_is_an_upper_bound(rho, delta):
     assert zcdp_epsilon(rho, delta) <= zcdp_epsilon_bound(rho, delta) * (1 + 1e-12)
 
 
@@ -127,7 +127,7 @@ def test_a_label_costs_at_most_what_gaussian_noise_of_its_epsilon_does(epsilon):
 
 
 @given(st.lists(labels | gaussians, max_size=6), labels | gaussians, deltas)
-def test_nothing_is_ever_given_back(before, release, delta):
+def test_total_never_decreases(before, release, delta):
     less, more = total_epsilon(before, delta), total_epsilon([*before, release], delta)
     assert less <= more * (1 + 1e-9)
 
@@ -144,17 +144,17 @@ def test_few_labels_cost_the_sum_of_their_budgets():
     assert total_epsilon([], DELTA) == 0
 
 
-def test_what_one_round_costs_is_not_the_total():
+def test_total_exceeds_one_round():
     releases = both(100, 10, 0.1)
     assert total_epsilon(releases, DELTA) > 2 * total_epsilon(releases[:2], DELTA)
 
 
-def test_a_release_without_noise_has_no_bound():
+def test_release_without_noise_is_infinite():
     assert math.isinf(total_epsilon([Release(1, "krr", 5, epsilon=math.inf)], DELTA))
     assert math.isinf(total_epsilon([Release(1, "krr", 5, epsilon=1.0), Release(1, "gaussian", 1, mu=math.inf)], DELTA))
 
 
-def test_very_many_releases_are_added_up_at_once():
+def test_million_releases_are_summed_quickly():
     many = [Release(1, "krr", 1, epsilon=0.001)] * 1_000_000
     started = time.perf_counter()
     total = total_epsilon(many, DELTA)
@@ -174,5 +174,5 @@ def test_releases_are_written_and_read(release):
         *((10.01, "no meaningful guarantee"), (math.inf, "no meaningful guarantee")),
     ],
 )
-def test_what_a_total_is_worth(total, word):
+def test_guarantee_ratings(total, word):
     assert guarantee_rating(total) == word

@@ -20,12 +20,12 @@ from tests.toys import CPU
 
 
 @pytest.mark.parametrize(("classes", "bits"), [(2, 1), (3, 2), (4, 2), (5, 3), (10, 4), (16, 4), (17, 5), (345, 9)])
-def test_a_label_takes_the_logarithm_of_the_number_of_classes(classes, bits):
+def test_label_bits(classes, bits):
     assert codecs.label_bits(classes) == bits
 
 
 @given(st.integers(1, 32).flatmap(lambda bits: st.tuples(st.just(bits), st.lists(st.integers(0, 2**bits - 1)))))
-def test_what_is_packed_comes_out_again_and_takes_no_more_room_than_it_must(case):
+def test_packing_round_trip_and_size(case):
     bits, values = case
     data = codecs.pack_bits(np.array(values, dtype=np.int64), bits)
     assert codecs.unpack_bits(data, bits, len(values)).tolist() == values
@@ -70,23 +70,23 @@ def test_expertise_arrives_within_half_a_level(shares, bits, kind):
     assert np.abs(arrived(values, high, bits) - values).max() <= half * (1 + 1e-6)
 
 
-def test_the_receiver_sees_levels_not_what_was_meant():
+def test_receiver_decodes_quantised_levels():
     assert arrived([0.1, 0.4, 0.6, 1.0], high=1.0, bits=1).tolist() == [0, 0, 1, 1]
 
 
-def test_no_expertise_arrives_as_none_at_all_and_all_as_all():
+def test_range_ends_are_exact():
     """The server adds what keeps a vote alive: on the wire 0 is 0."""
     high = EXPERTISE_RULES["entropy"].max_value(10, 1)
     assert arrived([0.0, high], high, bits=8).tolist() == [0.0, pytest.approx(high)]
 
 
-def test_with_a_single_class_nobody_is_an_expert():
+def test_single_class_has_zero_expertise():
     high = EXPERTISE_RULES["entropy"].max_value(1, 1)
     assert high == 0.0
     assert arrived([0.0, 0.0], high, bits=8).tolist() == [0.0, 0.0]
 
 
-def test_labels_that_the_crowd_does_not_have_arrive_as_such():
+def test_missing_consensus_labels_are_transmitted():
     said = torch.tensor([3, -1, 0, 9, -1])
     received, bits = send_message({"labels": ConsensusLabels(said, 10)}, way(SERVER_ID))
     assert received["labels"].tolist() == said.tolist()

@@ -46,24 +46,24 @@ def test_a_normalised_weight_is_at_most_five():
     assert weights.tolist() == [MAX_RELATIVE_WEIGHT] + [0.0] * 9 == [5.0] + [0.0] * 9
 
 
-def test_what_weighs_nothing_is_not_normalised():
+def test_zero_weights_are_not_normalised():
     assert normalised_weights(ONE_CLASS, np.zeros(4)).tolist() == [0, 0, 0, 0]
     assert normalised_weights(np.zeros(0, dtype=int), np.zeros(0)).tolist() == []
 
 
-def test_normalised_bits_weigh_one_a_row_on_average():
+def test_normalised_bits_have_a_mean_weight_of_one():
     bits = np.array([[1, 1], [1, 0]], dtype=np.uint8)
     assert normalised_weights(bits, np.array([1.0, 1.0])).tolist() == pytest.approx([2 / 3, 2 / 3])
     assert normalised_weights(bits, np.array([[0.5, 0.25]])).tolist() == [pytest.approx([0.8, 0.4])]
 
 
-def test_scaling_all_that_a_client_claims_changes_nothing_once_normalised():
+def test_normalised_weights_are_invariant_to_scaling():
     weights = np.random.default_rng(0).random(50)
     labels = np.zeros(50, dtype=int)
     assert normalised_weights(labels, weights / 40) == pytest.approx(normalised_weights(labels, weights))
 
 
-def test_nobody_holds_more_than_a_share_of_a_row():
+def test_capped_weights_are_at_most_a_share_of_the_total():
     own, totals = np.array([6.0, 1.0, 0.0, 2.0]), np.array([10.0, 10.0, 10.0, 10.0])
     assert capped_weights(ONE_CLASS, own, totals, 0.2).tolist() == pytest.approx([2.0, 1.0, 0.0, 2.0])
     bits, flat = np.array([[1, 1], [1, 0]], dtype=np.uint8), np.array([3.0, 3.0])
@@ -72,7 +72,7 @@ def test_nobody_holds_more_than_a_share_of_a_row():
     assert by_class.tolist() == [pytest.approx([2.0, 1.0]), pytest.approx([3.0, 1.5])]
 
 
-def test_what_is_cut_goes_to_nobody():
+def test_capped_weight_is_not_redistributed():
     """One of weight 1 against nine of 0.1 who disagree: its share of 1.9 is cut to a fifth, 0.38, and theirs stay."""
     said, claimed = [[0]] + [[1]] * 4 + [[2]] * 5, [[1.0]] + [[0.1]] * 9
     plain = aggregate_votes(ballots(said, claimed, 3))
@@ -99,29 +99,29 @@ def test_trimming_bits():
     assert trimmed_vote_sums(votes, sums, 0.2).tolist() == [pytest.approx([0.3, 0.0, 0.3])]
 
 
-def test_what_is_remembered_fades():
+def test_agreement_is_a_moving_average():
     after = update_agreement_ema({0: 0.5, 1: 0.8}, {0: 1.0, 2: 0.3})
     assert after == {0: pytest.approx(0.55), 1: 0.8, 2: 0.3}
     assert AGREEMENT_DECAY == 0.9
 
 
-def test_reputation_is_agreement_beyond_chance_in_units_of_what_is_usual():
+def test_reputation_is_relative_to_the_median_agreement():
     agreement = {0: 0.6, 1: 0.6, 2: 0.35, 3: 0.1, 4: 0.9}
     assert client_reputations(agreement, 10) == pytest.approx({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.0, 4: 1.0})
     assert client_reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10)[2] == 0.0
 
 
-def test_reputation_has_a_floor_if_one_is_asked_for():
+def test_reputation_has_a_configurable_minimum():
     assert client_reputations({0: 0.5, 1: 0.5, 2: 0.02}, 10, min_reputation=0.25)[2] == 0.25
 
 
 @pytest.mark.parametrize("usual", [0.1, 0.02])
-def test_where_most_only_guess_nobody_is_told_apart(usual):
+def test_reputations_are_one_if_most_clients_guess(usual):
     assert client_reputations({0: usual, 1: usual, 2: 0.9}, 10) == {0: 1.0, 1: 1.0, 2: 1.0}
     assert client_reputations({}, 10) == {}
 
 
-def test_agreement_with_others_leaves_out_oneself_and_all_claims_of_expertise():
+def test_leave_one_out_agreement_ignores_own_votes_and_expertise():
     said, claimed = [[0, 0], [1, 0], [1, 1]], [[1.0, 1.0], [0.01, 0.01], [0.01, 0.01]]
     outcome = aggregate_votes(ballots(said, claimed, 2), reputation={})
     assert outcome.labels.tolist() == [0, 0], "expertise decides the vote"
@@ -131,7 +131,7 @@ def test_agreement_with_others_leaves_out_oneself_and_all_claims_of_expertise():
     assert without_reputation.leave_one_out_agreement == {}
 
 
-def test_who_has_no_reputation_has_no_part_in_what_others_are_measured_by():
+def test_clients_without_reputation_do_not_affect_agreement():
     said = [[0], [1], [1]]
     assert aggregate_votes(ballots(said, None, 2), reputation={1: 0.0, 2: 0.0}).leave_one_out_agreement == {
         **{0: 0.0, 1: 0.0},
@@ -230,7 +230,7 @@ def right_in_the_end(seed: int, kind: str, attackers: int) -> float:
     return float(np.mean(last == found.true))
 
 
-def test_without_attackers_the_study_is_as_it_was_published():
+def test_study_without_attackers_matches_published_accuracy():
     assert right("collude_flip", 0) == pytest.approx(0.735, abs=0.01)
     majority = [one_round(seed, "collude_flip", 0)[1].majority_labels for seed in range(SEEDS)]
     shares = [np.mean(labels == crowd(seed, 1).true) for seed, labels in enumerate(majority)]
@@ -238,13 +238,13 @@ def test_without_attackers_the_study_is_as_it_was_published():
 
 
 @pytest.mark.parametrize(("attackers", "share"), [(1, 0.354), (2, 0.02)])
-def test_a_range_is_no_defence_one_who_claims_everything_takes_all(attackers, share):
+def test_naive_attacker_with_maximum_expertise_wins_without_checks(attackers, share):
     """Every claim lies within [0, 1], so cutting to the range changes none of them."""
     assert right("collude_flip", attackers, naive=True) == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "constant"])
-def test_whoever_claims_everything_is_found_out(kind):
+def test_maximum_expertise_is_rejected_as_inconsistent(kind):
     found = crowd(0, 1)
     for labels in lies(kind, 3, found, 0, None):
         (ballot,) = ballots([labels], [np.ones(SIZE)], CLASSES, is_distribution=True)
@@ -253,23 +253,23 @@ def test_whoever_claims_everything_is_found_out(kind):
         assert refused.value.reason is wire.RejectionReason.EXPERTISE_INCONSISTENT
 
 
-def test_everything_about_a_single_class_is_consistent():
+def test_maximum_expertise_for_one_class_is_consistent():
     (ballot,) = ballots([np.full(SIZE, 3)], [np.ones(SIZE)], CLASSES, is_distribution=True)
     assert not wire.validate_payload(ballot.data, ballot.spec)
 
 
 @pytest.mark.parametrize(("attackers", "share"), [(1, 0.708), (2, 0.681), (3, 0.648)])
-def test_those_who_adapt_to_the_checks_do_some_harm(attackers, share):
+def test_adaptive_attackers_reduce_accuracy(attackers, share):
     assert right("collude_flip", attackers) == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize(("attackers", "share"), [(1, 0.743), (2, 0.688), (3, 0.577)])
-def test_normalised_votes_against_those_who_adapt(attackers, share):
+def test_normalised_votes_against_adaptive_attackers(attackers, share):
     assert right("collude_flip", attackers, VotingRules(normalise=True)) == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_robust_rules_hold_one_attacker_and_three_of_fifteen(kind):
+def test_robust_rules_withstand_one_and_three_attackers(kind):
     free, one, three = (
         np.mean([right_in_the_end(seed, kind if count else "flip", count) for seed in range(SEEDS)])
         for count in (0, 1, 3)

@@ -44,14 +44,14 @@ def test_keep_probability(epsilon, chance):
 
 
 @given(budgets, st.integers(1, 10**8))
-def test_no_budget_flips_every_other_bit(epsilon, bits):
+def test_flip_probability_is_below_one_half(epsilon, bits):
     """The sign error flips the more, the larger the budget; then every message says the opposite."""
     assert 0 <= flip_probability(epsilon, bits) < 0.5
     assert flip_probability(2 * epsilon, bits) <= flip_probability(epsilon, bits)
 
 
 @given(st.floats(0.01, 30), st.integers(2, 1000))
-def test_flips_spend_the_whole_budget_and_no_more(epsilon, classes):
+def test_flips_spend_exactly_the_budget(epsilon, classes):
     """With the root of the number of classes in it, as in the bound for dependent bits, labels drown for nothing."""
     flips = flip_probability(epsilon, 2)
     assert 2 * math.log((1 - flips) / flips) == pytest.approx(epsilon)
@@ -60,13 +60,13 @@ def test_flips_spend_the_whole_budget_and_no_more(epsilon, classes):
 
 
 @given(budgets, st.integers(2, 65536))
-def test_kept_and_other_labels_make_up_all(epsilon, classes):
+def test_label_probabilities_sum_to_one(epsilon, classes):
     keep, other = keep_probability(epsilon, classes), other_label_probability(epsilon, classes)
     assert keep + (classes - 1) * other == pytest.approx(1)
     assert keep >= other
 
 
-def test_without_noise_nothing_is_drawn_and_nothing_changes():
+def test_mechanisms_without_noise_draw_and_change_nothing():
     labels, scores = np.array([2, 0, 1, 1]), np.array([0.1, 1.0 + 1e-6, 0.3])
     untouched = rng()
     assert keep_probability(math.inf, 10) == 1.0
@@ -78,13 +78,13 @@ def test_without_noise_nothing_is_drawn_and_nothing_changes():
     assert untouched.bit_generator.state == rng().bit_generator.state
 
 
-def test_what_comes_back_is_new():
+def test_mechanisms_return_copies():
     labels, scores = np.array([2, 0]), np.array([0.1, 0.2])
     assert randomized_response(labels, math.inf, 3, rng()) is not labels
     assert add_clipped_gaussian_noise(scores, 0.0, 1.0, rng()) is not scores
 
 
-def test_labels_are_kept_as_often_as_they_should_and_others_are_alike():
+def test_randomized_response_has_the_stated_probabilities():
     told = randomized_response(np.full(DRAWS, 3), 1.0, 5, rng())
     shares = np.bincount(told, minlength=5) / DRAWS
     assert told.dtype == np.int64
@@ -92,7 +92,7 @@ def test_labels_are_kept_as_often_as_they_should_and_others_are_alike():
     assert all(within_four_errors(shares[k], other_label_probability(1.0, 5)) for k in (0, 1, 2, 4))
 
 
-def test_every_bit_is_flipped_as_often():
+def test_bits_are_flipped_with_equal_probability():
     bits = flip_one_hot_bits(np.full(DRAWS, 1), 1.0, 3, rng())
     chance = flip_probability(1.0, 2)
     assert bits.dtype == np.uint8
@@ -103,14 +103,14 @@ def test_every_bit_is_flipped_as_often():
     assert within_four_errors((bits.sum(axis=1) == 0).mean(), chance * (1 - chance) ** 2)
 
 
-def test_noise_of_scores_is_as_wide_as_asked():
+def test_score_noise_has_the_configured_variance():
     far_from_the_ends = np.full(DRAWS, 500.0)
     noise = add_clipped_gaussian_noise(far_from_the_ends, 3.0, 1000.0, rng()) - far_from_the_ends
     assert noise.var() == pytest.approx(9.0, rel=0.01)
     assert abs(noise.mean()) < 4 * 3 / math.sqrt(DRAWS)
 
 
-def test_noise_of_shares_is_as_wide_as_asked():
+def test_histogram_noise_has_the_configured_variance():
     counts = np.full(DRAWS, 1)
     assert noisy_histogram(counts, 1e-8, rng()).var() == pytest.approx(1e-16, rel=0.01)
     shares = noisy_histogram(counts, 1.0, rng())
@@ -119,7 +119,7 @@ def test_noise_of_shares_is_as_wide_as_asked():
     assert (shares == 0).mean() == pytest.approx(0.5, abs=0.002)
 
 
-def test_scores_are_cut_before_and_after():
+def test_scores_are_clipped_before_and_after_noise():
     noisy = add_clipped_gaussian_noise(np.array([-1e30, 1e30, 0.5] * 1000), 0.1, 1.0, rng())
     assert noisy.min() >= 0
     assert noisy.max() <= 1
@@ -139,7 +139,7 @@ def test_an_empty_histogram():
     assert np.array_equal(noisy_histogram(np.array([1, 3]), 1.0, Downwards()), np.zeros(2))
 
 
-def test_rows_of_noisy_bits_must_be_added_up_not_read_one_by_one():
+def test_first_bit_of_noisy_rows_is_biased():
     """Whoever takes the first one of a row favours low classes."""
     bits = flip_one_hot_bits(np.full(DRAWS, 2), 0.5, 4, rng())
     chance = flip_probability(0.5, 2)

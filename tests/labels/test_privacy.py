@@ -40,11 +40,11 @@ def ledger_of(noise, times, public_size):
 @pytest.mark.parametrize(
     ("rounds", "warmup", "times"), [(100, 1, 100), (100, 0, 100), (100, 2, 99), (5, 5, 1), (5, 6, 0), (1, 9, 0)]
 )
-def test_rounds_in_which_labels_are_told(rounds, warmup, times):
+def test_number_of_exchange_rounds(rounds, warmup, times):
     assert num_exchange_rounds(rounds, warmup) == times == sum(number >= warmup for number in range(1, rounds + 1))
 
 
-def test_nothing_asked_for_is_no_noise():
+def test_default_settings_have_no_noise():
     assert resolve_noise(PrivacySettings(), 100, 10, "frequency") is None
 
 
@@ -56,11 +56,11 @@ def test_nothing_asked_for_is_no_noise():
         *(("gaussian", None, "none"), ("histogram", None, "none"), ("histogram", "uniform", "none")),
     ],
 )
-def test_how_expertise_is_told(asked, kind, found):
+def test_expertise_mechanism_follows_settings_and_rule(asked, kind, found):
     assert noise_for(kind, expertise=asked, epsilon=8.0).expertise_mechanism == found
 
 
-def test_a_histogram_is_for_frequencies():
+def test_histogram_is_rejected_for_entropy():
     with pytest.raises(RequestError, match=r"histogram does not determine entropy \(privacy.expertise\): use gaussian"):
         noise_for("entropy", expertise="histogram", epsilon=8.0)
 
@@ -72,7 +72,7 @@ def test_a_histogram_is_for_frequencies():
     st.integers(1, 200),
     st.floats(0.01, 0.99),
 )
-def test_a_budget_is_spent_and_not_exceeded(epsilon, kind, public_size, times, share):
+def test_budget_is_spent_and_not_exceeded(epsilon, kind, public_size, times, share):
     noise = noise_for(kind, public_size, times, epsilon=epsilon, label_share=share)
     spent = total_epsilon(ledger_of(noise, times, public_size), noise.delta)
     assert spent <= epsilon * (1 + 1e-12)
@@ -80,14 +80,14 @@ def test_a_budget_is_spent_and_not_exceeded(epsilon, kind, public_size, times, s
     assert noise.planned_epsilon(times, public_size) == pytest.approx(spent, rel=1e-12)
 
 
-def test_labels_get_their_share():
+def test_label_share_of_the_budget():
     noise = noise_for("entropy", epsilon=8.0, label_share=0.3)
     ledger = ledger_of(noise, 100, 3000)
     labels = sum(each.rho for each in ledger if each.mechanism == "krr")
     assert labels / sum(each.rho for each in ledger) == pytest.approx(0.3)
 
 
-def test_an_infinite_budget_is_no_noise():
+def test_infinite_budget_has_no_noise():
     noise = noise_for("frequency", epsilon="inf")
     assert (noise.keep_probability(10), noise.other_label_probability(10), noise.flip_probability()) == (1.0, 0.0, 0.0)
     assert noise.histogram_sigma(40) == noise.expertise_sigma(100, 1.0) == 0.0
@@ -101,7 +101,7 @@ def test_no_exchange_spends_nothing():
 
 
 @pytest.mark.parametrize("public_size", [1, 3000, 10_000_000])
-def test_a_million_rounds_are_planned_at_once(public_size):
+def test_million_rounds_can_be_planned(public_size):
     noise = noise_for("entropy", public_size, 1_000_000, epsilon=1000.0)
     assert noise.planned_epsilon(1_000_000, public_size) == pytest.approx(1000, rel=1e-6)
 
@@ -148,7 +148,7 @@ def test_a_record_changes_few_labels_and_any_score():
     assert scores == Release(4, "gaussian", 1, mu=0.5, sigma=pytest.approx(2 * 2.0 * math.sqrt(3000)))
 
 
-def test_the_histogram_is_told_once():
+def test_histogram_is_released_once():
     noise = noise_for(label_epsilon=0.5, noise_multiplier=2.0)
     assert [each.mechanism for each in noise.round_releases(1, 40, 10, 1.0, is_first=True)] == ["krr", "histogram"]
     assert [each.mechanism for each in noise.round_releases(2, 40, 10, 1.0, is_first=False)] == ["krr"]
@@ -172,12 +172,12 @@ def test_the_histogram_is_told_once():
         ({"epsilon": 1.0, "changed_rows": 3}, "changed_rows 3 has no effect with unit client"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings, words):
+def test_contradictory_settings_are_rejected(settings, words):
     with pytest.raises(ValidationError, match=words):
         PrivacySettings(**{"labels": "krr", **settings})
 
 
-def test_what_only_the_run_can_tell_is_refused_then():
+def test_settings_that_contradict_the_run_are_rejected():
     with pytest.raises(RequestError, match=r"privacy\.label_epsilon is given, but no privacy\.noise_multiplier"):
         noise_for("frequency", label_epsilon=1.0)
     assert noise_for(None, label_epsilon=1.0).noise_multiplier == 0
@@ -201,7 +201,7 @@ def test_limits():
     require_budget(ledger, ledger, replace(noise, max_epsilon=None))
 
 
-def test_a_delta_that_is_none():
+def test_large_delta_gives_a_warning():
     assert delta_warning(1e-5, [40, 99_999]) == ""
     assert "not below 1/100" in delta_warning(0.01, [100, 500])
     assert delta_warning(0.01, []) == ""
@@ -230,12 +230,12 @@ def test_words_of_a_block(epsilon, kind):
     assert "conditional" not in text
 
 
-def test_what_is_assumed_is_said():
+def test_report_states_the_assumption():
     text = "\n".join(lines_of(epsilon=1.0, unit="record-assumed", changed_rows=12))
     assert "conditional: only if one record changes at most 12 public labels" in text
 
 
-def test_spent_is_what_the_worst_client_let_go():
+def test_spent_report_describes_the_worst_client():
     noise = noise_for("frequency", epsilon=8.0)
     ledger = ledger_of(noise, 100, 3000)
     block = spent_privacy_report(noise, {0: ledger[:50], 1: ledger, 2: ledger}, 10)
@@ -252,13 +252,13 @@ def test_spent_is_what_the_worst_client_let_go():
     assert privacy_lines(block)[0].endswith("| worst client: 1")
 
 
-def test_what_one_round_costs_is_not_told_as_the_total():
+def test_round_epsilon_is_not_the_total():
     block = planned_privacy_report(noise_for("entropy", epsilon=8.0), 100, 3000, 10, 1.0, None)
     once = gaussian_epsilon(block["ledger"][1]["mu"], 1e-5)
     assert block["round_epsilon"]["expertise"] == once < block["total_epsilon"] == pytest.approx(8)
 
 
-def test_how_wide_the_noise_of_unknown_clients_is_nobody_can_tell():
+def test_sigma_is_unknown_without_client_sizes():
     noise = noise_for(epsilon=8.0, unit="record-assumed", changed_rows=5)
     assert planned_privacy_report(noise, 100, 3000, 10, 1.0, [30, 40])["expertise"]["sigma"] == noise.histogram_sigma(
         30
@@ -266,7 +266,7 @@ def test_how_wide_the_noise_of_unknown_clients_is_nobody_can_tell():
     assert planned_privacy_report(noise, 100, 3000, 10, 1.0, None)["expertise"]["sigma"] is None
 
 
-def test_nobody_told_anything():
+def test_spent_report_without_releases():
     block = spent_privacy_report(noise_for(epsilon=1.0), {0: [], 1: []}, 10)
     assert (block["total_epsilon"], block["rounds"], block["verdict"]) == (0.0, 0, "strong")
     assert privacy_lines(block)

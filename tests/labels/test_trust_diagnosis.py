@@ -48,7 +48,7 @@ def test_lambda_is_that_of_the_last_round_and_warm_up_rounds_do_not_count():
     assert found.warnings() == []
 
 
-def test_where_lambda_dies_for_most_clients_a_warning_says_since_when():
+def test_warning_names_the_round_since_which_lambda_is_silent():
     rows = log([0, 0.5, 1e-9, 1e-9], [0, 1e-7, 0.1, 1e-9], [0, 0.1, 0.1, 2e-6])
     [warning] = diagnose_trust(rows, is_loss_based=True).warnings()
     assert warning.startswith(FADED)
@@ -61,11 +61,11 @@ def test_half_of_the_clients_is_not_most_of_them():
     assert diagnose_trust(rows, is_loss_based=True).warnings() == []
 
 
-def test_a_trust_of_0_that_was_asked_for_is_no_surprise():
+def test_configured_zero_trust_gives_no_warning():
     assert diagnose_trust(log([0, 0], [0, 0], [0, 0]), is_loss_based=False).warnings() == []
 
 
-def test_a_lambda_that_a_gate_set_to_0_has_not_died():
+def test_gated_clients_give_no_warning():
     rows = log([0, 0.0], [0, 0.0], [0, 0.9])
     assert diagnose_trust(rows, is_loss_based=True).warnings()
     for line in rows[3:]:
@@ -77,7 +77,7 @@ def test_a_lambda_that_a_gate_set_to_0_has_not_died():
     assert (found.gate[0].agreement, found.gate[0].trust, found.gate[0].gain) == (None, 0.4, -0.01)
 
 
-def test_what_a_gate_shut_does_not_add_to_what_died():
+def test_gated_clients_are_not_counted_as_faded():
     """Three of five are silent, but only one of them by its losses."""
     rows = [row(2, client, 0.0 if client < 3 else 0.5) for client in range(5)]
     for line in rows[:2]:
@@ -117,14 +117,14 @@ def test_means_are_over_clients_and_rounds_and_the_oracle_sees_the_last_vote():
     assert (found.oracle.weighted, found.oracle.majority) == pytest.approx((0.6, 0.3))
 
 
-def test_a_client_that_sat_the_last_round_out_counts_with_the_one_before():
+def test_absent_client_counts_with_its_last_round():
     rows = [row(2, 0, 0.5), row(2, 1, 1e-9), row(3, 0, 0.7), {**row(3, 1, None), "bits_down": 0}]
     found = diagnose_trust(rows, is_loss_based=True)
     assert (found.clients, found.silent_clients) == (2, 1)
     assert (found.least_lambda, found.largest_lambda) == (1e-9, 0.7)
 
 
-def test_without_a_consensus_there_is_nothing_to_say():
+def test_no_diagnosis_without_a_consensus():
     assert diagnose_trust(log([0], [0]), is_loss_based=True) is None
     assert diagnose_trust([], is_loss_based=True) is None
 
@@ -132,7 +132,7 @@ def test_without_a_consensus_there_is_nothing_to_say():
 @pytest.mark.parametrize(
     "damage", [{"round": "two", "lambda": 0.0}, {"votes_differ": 7.0}, {"gate_on": 1, "gate_error": -1.0}]
 )
-def test_what_cannot_be_is_refused(damage):
+def test_invalid_rows_are_rejected(damage):
     rows = [row(2, client, 0.5) for client in range(2)]
     rows[-1] |= damage
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -156,7 +156,7 @@ def test_a_summary_may_have_a_diagnosis_or_none(tmp_path):
     ("name", "value"),
     [("median_lambda", float("inf")), ("public_share", float("nan")), ("clients", 0), ("silent_share", 1.5)],
 )
-def test_a_diagnosis_that_makes_no_sense_is_damage(tmp_path, name, value):
+def test_invalid_diagnosis_is_damage(tmp_path, name, value):
     entry = copy.deepcopy(diagnose_trust(log([0, 1e-9]), is_loss_based=True).to_dict())
     with pytest.raises(RequestError, match=f"damaged, diagnosis.{name}"):
         validate_summary(summary(diagnosis={**entry, name: value}), tmp_path)

@@ -69,7 +69,7 @@ def by_hand(case: Votes, trim: float = 0.0, weigh=weight) -> list[int]:
 
 @settings(max_examples=1000)
 @given(votes())
-def test_the_consensus_is_what_counting_by_hand_gives(case):
+def test_consensus_equals_a_manual_count(case):
     outcome = aggregate_votes(case.ballots())
     assert outcome.labels.tolist() == outcome.weighted_labels.tolist() == by_hand(case)
     assert outcome.majority_labels.tolist() == by_hand(case, weigh=lambda level: Fraction(1))
@@ -81,7 +81,7 @@ def test_the_consensus_is_what_counting_by_hand_gives(case):
 
 @settings(max_examples=1000)
 @given(votes(), st.randoms(use_true_random=False), st.sampled_from(["weighted", "majority", "trimmed"]), st.booleans())
-def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
+def test_consensus_does_not_depend_on_client_order(case, random, vote, robust):
     rules = VotingRules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
     sent = case.ballots()
     outcome, other = (aggregate_votes(each, rules, {}) for each in (sent, random.sample(sent, len(sent))))
@@ -92,7 +92,7 @@ def test_the_order_of_clients_does_not_matter(case, random, vote, robust):
 
 @settings(max_examples=1000)
 @given(votes(), st.randoms(use_true_random=False))
-def test_which_numbers_clients_have_does_not_matter(case, random):
+def test_consensus_does_not_depend_on_client_ids(case, random):
     """Even the order of summing up does not decide about ties."""
     order = random.sample(range(len(case.labels)), len(case.labels))
     renumbered = Votes(case.labels[order], case.levels[order], case.classes, case.top)
@@ -101,14 +101,14 @@ def test_which_numbers_clients_have_does_not_matter(case, random):
 
 @settings(max_examples=1000)
 @given(votes(), st.data())
-def test_a_common_factor_on_all_expertise_does_not_matter(case, data):
+def test_consensus_is_invariant_to_scaling_of_expertise(case, data):
     factor = data.draw(st.integers(1, 255 // max(case.top, 1)))
     assert aggregate_votes(case.ballots(factor)).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
 
 @settings(max_examples=1000)
 @given(votes(), st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True), VotingRules(vote="majority")]))
-def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
+def test_client_with_zero_reputation_has_no_effect(case, rules):
     sent = case.ballots()
     silenced = aggregate_votes([*sent, replace(sent[0], client_id=len(sent))], rules, {len(sent): 0.0})
     assert silenced.labels.tolist() == aggregate_votes(sent, rules).labels.tolist()
@@ -119,7 +119,7 @@ def test_a_voter_whose_word_counts_nothing_can_be_left_out(case, rules):
     votes(most=1),
     st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed")]),
 )
-def test_who_is_alone_is_told_what_it_said(case, rules):
+def test_consensus_of_one_client_is_its_labels(case, rules):
     outcome = aggregate_votes(case.ballots(), rules)
     assert outcome.labels.tolist() == case.labels[0].tolist()
     assert (outcome.weight_share, outcome.consensus_agreement) == ({0: 1.0}, {0: 1.0})
@@ -127,7 +127,7 @@ def test_who_is_alone_is_told_what_it_said(case, rules):
 
 @settings(max_examples=1000)
 @given(votes(most=12), st.sampled_from([0.0, 0.1, 0.2, 0.29, 0.34, 0.49]))
-def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
+def test_trimmed_vote_equals_a_manual_count(case, trim):
     outcome = aggregate_votes(case.ballots(), VotingRules(vote="trimmed", trim=trim))
     assert outcome.labels.tolist() == by_hand(case, trim)
     assert outcome.weighted_labels.tolist() == by_hand(case)
@@ -135,7 +135,7 @@ def test_the_trimmed_vote_is_what_counting_by_hand_gives(case, trim):
 
 @settings(max_examples=1000)
 @given(votes(), st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 1.0]), min_size=7, max_size=7), st.booleans())
-def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standings, in_bits):
+def test_leave_one_out_agreement_equals_a_manual_count(case, standings, in_bits):
     """0.1 and 0.2 tie with 0.3, though not in float64."""
     said = np.eye(case.classes, dtype=np.uint8)[case.labels] if in_bits else case.labels
     outcome = aggregate_votes(ballots(said, None, case.classes), reputation=dict(enumerate(standings)))
@@ -150,7 +150,7 @@ def test_agreement_with_the_others_is_what_counting_by_hand_gives(case, standing
 
 
 @pytest.mark.parametrize(("share", "clients", "dropped"), [(0.1, 30, 3), (0.1, 29, 2), (0.29, 100, 29), (0.07, 100, 7)])
-def test_as_many_are_trimmed_as_the_share_says(share, clients, dropped):
+def test_number_of_trimmed_votes_follows_the_fraction(share, clients, dropped):
     """29 % of 100 are 29, though 0.29 * 100 is less in float64."""
     labels = np.zeros((clients, 1), dtype=int)
     labels[: dropped + 1] = 1
@@ -162,7 +162,7 @@ def test_as_many_are_trimmed_as_the_share_says(share, clients, dropped):
     assert aggregate_votes(ballots(labels, heavy, 2), VotingRules(vote="trimmed", trim=share)).labels.tolist() == [0]
 
 
-def test_where_every_vote_is_trimmed_nothing_is_said():
+def test_example_without_remaining_votes_has_no_label():
     """Ten clients, ten classes: the heaviest vote for each is its only one. To say class 0 would be a bias."""
     everyone = ballots(np.arange(10)[:, None], np.ones((10, 1)), 10)
     rules = VotingRules(vote="trimmed", trim=0.1)
@@ -176,7 +176,7 @@ def test_ties_go_to_the_lowest_class():
     assert aggregate_votes(ballots(said, None, 4)).labels.tolist() == [0, 0, 0]
 
 
-def test_rows_without_weight_keep_their_label_or_have_none():
+def test_examples_without_weight_keep_the_previous_label():
     said = ballots([[1, 1], [2, 2]], None, 3)
     nobody = {0: 0.0, 1: 0.0}
     assert aggregate_votes(said, reputation=nobody).labels.tolist() == [-1, -1]
@@ -186,13 +186,13 @@ def test_rows_without_weight_keep_their_label_or_have_none():
     assert aggregate_votes(said, reputation=nobody).consensus_agreement == {0: 0.0, 1: 0.0}
 
 
-def test_votes_without_expertise_are_kept_alive_but_outweighed_by_a_single_level():
+def test_one_level_outweighs_many_votes_without_expertise():
     said = [[0]] * 50 + [[1]]
     assert aggregate_votes(ballots(said, levels([[0]] * 50 + [[1]]), 2)).labels.tolist() == [1]
     assert aggregate_votes(ballots(said, levels([[0]] * 51), 2)).labels.tolist() == [0]
 
 
-def test_no_score_that_is_no_number_is_counted():
+def test_non_finite_scores_raise():
     tally = VoteTally(1, 2)
     tally.add_votes(np.array([0]), np.array([np.nan]))
     with pytest.raises(ArithmeticError, match="finite"):
@@ -230,7 +230,7 @@ def assert_mean_is(scores: np.ndarray, clean: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_scores_of_noisy_labels_are_right_on_average(noise):
+def test_scores_of_noisy_labels_are_unbiased(noise):
     weights = np.repeat(np.array(WEIGHTS)[:, None], DRAWS, axis=1)
     sent = ballots(drawn(noise), weights, CLASSES)
     clean = np.array([1.0, 0.0, 1.2, 0.2])
@@ -240,7 +240,7 @@ def test_scores_of_noisy_labels_are_right_on_average(noise):
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
+def test_scores_with_class_weights_are_unbiased(noise):
     """What noise adds to a class on average is in proportion to what the class weighs."""
     shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.0, 0.0, 0.8, 0.2], [0.2, 0.2, 0.2, 0.4], [0.8, 0.0, 0.0, 0.2]])
     sent = ballots(drawn(noise), shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM, is_distribution=True)
@@ -254,7 +254,7 @@ def test_scores_with_a_weight_for_each_class_are_right_on_average(noise):
 @pytest.mark.parametrize(
     "rules", [PAPER_VOTING_RULES, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed", trim=0.3)]
 )
-def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_does(rules):
+def test_class_weights_equal_example_weights(rules):
     rng = np.random.default_rng(4)
     labels, shares = rng.integers(0, CLASSES, (6, 50)), levels(rng.integers(0, 60, (6, CLASSES)))
     by_class = aggregate_votes(ballots(labels, shares, CLASSES, code=ExpertiseEncoding.HISTOGRAM), rules, {})
@@ -264,13 +264,13 @@ def test_a_weight_for_each_class_weighs_what_the_same_weight_for_each_example_do
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_with_noise_the_same_for_all_the_winner_is_that_of_the_plain_sum(noise):
+def test_equal_noise_does_not_change_the_winner(noise):
     weights = levels(np.random.default_rng(1).integers(0, 256, (4, DRAWS)))
     sent = ballots(drawn(noise), weights, CLASSES)
     assert np.array_equal(aggregate_votes(sent, rates=NOISES[noise][1]).labels, aggregate_votes(sent).labels)
 
 
-def test_bits_are_summed_up():
+def test_every_bit_is_a_vote():
     """Every bit is a vote, wherever it stands: [2, 2, 3] votes of equal weight for the first example's classes."""
     said = np.array([[[1, 0, 1], [0, 0, 0]], [[1, 1, 1], [0, 1, 0]], [[0, 1, 1], [1, 1, 0]]], dtype=np.uint8)
     outcome = aggregate_votes(ballots(said, None, 3))
@@ -294,7 +294,7 @@ def is_even(labels: np.ndarray, classes: int) -> bool:
     return bool((np.abs(counts - usual) < 4 * np.sqrt(usual * (1 - 1 / classes))).all())
 
 
-def test_pure_noise_favours_no_class():
+def test_noise_favours_no_class():
     """Whoever takes the first 1 of a row turns noise into votes for low classes. Weights leave no ties to break."""
     bits = drawn("xor", true=[0] * 15, budget=1e-9, classes=10, size=4000)
     weights = np.random.default_rng(2).random((15, 4000))
@@ -304,7 +304,7 @@ def test_pure_noise_favours_no_class():
     assert not is_even(first_one_wins(bits, 10), 10)
 
 
-def test_summed_bits_keep_what_the_first_one_of_a_row_loses():
+def test_summed_bits_are_more_accurate_than_the_first_bit():
     """15 clients, 10 classes, 80 % correct, a budget of 4 a label: nearly all right, against four of five."""
     rng = np.random.default_rng(3)
     true = rng.integers(0, 10, 3000)

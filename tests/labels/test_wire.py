@@ -84,7 +84,7 @@ CLASSES = st.one_of(st.integers(2, 65_536), st.integers(2, 20), st.sampled_from(
 )
 @example(classes=65_536, half=20, bits=32, code=ExpertiseEncoding.LEVELS, label_code=LabelEncoding.BITS, seed=0)
 @example(classes=2, half=0, bits=1, code=ExpertiseEncoding.LEVELS, label_code=LabelEncoding.INDEX, seed=0)
-def test_what_is_written_is_read_and_takes_as_many_bits_as_it_must(classes, half, bits, code, label_code, seed):
+def test_uploads_round_trip_and_size(classes, half, bits, code, label_code, seed):
     rng, size = np.random.default_rng(seed), 2 * half + 1
     form = MessageSpec(
         size,
@@ -124,7 +124,7 @@ def test_what_is_written_is_read_and_takes_as_many_bits_as_it_must(classes, half
 
 @settings(max_examples=1000)
 @given(CLASSES, st.integers(0, 20), st.integers(0, 2**32 - 1), st.booleans())
-def test_a_consensus_is_read_as_it_was_written(classes, half, seed, masked):
+def test_consensus_round_trip(classes, half, seed, masked):
     rng, size = np.random.default_rng(seed), 2 * half + 1
     form = MessageSpec(
         size, classes, LabelMessageKind.CONSENSUS, LabelEncoding.MASKED if masked else LabelEncoding.INDEX
@@ -134,7 +134,7 @@ def test_a_consensus_is_read_as_it_was_written(classes, half, seed, masked):
     assert wire.decode_consensus_labels(data, expected(form, {SERVER_ID})).tolist() == labels.tolist()
 
 
-def test_writing_twice_gives_the_same_bytes():
+def test_encoding_is_deterministic():
     assert opinion(LEVELS, LABELS, LABELS / 3) == opinion(LEVELS, LABELS, LABELS / 3)
 
 
@@ -216,23 +216,23 @@ FAULTS: dict[str, tuple[RejectionReason, bytes, MessageSpec]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_message_is_refused_with_its_reason(fault):
+def test_invalid_message_is_rejected_with_its_reason(fault):
     reason, data, form = FAULTS[fault]
     assert refusal(data, form) is reason
 
 
-def test_every_reason_but_the_one_that_takes_two_messages_was_given_above():
+def test_every_reason_but_duplicate_is_covered():
     assert {reason for reason, _, _ in FAULTS.values()} == set(RejectionReason) - {RejectionReason.DUPLICATE}
 
 
-def test_what_is_not_faulty_is_not_refused():
+def test_valid_messages_are_accepted():
     assert refusal(GOOD, LEVELS) is None
     assert refusal(rewritten(GOOD, minor=9), LEVELS) is None, "a newer minor version can be read"
     assert refusal(opinion(FLOATS, LABELS, [-1e-7, 1 + 1e-7, 0, 1, 0.5]), FLOATS) is None
     assert refusal(opinion(SHARES, LABELS, [0.5, 0.25, 0.25, 0.25, 0.5]), SHARES) is None
 
 
-def test_whoever_carries_a_message_must_be_its_author():
+def test_sender_must_match_the_header():
     both = frozenset({0, 1})
     assert refusal(opinion(PLAIN, LABELS, client=1), PLAIN, sender=1, roster=both) is None
     assert refusal(opinion(PLAIN, LABELS, client=1), PLAIN, sender=0, roster=both) is RejectionReason.UNKNOWN_CLIENT
@@ -259,14 +259,14 @@ ORDER = [
 ]
 
 
-def test_of_several_faults_the_first_in_the_table_is_given():
+def test_first_of_several_faults_is_reported():
     data = GOOD
     for reason, spoil in ORDER:
         data = spoil(data)
         assert refusal(data, SHARES) is reason
 
 
-def test_of_several_faults_in_numbers_the_first_in_the_table_is_given():
+def test_first_of_several_expertise_faults_is_reported():
     form = replace(FLOATS, is_distribution=True)
     assert refusal(opinion(form, LABELS, [0.5, 0.25, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_INCONSISTENT
     assert refusal(opinion(form, LABELS, [0.5, 2.0, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_RANGE
@@ -278,7 +278,7 @@ def test_of_several_faults_in_numbers_the_first_in_the_table_is_given():
 
 @settings(max_examples=1000)
 @given(st.floats(width=32), st.sampled_from([1.0, math.log(10)]))
-def test_a_float_is_read_if_and_only_if_it_is_in_range(value, high):
+def test_floats_are_accepted_only_in_range(value, high):
     form = replace(FLOATS, max_expertise=high)
     found = refusal(opinion(form, LABELS, [0.1, value, 0.2, 0.1, 0.0]), form)
     if not math.isfinite(value):
@@ -291,14 +291,14 @@ def test_a_float_is_read_if_and_only_if_it_is_in_range(value, high):
         assert read[1] == min(max(value, 0.0), high)
 
 
-def test_what_is_no_number_in_an_unusual_way_is_refused_without_a_warning():
+def test_signalling_nan_is_rejected_without_a_warning():
     signalling = np.full(5, 0x7F800001, dtype="<u4").tobytes()
     data = wire.encode_message(envelope(), FLOATS, bytes(FLOATS.label_bytes) + signalling)
     assert refusal(data, FLOATS) is RejectionReason.EXPERTISE_NONFINITE
 
 
 @pytest.mark.parametrize("code", [ExpertiseEncoding.LEVELS, ExpertiseEncoding.FLOATS, ExpertiseEncoding.HISTOGRAM])
-def test_who_claims_nothing_abstains(code):
+def test_zero_expertise_is_an_abstention(code):
     form = replace(PLAIN, expertise_encoding=code)
     count = 3 if code is ExpertiseEncoding.HISTOGRAM else 5
     assert wire.validate_payload(opinion(form, LABELS, np.zeros(count)), form)
@@ -306,7 +306,7 @@ def test_who_claims_nothing_abstains(code):
     assert not wire.validate_payload(opinion(PLAIN, LABELS), PLAIN)
 
 
-def test_a_histogram_without_the_classes_that_are_told_of_is_an_abstention():
+def test_histogram_without_the_voted_classes_is_an_abstention():
     form = replace(PLAIN, expertise_encoding=ExpertiseEncoding.HISTOGRAM, is_distribution=True)
     assert wire.validate_payload(opinion(form, [0, 0, 1, 1, 0], [0, 0, 1]), form)
     assert not wire.validate_payload(opinion(form, [0, 0, 1, 2, 0], [0, 0, 1]), form)
@@ -318,7 +318,7 @@ def many_classes(total: float, code: ExpertiseEncoding, classes: int = 4, bits: 
     return refusal(opinion(form, np.arange(classes), np.full(classes, total / classes)), form)
 
 
-def test_shares_may_exceed_their_sum_by_what_rounding_adds_and_no_more():
+def test_sum_of_fractions_may_exceed_one_by_rounding_only():
     assert many_classes(1 + 0.9e-3, ExpertiseEncoding.FLOATS) is None
     assert many_classes(1 + 1.1e-3, ExpertiseEncoding.FLOATS) is RejectionReason.EXPERTISE_INCONSISTENT
     # Levels 64 each: 256/255. With 4/255 for rounding, 259/255 is allowed and 260/255 is not.
@@ -329,7 +329,7 @@ def test_shares_may_exceed_their_sum_by_what_rounding_adds_and_no_more():
 
 @settings(max_examples=1000)
 @given(st.integers(2, 300), st.integers(1, 16), st.integers(0, 2**32 - 1), st.sampled_from(list(ExpertiseEncoding)[1:]))
-def test_nobody_s_true_shares_are_refused(classes, bits, seed, code):
+def test_true_fractions_are_never_rejected(classes, bits, seed, code):
     """However many classes there are and however coarse the levels, whoever tells the truth is heard."""
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(classes, rng.choice([0.05, 1.0, 100.0])))
@@ -340,7 +340,7 @@ def test_nobody_s_true_shares_are_refused(classes, bits, seed, code):
     )
 
 
-def test_the_naive_claim_of_everything_is_inconsistent_unless_it_is_about_one_class():
+def test_maximum_expertise_is_inconsistent_for_several_classes():
     assert refusal(opinion(SHARES, LABELS, np.ones(5)), SHARES) is RejectionReason.EXPERTISE_INCONSISTENT
     assert refusal(opinion(SHARES, np.full(5, 2), np.ones(5)), SHARES) is None
     assert refusal(opinion(LEVELS, LABELS, np.ones(5)), LEVELS) is None, "other expertise need not be shares"
@@ -383,11 +383,11 @@ TOLD = wire.encode_consensus_labels(envelope(SERVER_ID), CONSENSUS, LABELS)
         (RejectionReason.LABEL_RANGE, with_payload(TOLD, b"\0\x3f")),
     ],
 )
-def test_a_client_checks_the_consensus_as_the_server_checks_opinions(reason, data):
+def test_clients_validate_the_consensus(reason, data):
     assert heard(data, CONSENSUS) is reason
 
 
-def test_rows_without_a_label_are_told_as_such():
+def test_missing_labels_are_encoded_uniquely():
     labels = np.array([-1, 2, 0, -1, 1])
     told = wire.encode_consensus_labels(envelope(SERVER_ID), MASKED, labels)
     assert wire.decode_consensus_labels(told, expected(MASKED, {SERVER_ID})).tolist() == labels.tolist()
@@ -405,7 +405,7 @@ def test_rows_without_a_label_are_told_as_such():
 
 
 @pytest.mark.parametrize("field", ["public_size", "classes", "payload"])
-def test_a_header_that_promises_gigabytes_is_not_believed(field):
+def test_large_counts_in_the_header_allocate_nothing(field):
     data = rewritten(GOOD, **{field: 2**32 - 1})
     tracemalloc.start()
     reason = refusal(data, LEVELS)
@@ -415,7 +415,7 @@ def test_a_header_that_promises_gigabytes_is_not_believed(field):
     assert peak < 100_000
 
 
-def test_what_is_too_large_is_not_copied():
+def test_oversized_message_is_not_copied():
     data = GOOD + bytes(50_000_000)
     tracemalloc.start()
     assert refusal(data, LEVELS) is RejectionReason.TOO_LARGE
@@ -470,7 +470,7 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     return bytes(spoilt)
 
 
-def test_nothing_but_a_refusal_comes_of_a_hundred_thousand_mutated_messages():
+def test_mutated_uploads_are_only_rejected():
     rng = np.random.default_rng(0)
     good = [(form, written(form, rng)) for form in EVERY_FORM for _ in range(4)]
     assert all(refusal(data, form) is None for form, data in good)
@@ -487,7 +487,7 @@ def test_nothing_but_a_refusal_comes_of_a_hundred_thousand_mutated_messages():
     assert outcomes[None] < 30_000, "bits, and numbers in range, are as good as others"
 
 
-def test_nothing_but_a_refusal_comes_of_a_mutated_consensus():
+def test_mutated_consensus_is_only_rejected():
     rng = np.random.default_rng(1)
     outcomes: Counter[RejectionReason | None] = Counter()
     for form in CONSENSUS, MASKED:
