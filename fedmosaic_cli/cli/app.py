@@ -121,7 +121,7 @@ def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  #
         return f"{error.strerror or error} ({error.filename or 'output'}): {remedy}", ResourceError.exit_code
     if isinstance(error, MemoryError) or any(phrase in str(error).lower() for phrase in OUT_OF_MEMORY_PHRASES):
         if type(error).__name__ == "OutOfMemoryError":  # torch's; torch is not imported here
-            remedy = "--set train.images=host, --execution threads or a smaller train.batch_size"
+            remedy = "--set train.image_device=host, --execution threads or a smaller train.batch_size"
             return f"not enough memory (GPU): see --dry-run, use {remedy}", ResourceError.exit_code
         return "not enough memory (model and data): see --dry-run, use a smaller model", ResourceError.exit_code
     if isinstance(error, InterruptedBySignal):

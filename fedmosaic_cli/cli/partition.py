@@ -177,6 +177,7 @@ def resolve_partition_settings(
     layers = ConfigLayers()
     if preset is not None:
         layers.add_all(load_preset(preset).layers)
+        print_notes(layers.notices)
     elif "scheme" not in flags:
         raise RequestError("no scheme is given (fedmosaic partition): add --scheme dirichlet, or --preset quickstart")
     layers.add("flag", {"data": flags})

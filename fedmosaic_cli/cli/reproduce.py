@@ -22,7 +22,7 @@ from fedmosaic_cli.cli.common_options import (
     parse_integers,
     parse_names,
 )
-from fedmosaic_cli.cli.console import print_json, print_stderr
+from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.report import validate_output_paths
@@ -47,6 +47,7 @@ from fedmosaic_cli.cli.views.reproduce_view import (
     make_sweep_progress_view,
     show_sweep_schedule,
 )
+from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError, unknown_name_error
 from fedmosaic_cli.sweeps.jobs import JobRunner
 from fedmosaic_cli.sweeps.studies import STUDIES, Scale
@@ -168,6 +169,10 @@ def schedule_sweep(
     if not plan.runs:
         raise RequestError(f"no run is possible (reproduce {study_name}): get the data that is named above")
     if options.overrides:
+        layers = ConfigLayers()
+        for assignment in options.overrides:
+            layers.add_assignment(assignment)
+        print_notes(layers.notices)
         print_stderr(f"with {', '.join(options.overrides)} the settings differ from the study's, so they are renamed")
     states = plan.read_states()
     jobs, max_parallel = plan.pending_jobs(states, one_run_per_job=execution.is_ray), execution.max_parallel_jobs()

@@ -184,6 +184,7 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
     with ExitStack() as locks:
         with data_dirs_with_progress(options.data_dir, options.quiet or options.as_json) as data_dirs:
             plan = plan_runs(request, data_dirs)
+            print_notes(plan.layers.notices)
             for note in plan.skipped:
                 print_stderr(note)
             if flower_options is not None:

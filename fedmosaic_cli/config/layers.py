@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.client_overrides import ClientOverrides
+from fedmosaic_cli.config.key_names import to_stored_keys
 from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
 from fedmosaic_cli.config.yaml_files import MAX_YAML_DEPTH, parse_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
@@ -39,22 +40,35 @@ T = TypeVar("T")
 
 @dataclass
 class ConfigLayers:
-    """`values` has a mapping for each section (`data`, `methods.fedct`, `clients.0-4`), `origins` who set a key."""
+    """Configuration values from several sources; later layers override earlier ones key by key.
+
+    Attributes:
+        values: The values of each section (`data`, `methods.fedct`, `clients.0-4`), under stored keys.
+        origins: The layer that set each key.
+        notices: Old spellings that were used.
+    """
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
 
-    def add(self, origin: str, content: dict[str, Any]) -> None:
-        """Lay `content` over what is there."""
+    def add(self, origin: str, content: dict[str, Any], *, is_stored: bool = False) -> None:
+        """Add a layer.
+
+        Args:
+            origin: Names the layer in messages.
+            content: Sections with their values.
+            is_stored: The content comes from a file that fedmosaic wrote: old keys are expected and cause no notice.
+        """
         reject_unknown_keys(content, [*CONFIG_SECTIONS, *SECTION_GROUPS], "")
         for section, values in content.items():
             if section not in SECTION_GROUPS:
-                self._merge_section(origin, section, values)
+                self._merge_section(origin, section, values, is_stored)
                 continue
             for name, inner in require_mapping(values, section, origin).items():
                 if section == "methods":
                     require_known_method(str(name), f"methods.{name}")
-                self._merge_section(origin, f"{section}.{name}", inner)
+                self._merge_section(origin, f"{section}.{name}", inner, is_stored)
 
     def origin(self, key: str) -> str:
         """Who set a key, or the mapping that it is a part of."""
@@ -88,7 +102,10 @@ class ConfigLayers:
             content = {name: content}
         self.add("--set", content)
 
-    def _merge_section(self, origin: str, section: str, values: Any) -> None:
+    def _merge_section(self, origin: str, section: str, values: Any, is_stored: bool) -> None:
+        if not is_stored:
+            values, notices = to_stored_keys(section, require_mapping(values, section, origin))
+            self.notices += [notice for notice in notices if notice not in self.notices]
         group, _, name = section.partition(".")
         known: object = CONFIG_SECTIONS.get(section) or (method_schema(name) if group == "methods" else ClientOverrides)
         reject_unknown_keys(require_mapping(values, section, origin), field_names(known), section)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.key_names import display_assignment
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
@@ -50,7 +51,7 @@ def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: D
         layers.add_all(load_preset(preset).layers)
     if preset is None or "--shards" in told or config.partition_seed != config.seed:
         shards = shards_path_for_run(told.get("--shards"), config.experiment_name, environment)
-        layers.add(shards, {"data": config.data.model_dump(mode="json")})
+        layers.add(shards, {"data": config.data.model_dump(mode="json")}, is_stored=True)
         words += ["--shards", shards]
     file = Path(told.get("--config", ""))
     if file.is_file():
@@ -129,7 +130,8 @@ def override_args(base: RunConfig, target: RunConfig) -> list[str]:
         if key == "train.rounds":
             words += ["--rounds", str(value)] if before.get(key) != value else []
         elif before.get(key) != value and key not in RESUME_SAFE_KEYS:
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += ["--set", display_assignment(f"{key}={text}")]
     return words
 
 

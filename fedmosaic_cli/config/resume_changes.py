@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.config.key_names import display_key, display_value
 from fedmosaic_cli.config.run_config import flatten_keys
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def config_differences(old: RunConfig, new: RunConfig) -> list[ConfigDifference]
     before, after = flatten_keys(old.to_dict()), flatten_keys(new.to_dict())
     found = [
         ConfigDifference(
-            f"{key} was {before.get(key)!r} and is now {after.get(key)!r}", is_overridable_key(key, old, new)
+            f"{display_key(key)} was {display_value(key, before.get(key))!r} "
+            f"and is now {display_value(key, after.get(key))!r}",
+            is_overridable_key(key, old, new),
         )
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and key not in RESUME_SAFE_KEYS

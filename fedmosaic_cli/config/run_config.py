@@ -15,6 +15,7 @@ from fedmosaic_cli.config.client_overrides import (
     expand_client_ranges,
     find_incompatibility,
 )
+from fedmosaic_cli.config.key_names import display_key
 from fedmosaic_cli.config.label_sharing_checks import check_label_sharing
 from fedmosaic_cli.config.layers import CONFIG_SECTIONS, ConfigLayers, field_names, require_known_method
 from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
@@ -227,8 +228,8 @@ def reject_unused_hyperparameters(config: RunConfig, layers: ConfigLayers) -> No
     for key in sorted(set(field_names(method_schema(name))) - config.hyperparameters().keys()):
         if layers.origin(f"methods.{name}.{key}") == "--set":
             raise RequestError(
-                f"methods.{name}.{key} has no effect on {config.method.title} as it is set up (--set): leave it out, "
-                "or choose a rule that reads it (docs/trust.md)"
+                f"{display_key(f'methods.{name}.{key}')} has no effect on {config.method.title} with these values "
+                "(--set): leave it out, or choose a rule that reads it (docs/trust.md)"
             )
 
 
@@ -264,11 +265,9 @@ def run_config_from_dict(content: dict[str, Any], where: str, data_dirs: DataDir
     """The configuration of a run that was made before."""
     try:
         layers = ConfigLayers()
-        layers.add(where, {name: content[name] for name in (*REQUIRED_SECTIONS, "methods")})
-        layers.add(
-            where,
-            {name: content.get(name, {}) for name in (*CONFIG_SECTIONS, "clients") if name not in REQUIRED_SECTIONS},
-        )
+        sections = {name: content[name] for name in (*REQUIRED_SECTIONS, "methods")}
+        sections |= {name: content.get(name, {}) for name in (*CONFIG_SECTIONS, "clients") if name not in sections}
+        layers.add(where, sections, is_stored=True)
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
         raise RequestError(

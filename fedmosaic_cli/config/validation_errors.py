@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from fedmosaic_cli.config.key_names import display_choices, display_key, display_value
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def reject_unknown_keys(values: Mapping[str, Any], known_keys: Iterable[str], se
         if key not in options:
             raise unknown_name_error(
                 "key",
-                f"{section}.{key}" if section else key,
-                [f"{section}.{k}" if section else k for k in options],
+                display_key(f"{section}.{key}" if section else key),
+                [display_key(f"{section}.{k}" if section else k) for k in options],
                 "configuration",
             )
 
@@ -50,9 +51,10 @@ def validation_error_message(error: ValidationError, section: str, origins: Mapp
         return f"{what} ({section}): {way_out}"
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
-    wishes = " or ".join(dict.fromkeys(expectation(problem) for problem in own))
-    origin = origins.get(f"{section}.{field}", "configuration")
-    return f"{section}.{field} is {own[0]['input']!r} ({origin}): it must be {wishes}"
+    key = f"{section}.{field}"
+    wishes = display_choices(key, " or ".join(dict.fromkeys(expectation(problem) for problem in own)))
+    value = display_value(key, own[0]["input"])
+    return f"{display_key(key)} is {value!r} ({origins.get(key, 'configuration')}): it must be {wishes}"
 
 
 def expectation(problem: Any) -> str:

@@ -58,7 +58,7 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
     size, pool_size = resolved.public_size or 0, resolved.public_from
     if pool_size is not None and pool_size < size:
         raise RequestError(
-            f"a public set of {size} does not fit into a pool of {pool_size} (data.public_from): "
+            f"a public set of {size} does not fit into a pool of {pool_size} (data.public_pool_size): "
             f"make it at least {size}, or leave it out"
         )
     clients = resolved.clients or 0

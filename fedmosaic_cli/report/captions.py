@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.key_names import stored_key
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import group_difference_notes, method_title
@@ -65,8 +66,8 @@ def protocol_note(group: ComparisonGroup) -> str:
         num_attackers, kind = len(attack.pop("clients", ())), attack.pop("kind", None)
         details = f", {format_options(attack)}" if attack else ""
         attack_text = f"{format_count(num_attackers, 'attacker')} ({kind}{details}), counted in the mean"
-    values = [value for option, value in pairwise(rerun_options(group)) if option == "--set"]
-    changes = [value for value in values if not value.startswith(("attack.", "defence."))]
+    values = [value.partition("=") for option, value in pairwise(rerun_options(group)) if option == "--set"]
+    changes = [f"{stored_key(key)}={value}" for key, _, value in values if not key.startswith(("attack.", "defence."))]
     parts = [
         f"{conditions['dataset']}, {conditions['scheme']}",
         format_count(client_counts.pop(), "client") if len(client_counts) == 1 else "",

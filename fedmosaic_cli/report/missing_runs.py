@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.key_names import display_assignment
 from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -178,7 +179,12 @@ def group_commands(
     for method, detail in keys:
         tag = destination.tags.get((method, detail), "")
         options = (
-            *(word for part in detail.split(", ") if "=" in part for word in ("--set", f"methods.{method}.{part}")),
+            *(
+                word
+                for part in detail.split(", ")
+                if "=" in part
+                for word in ("--set", display_assignment(f"methods.{method}.{part}"))
+            ),
             *destination.noise_options_by_method.get((method, detail), ()),
             *(("--tag", tag) if tag else ()),
         )

@@ -73,8 +73,7 @@ def check_network(model: ModelSettings, train: TrainSettings, image_shape: Seque
 class DeviceDataset:
     """The data set on a device: one array of images for all clients that compute there.
 
-    Where the images would take more than half of a GPU's free memory, or are asked to (`train.images`), they stay with
-    the host.
+    Images that need more than half of a GPU's free memory stay on the host (`train.image_device`).
     """
 
     def __init__(

@@ -129,7 +129,7 @@ def build_config_layers(request: RunRequest, preset: Preset | None) -> tuple[Con
     if request.shards is not None:
         name = request.shards.path.resolve().name
         settings = request.shards.partition.settings.model_dump(mode="json")
-        layers.add(f"shards {request.shards.path}", {"data": settings})
+        layers.add(f"shards {request.shards.path}", {"data": settings}, is_stored=True)
     elif request.simulated_sites is not None and name:
         layers.add("--simulate-sites", {"data": {"clients": request.simulated_sites}})
         name += f"-{request.simulated_sites}-sites"

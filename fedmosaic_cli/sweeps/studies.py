@@ -81,14 +81,14 @@ def method_rows(*methods: str) -> tuple[StudyRow, ...]:
 def public_size_scenarios(preset: str, pool_size: int, sizes: Sequence[int]) -> tuple[Scenario, ...]:
     """Public sets of several sizes from one pool, so clients have the same data at every size."""
     return tuple(
-        Scenario(f"{preset}-public-{size}", preset, (f"data.public_from={pool_size}", f"data.public_size={size}"))
+        Scenario(f"{preset}-public-{size}", preset, (f"data.public_pool_size={pool_size}", f"data.public_size={size}"))
         for size in sizes
     )
 
 
 def public_skew_scenarios(preset: str, pool_size: int, size: int) -> tuple[Scenario, ...]:
     """Public sets of one size with increasing class skew, from a pool so large that one class can nearly fill them."""
-    base = (f"data.public_from={pool_size}", f"data.public_size={size}")
+    base = (f"data.public_pool_size={pool_size}", f"data.public_size={size}")
     return (
         Scenario(f"{preset}-skew-balanced", preset, (*base, "data.public_alpha=null")),
         *(Scenario(f"{preset}-skew-{alpha}", preset, (*base, f"data.public_alpha={alpha}")) for alpha in PUBLIC_ALPHAS),

@@ -595,6 +595,8 @@ def test_a_full_gpu_is_told_apart_from_a_full_machine():
     full = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB")
     line, code = describe_error(full, [])
     assert code == 4
-    assert line.startswith("not enough memory (GPU): see --dry-run, use --set train.images=host, --execution threads")
+    assert line.startswith(
+        "not enough memory (GPU): see --dry-run, use --set train.image_device=host, --execution threads"
+    )
     line, code = describe_error(MemoryError(), [])
     assert (line, code) == ("not enough memory (model and data): see --dry-run, use a smaller model", 4)

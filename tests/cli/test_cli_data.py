@@ -99,7 +99,7 @@ def test_a_share_of_the_data_is_dealt_and_trained_on_and_gone_on_with(invoke, tm
     done = invoke("evaluate", run)
     assert done.exit_code == 0, done.output
     # Without shards on disk, the same are dealt anew, under a name of their own.
-    done = invoke("train", "--preset", "quickstart", "--set", "data.share=0.5", "--rounds", 1, "-q")
+    done = invoke("train", "--preset", "quickstart", "--set", "data.fraction=0.5", "--rounds", 1, "-q")
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "shards").iterdir()
     assert folder.name != "quickstart-s0"
@@ -313,9 +313,12 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
         (("partition", "--scheme", "natural", "--dataset", "npz"), "not found (data)"),
         (("train", "--preset", "quickstart", "--set", "model.name=alexnet-bn"), "at least 64x64"),
         (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
-        (("train", "--preset", "quickstart", "--set", "data.share=0"), "data.share is 0"),
-        (("train", "--preset", "quickstart", "--set", "data.share=1.5"), "data.share is 1.5"),
-        (("train", "--preset", "quickstart", "--set", "data.share=0.001"), "a share of 0.001 leaves nothing of class"),
+        (("train", "--preset", "quickstart", "--set", "data.fraction=0"), "data.fraction is 0"),
+        (("train", "--preset", "quickstart", "--set", "data.fraction=1.5"), "data.fraction is 1.5"),
+        (
+            ("train", "--preset", "quickstart", "--set", "data.fraction=0.001"),
+            "a share of 0.001 leaves nothing of class",
+        ),
     ],
 )
 def test_nonsense_ends_in_one_line(invoke, tmp_path, arguments, words):

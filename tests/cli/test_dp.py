@@ -88,7 +88,10 @@ def invoke(tmp_path, monkeypatch):
             ("--dp", "krr", "--dp-epsilon", "3", "--set", "privacy.label_epsilon=1"),
             "epsilon and label_epsilon are both",
         ),
-        (("--dp", "krr,histogram", "--dp-epsilon", "3"), "a class histogram does not determine entropy (privacy.expertise)"),
+        (
+            ("--dp", "krr,histogram", "--dp-epsilon", "3"),
+            "a class histogram does not determine entropy (privacy.expertise)",
+        ),
         (("--dp", "krr", "--set", "privacy.label_epsilon=1"), "privacy.label_epsilon is given, but no privacy.noise"),
         (
             ("--dp", "krr", "--dp-epsilon", "3", "--dp-max-eps", "2"),

@@ -59,7 +59,7 @@ def test_clients_hold_the_same_whatever_the_public_set_is(case, reserve, others,
         result, refused = attempt(dataset, again, seed)
         if result is None:
             assert alpha is not None
-            assert "data.public_from" in refused
+            assert "data.public_pool_size" in refused
             continue
         assert held(result) == held(full)
         assert len(result.public) == size
@@ -132,13 +132,13 @@ def test_the_least_of_pfllib_does_not_follow_from_the_public_set(tmp_path):
     [
         (
             {"public_size": 100, "public_from": 99},
-            "a public set of 100 does not fit into a pool of 99 (data.public_from): make it at least 100, ",
+            "a public set of 100 does not fit into a pool of 99 (data.public_pool_size): make it at least 100, ",
         ),
-        ({"public_from": 299}, "a public set of 300 does not fit into a pool of 299 (data.public_from)"),
+        ({"public_from": 299}, "a public set of 300 does not fit into a pool of 299 (data.public_pool_size)"),
         (
             {"public_size": 100, "public_from": 1790},
-            "a public pool of 1790 does not fit (data.public_from): 'digits' has 1797 training examples and 15 clients "
-            "need some too; ask for at most 1767",
+            "a public pool of 1790 does not fit (data.public_pool_size): 'digits' has 1797 training "
+            "examples and 15 clients need some too; ask for at most 1767",
         ),
         (
             {"public_size": 1000, "public_from": 1000, "public_alpha": 0.3},
@@ -158,7 +158,7 @@ def test_a_reserve_that_does_not_fit_is_refused_in_one_line(asked, words):
 def test_a_reserve_with_too_few_of_a_class_is_refused_and_the_least_that_will_do_is_named(seed, domains):
     dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=2000).tolist(), 5, domains)
     asked = DataSettings(scheme="iid", clients=4, public_size=100, public_from=100, public_alpha=0.3)
-    with pytest.raises(RequestError, match=r"and a pool of 100 has \d+ \(data\.public_from\): ") as refused:
+    with pytest.raises(RequestError, match=r"and a pool of 100 has \d+ \(data\.public_pool_size\): ") as refused:
         partition_dataset(dataset, asked, seed)
     _, _, least = str(refused.value).rpartition("make it at least ")
     with pytest.raises(RequestError, match=f"make it at least {least}"):
@@ -176,6 +176,6 @@ def test_fedbn_trains_on_the_same_lists_whatever_the_public_set_is():
         assert held(result) == held(full)
         assert set(result.public.tolist()) <= set(full.public.tolist())
     with pytest.raises(
-        RequestError, match=r"the public pool leaves .*which needs 80 \(data\.public_from\): make it small"
+        RequestError, match=r"the public pool leaves .*which needs 80 \(data\.public_pool_size\): make it small"
     ):
         partition_dataset(dataset, asked.model_copy(update={"public_from": 300}), 0)

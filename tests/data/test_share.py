@@ -112,7 +112,7 @@ def save_npz(path, each=40, **more):
 @pytest.mark.parametrize(
     ("more", "asked", "words"),
     [
-        ({}, {"share": 0.02}, "a share of 0.02 leaves nothing of class 'owl' to train on in 'npz' (data.share)"),
+        ({}, {"share": 0.02}, "a share of 0.02 leaves nothing of class 'owl' to train on in 'npz' (data.fraction)"),
         ({"test": np.arange(86) % 3 == 0}, {"share": 0.2}, "nothing of class 'owl' to test on"),
         ({"domain": np.where(np.arange(86) == 50, "rare", "usual")}, {"share": 0.5}, "nothing of domain 'rare'"),
         ({"client": (np.arange(86) == 50) + 0}, {"share": 0.5, "scheme": "natural"}, "nothing of client 1"),

@@ -9,6 +9,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
 from fedmosaic_cli.cli.privacy_options import privacy_section_lines
 from fedmosaic_cli.cli.views.progress_view import EXECUTION_DESCRIPTIONS
+from fedmosaic_cli.config.key_names import display_key, display_value
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 from fedmosaic_cli.runner.privacy_section import planned_privacy_section
@@ -28,7 +29,10 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
     values: dict[str, object] = {}
     for config in configs:
         values |= flatten_keys({name: part for name, part in config.to_dict().items() if isinstance(part, dict)})
-    settings = [{"key": k, "value": v, "origin": plan.layers.origin(k)} for k, v in values.items()]
+    settings = [
+        {"key": display_key(k), "value": display_value(k, v), "origin": plan.layers.origin(k)}
+        for k, v in values.items()
+    ]
     # Runs with one seed share their data.
     one_a_seed = {config.partition_seed: config.data for config in configs}
     facts = {

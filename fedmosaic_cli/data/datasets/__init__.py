@@ -92,7 +92,7 @@ def subsample_dataset(dataset: Dataset, settings: DataSettings) -> Dataset:
     for group in describe_groups(dataset, settings):
         if group not in remaining:
             raise RequestError(
-                f"a share of {settings.share:g} leaves nothing of {group} in '{dataset.name}' (data.share): raise it"
+                f"a share of {settings.share:g} leaves nothing of {group} in '{dataset.name}' (data.fraction): raise it"
             )
     return sample
 

@@ -58,7 +58,7 @@ def public_pool_size(settings: DataSettings) -> int:
 
 def public_pool_label(settings: DataSettings) -> tuple[str, str]:
     """Return a name for the pool and the setting of its size, for messages."""
-    return ("public set", "public_size") if settings.public_from is None else ("public pool", "public_from")
+    return ("public set", "public_size") if settings.public_from is None else ("public pool", "public_pool_size")
 
 
 def require_public_pool_fits(dataset: Dataset, settings: DataSettings) -> None:
@@ -162,7 +162,7 @@ def public_group_counts_from_pool(
     raise RequestError(
         f"a public set of {size} with public_alpha {alpha:g} takes {wanted[label]} examples of class "
         f"'{dataset.class_names[label]}', and a pool of {settings.public_from} has {by_domain.sum(axis=0)[label]} "
-        f"(data.public_from): {advice}"
+        f"(data.public_pool_size): {advice}"
     )
 
 
