@@ -78,11 +78,4 @@ EXPERTISE_RULES: dict[str, ExpertiseRule] = {
         max_value=lambda num_classes, largest_client: 1.0,
     ),
 }
-
-
-def expertise_scores(rule: str, log_probs: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
-    return EXPERTISE_RULES[rule].score(log_probs, labels, class_counts)
-
-
-def expertise_upper_bound(rule: str, num_classes: int, largest_client: int = 1) -> float:
-    return EXPERTISE_RULES[rule].max_value(num_classes, largest_client)
+"""Expertise rules by name."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedmosaic_cli.cotraining.expertise import expertise_scores, expertise_upper_bound
+from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.losses import mean_cross_entropy, select_labelled
 from fedmosaic_cli.engine.method import hyperparameters
@@ -81,7 +81,7 @@ class FedMosaic(FedCT):
 
     def compute_expertise(self, log_probs: Tensor, labels: Tensor, client: LabelClient) -> NDArray[np.float64]:
         client.state["log_probs"] = log_probs
-        return expertise_scores(self.expertise, log_probs, labels, client.class_counts).numpy()
+        return EXPERTISE_RULES[self.expertise].score(log_probs, labels, client.class_counts).numpy()
 
     def message_spec(self, ctx: FederationInfo) -> MessageSpec:
         bits = self.expertise_bits
@@ -92,6 +92,6 @@ class FedMosaic(FedCT):
             super().message_spec(ctx),
             expertise_encoding=encoding,
             expertise_bits=DEFAULT_EXPERTISE_BITS if bits == "float32" else bits,
-            max_expertise=expertise_upper_bound(self.expertise, ctx.num_classes, largest_client),
+            max_expertise=EXPERTISE_RULES[self.expertise].max_value(ctx.num_classes, largest_client),
             is_distribution=self.expertise == "frequency" and is_exact,
         )
