@@ -1,4 +1,4 @@
-"""Data on the command line: partition, export, presets with and without their data, doctor, fetch."""
+"""Data on the command line: partition, export, presets with and without data, doctor, fetch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.config.presets import preset_names
 from fedmosaic_cli.data.datasets import fashion_mnist
-from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
+from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
 
 PRESETS = {
     "quickstart",
@@ -41,7 +41,7 @@ PRESETS = {
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """A command in an empty directory, in this process, on a machine that has no data."""
+    """Run a command in an empty directory, within this process, without installed data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDMOSAIC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
@@ -61,7 +61,7 @@ def test_all_presets_are_there():
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_a_dry_run_works_without_the_data_and_says_what_is_missing(invoke, tmp_path, preset):
+def test_dry_run_without_data_names_what_is_missing(invoke, tmp_path, preset):
     done = invoke("train", "--preset", preset, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     (run,) = json.loads(done.stdout)["runs"]
@@ -75,7 +75,7 @@ def test_a_dry_run_works_without_the_data_and_says_what_is_missing(invoke, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_preset_trains_where_its_data_is(invoke, tmp_path):
+def test_preset_trains_if_its_data_exists(invoke, tmp_path):
     write_fashion(tmp_path / "data" / "fashion-mnist", train=400, test=100)
     settings = ("--set", "data.public_size=50", "--set", "data.min_size=2", "--set", "model.hidden=[8]")
     done = invoke("train", "--preset", "pathological-fashion-mnist", *settings, "--rounds", 1, "--quiet")
@@ -84,7 +84,7 @@ def test_a_preset_trains_where_its_data_is(invoke, tmp_path):
     assert json.loads(summary.read_text())["dataset"] == "fashion-mnist"
 
 
-def test_a_share_of_the_data_is_dealt_and_trained_on_and_gone_on_with(invoke, tmp_path):
+def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
     write_fashion(tmp_path / "data" / "fashion-mnist", train=400, test=100)
     few = ("--clients", 3, "--min-size", 2, "--public-size", 10)
     assert invoke("partition", "--preset", "practical-fashion-mnist-quick", *few, "--out", "s", "-q").exit_code == 0
@@ -106,7 +106,7 @@ def test_a_share_of_the_data_is_dealt_and_trained_on_and_gone_on_with(invoke, tm
     assert manifest_of(folder)["parameters"]["share"] == 0.5
 
 
-def test_shards_of_all_the_data_are_trained_on_under_a_preset_for_a_share(invoke, tmp_path):
+def test_shards_override_the_share_of_a_preset(invoke, tmp_path):
     assert invoke("partition", "--preset", "quickstart", "--out", "s", "-q").exit_code == 0
     (tmp_path / "some.yaml").write_text("extends: quickstart\ndata: {share: 0.5}\n")
     done = invoke("train", "--preset", "some.yaml", "--shards", "s", "--rounds", 1, "-q")
@@ -128,7 +128,7 @@ def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
 
     for domain in ("amazon", "dslr"):
         for label in CLASSES:
-            save_pictures(tmp_path / "data" / "office" / domain / label, 6, side=64)
+            save_images(tmp_path / "data" / "office" / domain / label, 6, side=64)
     narrow = ("--set", "data.domains=[amazon,dslr]", "--set", "data.image_size=64", "--set", "model.width=0.0625")
     for preset in ("feature-shift-office10", "hybrid-office10"):
         done = invoke("train", "--preset", preset, *narrow, "--set", "data.public_size=20", "--rounds", 1, "--quiet")
@@ -140,14 +140,14 @@ def test_the_domains_of_office_with_a_narrow_alexnet(invoke, tmp_path):
 
 
 def test_a_dry_run_writes_nothing_even_where_images_would_be_decoded(invoke, tmp_path):
-    own_images(tmp_path / "mine")
+    save_user_images(tmp_path / "mine")
     data = ("--dataset", "folder", "--data-dir", "mine", "--scheme", "domain", "--out", "s", "-q")
     assert invoke("partition", *data).exit_code == 0
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "mine.yaml").write_text("data: {dataset: folder, scheme: domain}\n")
-    for asked in (("--shards", "s"), ("--preset", "mine.yaml", "--data-dir", "mine")):
+    for options in (("--shards", "s"), ("--preset", "mine.yaml", "--data-dir", "mine")):
         before = sorted(tmp_path.rglob("*"))
-        done = invoke("train", *asked, "--dry-run", "--json")
+        done = invoke("train", *options, "--dry-run", "--json")
         assert done.exit_code == 0, done.output
         (run,) = json.loads(done.stdout)["runs"]
         assert run["steps"] > 0
@@ -166,9 +166,9 @@ def test_a_dry_run_with_a_part_of_the_domains_says_which_is_missing(invoke, tmp_
 
 def test_batches_of_cifar10_train_as_their_export_does(invoke, tmp_path):
     write_cifar(tmp_path / "data" / "cifar-10-batches-py", each=40)
-    asked = ("partition", "--scheme", "iid", "--clients", 3, "--dataset", "cifar10", "--public-size", 20, "-q")
-    assert invoke(*asked, "--out", "a/s").exit_code == 0
-    assert invoke(*asked, "--out", "b/s", "--export").exit_code == 0
+    options = ("partition", "--scheme", "iid", "--clients", 3, "--dataset", "cifar10", "--public-size", 20, "-q")
+    assert invoke(*options, "--out", "a/s").exit_code == 0
+    assert invoke(*options, "--out", "b/s", "--export").exit_code == 0
     small = ("--rounds", 2, "--quiet", "--set", "model.name=cnn-bn", "--set", "model.width=0.1")
     for name in ("a", "b"):
         done = invoke("train", "--shards", f"{name}/s", *small, "--run-dir", f"run-{name}")
@@ -177,7 +177,7 @@ def test_batches_of_cifar10_train_as_their_export_does(invoke, tmp_path):
     assert results(tmp_path / "run-a") == results(tmp_path / "run-b")
 
 
-def test_missing_data_ends_in_one_line_and_leaves_nothing(invoke, tmp_path):
+def test_missing_data_is_one_line_and_writes_nothing(invoke, tmp_path):
     done = invoke("train", "--preset", "hybrid-office10")
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
@@ -185,14 +185,14 @@ def test_missing_data_ends_in_one_line_and_leaves_nothing(invoke, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def own_images(root, domains=("east", "west")):
+def save_user_images(root, domains=("east", "west")):
     for number, domain in enumerate(domains):
         for first, label in enumerate(("cat", "dog", "owl")):
-            save_pictures(root / domain / label, 12, first=100 * number + 20 * first, ending="png")
+            save_images(root / domain / label, 12, first=100 * number + 20 * first, ending="png")
 
 
-def test_own_images_from_folder_to_model(invoke, tmp_path, monkeypatch):
-    own_images(tmp_path / "mine")
+def test_training_on_user_images(invoke, tmp_path, monkeypatch):
+    save_user_images(tmp_path / "mine")
     done = invoke("partition", "--scheme", "domain", "--dataset", "folder", "--data-dir", tmp_path / "mine")
     assert done.exit_code == 0, done.output
     shards = tmp_path / "shards" / "folder-domain-s0"
@@ -210,7 +210,7 @@ def test_own_images_from_folder_to_model(invoke, tmp_path, monkeypatch):
 
 
 def results(run):
-    """Models and log, but for the one value that takes the public set's labels."""
+    """Return models and log without the values that need labels of the public set."""
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
         for oracle in ("pseudo_label_accuracy", "weighted_accuracy", "majority_accuracy"):
@@ -224,11 +224,11 @@ def knows_public_labels(run):
 
 @pytest.mark.parametrize("method", ["fedmosaic", "centralized", "fedavg"])
 def test_exported_shards_train_to_the_same_bytes_without_the_data(invoke, tmp_path, method):
-    own_images(tmp_path / "mine")
+    save_user_images(tmp_path / "mine")
     own = ("--dataset", "folder", "--data-dir", tmp_path / "mine")
-    asked = ("--scheme", "hybrid", "--clients-per-domain", 2, "--flip-labels", 1, "--label-noise", 0.2, *own)
+    options = ("--scheme", "hybrid", "--clients-per-domain", 2, "--flip-labels", 1, "--label-noise", 0.2, *own)
     for name, export in (("plain", ()), ("exported", ("--export",))):
-        done = invoke("partition", *asked, "--val-fraction", 0.2, "--out", tmp_path / name / "s", *export, "--quiet")
+        done = invoke("partition", *options, "--val-fraction", 0.2, "--out", tmp_path / name / "s", *export, "--quiet")
         assert done.exit_code == 0, done.output
     train = ("baseline", method, "--rounds", 3, "--quiet", "--shards")
     assert invoke(*train, tmp_path / "plain" / "s", "--run-dir", "a").exit_code == 0
@@ -259,7 +259,7 @@ def test_the_best_round_is_chosen_on_validation_data_alone(invoke, tmp_path):
     assert best["client_mean"] == pytest.approx(np.mean([r["accuracy"] for r in rows if r["round"] == best["round"]]))
 
 
-def test_evaluating_a_part_that_is_not_there(invoke, tmp_path):
+def test_evaluating_a_missing_split_is_refused(invoke, tmp_path):
     assert invoke("baseline", "local", "--preset", "quickstart", "--rounds", 1, "--quiet").exit_code == 0
     done = invoke("evaluate", "runs/quickstart/local/seed-0", "--split", "val")
     assert done.exit_code == 2
@@ -277,8 +277,8 @@ def test_a_split_of_pfllib_becomes_shards(invoke, tmp_path):
     assert manifest["public"]["class_counts"] == [3, 3, 3, 3]
 
 
-def test_odd_images_are_reported_once_decoded_and_again_from_the_cache(invoke, tmp_path):
-    own_images(tmp_path / "mine")
+def test_image_warnings_are_repeated_from_the_cache(invoke, tmp_path):
+    save_user_images(tmp_path / "mine")
     (tmp_path / "mine" / "east" / "cat" / "0000.png").write_bytes(b"broken")
     for out in ("one", "two"):
         done = invoke("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "mine", "--out", out)
@@ -287,7 +287,7 @@ def test_odd_images_are_reported_once_decoded_and_again_from_the_cache(invoke, t
     assert manifest_of(tmp_path / "one")["remarks"] == manifest_of(tmp_path / "two")["remarks"] != []
 
 
-def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
+def test_doctor_lists_locations_and_hints(invoke, tmp_path):
     write_cifar(tmp_path / "sets" / "cifar-10-batches-py")
     done = invoke("doctor", "--data-dir", tmp_path / "sets", "--json")
     found = json.loads(done.stdout)["data sets"]
@@ -298,7 +298,7 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("fetch", "digits"), "'digits' cannot be downloaded"),
         (("fetch", "cifar11"), "did you mean 'cifar10'"),
@@ -321,11 +321,11 @@ def test_doctor_says_what_is_found_where_and_what_to_do_else(invoke, tmp_path):
         ),
     ],
 )
-def test_nonsense_ends_in_one_line(invoke, tmp_path, arguments, words):
+def test_invalid_arguments_are_refused_in_one_line(invoke, tmp_path, arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2, done.output
     assert done.stderr.count("\n") == 1
-    assert words in done.stderr
+    assert message in done.stderr
     assert not any((tmp_path / name).exists() for name in ("runs", "shards", "cache"))
 
 
@@ -347,7 +347,7 @@ def test_damaged_shards_are_refused_by_name_before_anything_is_trained(invoke, t
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unbalanced_split_is_one(invoke, tmp_path):
+def test_unbalanced_split_varies_in_size(invoke, tmp_path):
     sizes = {}
     for kind in ("--balanced", "--unbalanced"):
         assert invoke("partition", "--scheme", "pathological", kind, "--out", kind.strip("-"), "-q").exit_code == 0

@@ -1,4 +1,4 @@
-"""Small files of the true layouts, as the published data sets have them."""
+"""Small files in the layouts of the published data sets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from PIL import Image
 
 
-def picture(seed: int, side: int = 12) -> Image.Image:
-    """A colourful image that survives being stored as JPEG."""
+def make_image(seed: int, side: int = 12) -> Image.Image:
+    """Return a colour image that JPEG compression hardly changes."""
     rng = np.random.default_rng(seed)
     corners = rng.integers(0, 256, size=(2, 2, 3), dtype=np.uint8)
     return Image.fromarray(corners).resize((side, side), Image.Resampling.BILINEAR)
 
 
-def save_pictures(folder: Path, count: int, first: int = 0, side: int = 12, ending: str = "jpg") -> None:
+def save_images(folder: Path, count: int, first: int = 0, side: int = 12, ending: str = "jpg") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + count):
-        picture(number, side).save(folder / f"{number:04d}.{ending}")
+        make_image(number, side).save(folder / f"{number:04d}.{ending}")
 
 
 def write_idx(path: Path, array: np.ndarray, packed: bool) -> None:
@@ -39,7 +39,7 @@ def write_fashion(folder: Path, packed: bool = True, train: int = 60, test: int 
 
 
 def write_cifar(folder: Path, each: int = 20) -> None:
-    """Six batches; the first pixel's red, green and blue say batch, number and 7."""
+    """Write six batches; red, green and blue of the first pixel are batch, index and 7."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
         planes = np.zeros((each, 3, 32, 32), dtype=np.uint8)
@@ -54,7 +54,7 @@ def write_cifar(folder: Path, each: int = 20) -> None:
 
 
 def write_pfllib(folder: Path, clients: int = 3, each: int = 24) -> np.ndarray:
-    """A split as PFLlib stores it. All images, in bytes, training parts first."""
+    """Write a split in PFLlib's format and return all images as bytes, training split first."""
     rng = np.random.default_rng(0)
     made = []
     for part, size in (("train", each), ("test", each // 3)):

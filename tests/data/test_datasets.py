@@ -1,4 +1,4 @@
-"""Every loader on small files of the true layout, and on files that are not right."""
+"""Every loader on small files of the real layout, and on invalid files."""
 
 from __future__ import annotations
 
@@ -16,81 +16,81 @@ from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.prepare import load_and_partition
-from tests.data.files import save_pictures, write_cifar, write_fashion, write_pfllib
+from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A data directory of its own; what is installed on this machine does not count."""
+def data_dirs(tmp_path, monkeypatch):
+    """An empty data directory; data installed on this machine is ignored."""
     monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
     (tmp_path / "data").mkdir()
     return DataDirs(tmp_path / "data", cache_dir=tmp_path / "cache")
 
 
-def load(place, name, **asked):
-    """As a new command would, which has loaded nothing yet."""
-    place = replace(place, dataset_cache={})
-    return load_dataset(resolve_data_settings(DataSettings(dataset=name, **asked), place), place)
+def load(data_dirs, name, **options):
+    """Load a data set with an empty cache."""
+    data_dirs = replace(data_dirs, dataset_cache={})
+    return load_dataset(resolve_data_settings(DataSettings(dataset=name, **options), data_dirs), data_dirs)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("folder", ["FashionMNIST/raw", "fashion-mnist", "."])
-def test_fashion_mnist(place, folder, packed):
-    write_fashion(place.data_dir / folder, packed)
-    dataset = load(place, "fashion-mnist")
+def test_fashion_mnist(data_dirs, folder, packed):
+    write_fashion(data_dirs.data_dir / folder, packed)
+    dataset = load(data_dirs, "fashion-mnist")
     assert dataset.images.shape == (80, 28, 28, 1)
     assert dataset.test_mask.tolist() == [False] * 60 + [True] * 20
     assert dataset.labels[:12].tolist() == [*range(10), 0, 1]
     assert dataset.class_names[9] == "ankle boot"
 
 
-def test_fashion_mnist_as_debian_installs_it(place, tmp_path):
+def test_fashion_mnist_as_debian_installs_it(data_dirs, tmp_path):
     write_fashion(tmp_path / "debian")
-    assert len(load(place, "fashion-mnist")) == 80
+    assert len(load(data_dirs, "fashion-mnist")) == 80
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"\0\0\x08\x03", b"\0\0\x0b\x01\0\0\0\x02ab", b"not idx", b"\0\0\x08\x01\0\0\0\x09ab"]
 )
-def test_a_damaged_idx_file_is_named(place, damage):
-    folder = place.data_dir / "fashion-mnist"
+def test_a_damaged_idx_file_is_named(data_dirs, damage):
+    folder = data_dirs.data_dir / "fashion-mnist"
     write_fashion(folder, packed=False)
     (folder / "t10k-labels-idx1-ubyte").write_bytes(damage)
     with pytest.raises(RequestError, match="t10k-labels"):
-        load(place, "fashion-mnist")
+        load(data_dirs, "fashion-mnist")
 
 
-def test_a_truncated_gzip_file_is_named(place):
-    folder = place.data_dir / "fashion-mnist"
+def test_a_truncated_gzip_file_is_named(data_dirs):
+    folder = data_dirs.data_dir / "fashion-mnist"
     write_fashion(folder)
     path = folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RequestError, match="train-images"):
-        load(place, "fashion-mnist")
+        load(data_dirs, "fashion-mnist")
 
 
-def test_cifar10_as_torchvision_stores_it(place):
-    write_cifar(place.data_dir / "cifar-10-batches-py")
-    dataset = load(place, "cifar10")
+def test_cifar10_as_torchvision_stores_it(data_dirs):
+    write_cifar(data_dirs.data_dir / "cifar-10-batches-py")
+    dataset = load(data_dirs, "cifar10")
     assert dataset.images.shape == (120, 32, 32, 3)
     assert dataset.images[45, 0, 0].tolist() == [2, 5, 7], "batch by batch, planes turned into pixels"
     assert dataset.test_mask.sum() == 20
     assert dataset.test_mask[100:].all()
 
 
-def test_cifar10_as_images(place):
+def test_cifar10_as_images(data_dirs):
     for part, count in (("train", 3), ("test", 2)):
         for label in ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"):
-            save_pictures(place.data_dir / "cifar10" / part / label, count, side=32)
-    dataset = load(place, "cifar10")
+            save_images(data_dirs.data_dir / "cifar10" / part / label, count, side=32)
+    dataset = load(data_dirs, "cifar10")
     assert dataset.images.shape == (50, 32, 32, 3)
     assert dataset.test_mask.sum() == 20
     assert dataset.class_names[5] == "dog"
     assert np.bincount(dataset.labels).tolist() == [5] * 10
 
 
-def test_a_batch_that_would_run_something_is_refused(place):
-    folder = place.data_dir / "cifar-10-batches-py"
+def test_pickle_that_calls_a_function_is_refused(data_dirs):
+    folder = data_dirs.data_dir / "cifar-10-batches-py"
     write_cifar(folder)
 
     class Evil:
@@ -99,15 +99,15 @@ def test_a_batch_that_would_run_something_is_refused(place):
 
     (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
     with pytest.raises(RequestError, match=r"it asks for builtins\.print .*data_batch_3"):
-        load(place, "cifar10")
+        load(data_dirs, "cifar10")
 
 
-def office(place, lists):
-    """Two domains of Office, one class under its other name."""
-    root = place.data_dir / "office_caltech_10"
+def office(data_dirs, lists):
+    """Write two domains of Office, with one class under an alias."""
+    root = data_dirs.data_dir / "office_caltech_10"
     for domain, count in (("amazon", 6), ("webcam", 5)):
         for label in office10.CLASSES:
-            save_pictures(root / domain / label.replace("laptop_computer", "laptop"), count, side=16)
+            save_images(root / domain / label.replace("laptop_computer", "laptop"), count, side=16)
     if lists:
         for domain, count in (("amazon", 6), ("webcam", 5)):
             paths = [
@@ -121,9 +121,9 @@ def office(place, lists):
 
 
 @pytest.mark.parametrize("lists", ["lists", "arrays"])
-def test_office10_with_the_lists_of_fedbn(place, lists):
-    office(place, lists)
-    dataset = load(place, "office10", domains=("amazon", "webcam"), image_size=16)
+def test_office10_with_the_lists_of_fedbn(data_dirs, lists):
+    office(data_dirs, lists)
+    dataset = load(data_dirs, "office10", domains=("amazon", "webcam"), image_size=16)
     assert dataset.images.shape == (110, 16, 16, 3)
     assert dataset.domain_names == ("amazon", "webcam")
     # In the order of the lists: training first, the last number first, the classes in turn.
@@ -133,31 +133,31 @@ def test_office10_with_the_lists_of_fedbn(place, lists):
     assert not dataset.warnings
 
 
-def test_office10_without_lists_sets_a_fixed_fifth_apart(place):
-    office(place, lists=None)
-    dataset = load(place, "office10", domains=("amazon", "webcam"), image_size=16)
+def test_office10_without_lists_has_a_fixed_test_split(data_dirs):
+    office(data_dirs, lists=None)
+    dataset = load(data_dirs, "office10", domains=("amazon", "webcam"), image_size=16)
     assert [dataset.test_mask[dataset.domain_ids == number].sum() for number in (0, 1)] == [12, 10]
     assert "no lists for amazon, webcam" in dataset.warnings[0]
-    assert load(place, "office10", domains=("amazon", "webcam"), image_size=16).fingerprint == dataset.fingerprint
+    assert load(data_dirs, "office10", domains=("amazon", "webcam"), image_size=16).fingerprint == dataset.fingerprint
 
 
-def test_a_missing_domain_is_named_with_the_way_out(place):
-    office(place, lists=None)
+def test_missing_domain_is_named_with_a_hint(data_dirs):
+    office(data_dirs, lists=None)
     with pytest.raises(RequestError, match=r"domain 'caltech' .*--domains amazon,webcam"):
-        load(place, "office10")
+        load(data_dirs, "office10")
     with pytest.raises(RequestError, match="did you mean 'webcam'"):
-        load(place, "office10", domains=("webcm",))
+        load(data_dirs, "office10", domains=("webcm",))
 
 
-def test_domainnet_with_its_official_lists(place):
-    root = place.data_dir / "domainnet"
+def test_domainnet_with_its_official_lists(data_dirs):
+    root = data_dirs.data_dir / "domainnet"
     for domain in domainnet.DOMAINS:
         for label in (*domainnet.CLASSES, "aircraft_carrier"):
-            save_pictures(root / domain / label, 4, side=16)
+            save_images(root / domain / label, 4, side=16)
         for part, numbers in (("train", (3, 1, 0)), ("test", (2,))):
             lines = [f"{domain}/{c}/{n:04d}.jpg 17" for c in ("aircraft_carrier", *domainnet.CLASSES) for n in numbers]
             (root / f"{domain}_{part}.txt").write_text("\n".join(lines) + "\n")
-    dataset = load(place, "domainnet", image_size=16)
+    dataset = load(data_dirs, "domainnet", image_size=16)
     assert len(dataset) == 6 * 10 * 4, "ten classes and no more"
     assert len(set(dataset.labels[:20].tolist())) > 5, "lists that run class by class are brought into another order"
     assert dataset.class_names[3] == "ice_cream"
@@ -166,12 +166,12 @@ def test_domainnet_with_its_official_lists(place):
     text = both.read_text()
     both.write_text(text + "real/zebra/0003.jpg 9\n")
     with pytest.raises(RequestError, match="lists of 'real' contain an image twice"):
-        load(place, "domainnet", image_size=16)
+        load(data_dirs, "domainnet", image_size=16)
     both.write_text("\ufeff" + text, encoding="utf-8")
-    assert load(place, "domainnet", image_size=16).fingerprint == dataset.fingerprint
+    assert load(data_dirs, "domainnet", image_size=16).fingerprint == dataset.fingerprint
     (root / "sketch" / "zebra" / "0001.jpg").unlink()
     with pytest.raises(RequestError, match=r"1 listed images not found, the first is sketch/zebra/0001\.jpg"):
-        load(place, "domainnet", image_size=16)
+        load(data_dirs, "domainnet", image_size=16)
 
 
 LAYOUTS = {
@@ -184,26 +184,26 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_folder_of_images(place, layout):
+def test_a_folder_of_images(data_dirs, layout):
     pattern, has_test, domains = LAYOUTS[layout]
     for domain in ("east", "west"):
         for part in ("train", "test"):
             for first, label in enumerate(("cat", "dog with hat")):
                 folder = pattern.replace("{part!u}", part.upper()).format(domain=domain, part=part, label=label)
-                save_pictures(place.data_dir / folder, 3, first=10 * first, ending="png")
-    (place.data_dir / ".hidden").mkdir()
-    (place.data_dir / "README.txt").write_text("not an image")
-    dataset = load(place, "folder", scheme="iid", public_size=0)
+                save_images(data_dirs.data_dir / folder, 3, first=10 * first, ending="png")
+    (data_dirs.data_dir / ".hidden").mkdir()
+    (data_dirs.data_dir / "README.txt").write_text("not an image")
+    dataset = load(data_dirs, "folder", scheme="iid", public_size=0)
     assert dataset.class_names == ("cat", "dog with hat")
     assert dataset.domain_names == domains
     assert (dataset.test_mask is None) == (has_test is None)
     assert len(dataset) == 6 * max(len(domains), 1) * (2 if has_test else 1)
-    first = np.asarray(Image.open(next(iter(sorted(place.data_dir.rglob("0000.png"))))))
+    first = np.asarray(Image.open(next(iter(sorted(data_dirs.data_dir.rglob("0000.png"))))))
     assert np.array_equal(dataset.images[0], first)
 
 
 @pytest.mark.parametrize(
-    ("folders", "words"),
+    ("folders", "message"),
     [
         ([], "no directories of images"),
         (
@@ -217,50 +217,50 @@ def test_a_folder_of_images(place, layout):
         (["east/train/a", "east/other/a"], "'other' is not train or test"),
     ],
 )
-def test_a_folder_that_makes_no_sense(place, folders, words):
+def test_invalid_folder_layout_is_refused(data_dirs, folders, message):
     for folder in folders:
-        save_pictures(place.data_dir / folder, 1)
-    with pytest.raises(RequestError, match=words):
-        load(place, "folder", scheme="iid", public_size=0)
+        save_images(data_dirs.data_dir / folder, 1)
+    with pytest.raises(RequestError, match=message):
+        load(data_dirs, "folder", scheme="iid", public_size=0)
 
 
-def save_npz(place, **arrays):
-    np.savez(place.data_dir / "mine.npz", **arrays)
+def save_npz(data_dirs, **arrays):
+    np.savez(data_dirs.data_dir / "mine.npz", **arrays)
 
 
 GREY = np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4)
 
 
-def test_npz_with_everything(place):
+def test_npz_with_all_arrays(data_dirs):
     save_npz(
-        place,
+        data_dirs,
         x=np.stack([GREY] * 3, axis=-1),
         y=np.array(["b", "a", "b", "a", "b", "a"]),
         domain=np.array([1, 1, 0, 0, 1, 1]),
         test=np.array([0, 0, 0, 0, 1, 1], dtype=bool),
         client=np.array([7, 7, 9, 9, 7, 9]),
     )
-    dataset = load(place, "npz", scheme="natural", public_size=0)
+    dataset = load(data_dirs, "npz", scheme="natural", public_size=0)
     assert dataset.class_names == ("a", "b")
     assert dataset.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert dataset.domain_names == ("0", "1")
     assert dataset.test_mask.tolist() == [False] * 4 + [True] * 2
     assert dataset.client_ids.tolist() == [0, 0, 1, 1, 0, 1]
     result = partition_dataset(
-        dataset, resolve_data_settings(DataSettings(dataset="npz", scheme="natural", public_size=0), place), 0
+        dataset, resolve_data_settings(DataSettings(dataset="npz", scheme="natural", public_size=0), data_dirs), 0
     )
     assert [(shard.train.tolist(), shard.test.tolist()) for shard in result.shards] == [([0, 1], [4]), ([2, 3], [5])]
 
 
-def test_npz_with_the_least(place):
-    save_npz(place, x=GREY, y=np.array([0, 2, 0, 2, 0, 2]))
-    dataset = load(place, "npz", scheme="iid", clients=2)
+def test_npz_with_required_arrays_only(data_dirs):
+    save_npz(data_dirs, x=GREY, y=np.array([0, 2, 0, 2, 0, 2]))
+    dataset = load(data_dirs, "npz", scheme="iid", clients=2)
     assert dataset.images.shape == (6, 4, 4, 1)
     assert dataset.class_names == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("arrays", "message"),
     [
         ({"x": GREY.astype(np.float32), "y": np.zeros(6, dtype=int)}, "x is float32, not uint8"),
         ({"x": GREY[0], "y": np.zeros(4, dtype=int)}, "x has shape"),
@@ -281,36 +281,36 @@ def test_npz_with_the_least(place):
         ({"x": GREY, "y": np.zeros(6, dtype=int), "z": GREY}, "unknown array 'z'"),
     ],
 )
-def test_npz_that_is_not_right(place, arrays, words):
-    save_npz(place, **arrays)
-    with pytest.raises(RequestError, match=words):
+def test_invalid_npz_is_refused(data_dirs, arrays, message):
+    save_npz(data_dirs, **arrays)
+    with pytest.raises(RequestError, match=message):
         load_and_partition(
-            DataSettings(dataset="npz", scheme="iid", public_size=0, clients=2), 0, place.data_dir / "s", place
+            DataSettings(dataset="npz", scheme="iid", public_size=0, clients=2), 0, data_dirs.data_dir / "s", data_dirs
         )
 
 
-def test_npz_domains_are_those_that_occur(place):
-    save_npz(place, x=GREY, y=np.zeros(6, dtype=int), domain=np.array([0, 5, 0, 5, 0, 5]))
-    dataset = load(place, "npz", scheme="domain", public_size=0)
+def test_npz_domains_are_those_that_occur(data_dirs):
+    save_npz(data_dirs, x=GREY, y=np.zeros(6, dtype=int), domain=np.array([0, 5, 0, 5, 0, 5]))
+    dataset = load(data_dirs, "npz", scheme="domain", public_size=0)
     assert dataset.domain_names == ("0", "5")
     with pytest.raises(RequestError, match="unknown domain '7'"):
-        load(place, "npz", scheme="iid", public_size=0, domains=("7",))
+        load(data_dirs, "npz", scheme="iid", public_size=0, domains=("7",))
 
 
-def test_an_npz_that_is_no_archive(place):
-    (place.data_dir / "mine.npz").write_bytes(b"PK nonsense")
+def test_file_that_is_not_an_npz_archive_is_refused(data_dirs):
+    (data_dirs.data_dir / "mine.npz").write_bytes(b"PK nonsense")
     with pytest.raises(RequestError, match="cannot read"):
-        load(place, "npz", scheme="iid", public_size=0)
-    np.save(place.data_dir / "mine.npy", GREY)
-    (place.data_dir / "mine.npy").rename(place.data_dir / "mine.npz")
+        load(data_dirs, "npz", scheme="iid", public_size=0)
+    np.save(data_dirs.data_dir / "mine.npy", GREY)
+    (data_dirs.data_dir / "mine.npy").rename(data_dirs.data_dir / "mine.npz")
     with pytest.raises(RequestError, match="cannot read"):
-        load(place, "npz", scheme="iid", public_size=0)
+        load(data_dirs, "npz", scheme="iid", public_size=0)
 
 
-def test_a_split_of_pfllib_is_taken_over_as_it_is(place):
-    pixels = write_pfllib(place.data_dir)
-    settings = resolve_data_settings(DataSettings(dataset="pfllib", scheme="natural", public_size=12), place)
-    dataset = load_dataset(settings, place)
+def test_pfllib_split_is_unchanged(data_dirs):
+    pixels = write_pfllib(data_dirs.data_dir)
+    settings = resolve_data_settings(DataSettings(dataset="pfllib", scheme="natural", public_size=12), data_dirs)
+    dataset = load_dataset(settings, data_dirs)
     assert settings.clients == 3
     assert np.array_equal(dataset.images, pixels), "the bytes that the floats came from"
     result = partition_dataset(dataset, settings, 0)
@@ -321,39 +321,39 @@ def test_a_split_of_pfllib_is_taken_over_as_it_is(place):
     assert sum(len(shard.train) for shard in result.shards) == 3 * 24 - 12
 
 
-def test_a_split_of_pfllib_that_is_not_right(place):
-    write_pfllib(place.data_dir)
-    path = place.data_dir / "train" / "1.npz"
+def test_invalid_pfllib_split_is_refused(data_dirs):
+    write_pfllib(data_dirs.data_dir)
+    path = data_dirs.data_dir / "train" / "1.npz"
     path.unlink()
     with pytest.raises(RequestError, match=r"train/1\.npz is missing"):
-        load(place, "pfllib", scheme="natural")
+        load(data_dirs, "pfllib", scheme="natural")
     with path.open("wb") as file:
         np.savez_compressed(
             file, data={"x": np.full((2, 3, 8, 8), 0.1234, dtype=np.float32), "y": np.zeros(2, dtype=int)}
         )
     with pytest.raises(RequestError, match="was not normalised with mean"):
-        load(place, "pfllib", scheme="natural", public_size=3)
+        load(data_dirs, "pfllib", scheme="natural", public_size=3)
     for content in ({"x": 1, "y": 2}, [1, 2], {"x": [[1], [1, 2]], "y": []}):
         with path.open("wb") as file:
             np.savez_compressed(file, data=np.array(content, dtype=object)) if isinstance(content, list) else (
                 np.savez_compressed(file, data=content)
             )
         with pytest.raises(RequestError, match=r"not a split of PFLlib|not one object"):
-            load(place, "pfllib", scheme="natural", public_size=3)
+            load(data_dirs, "pfllib", scheme="natural", public_size=3)
     with path.open("wb") as file:
         np.savez_compressed(file, data={"x": np.zeros((2, 3, 8, 8), dtype=np.float32), "y": np.full(2, 10**10)})
     with pytest.raises(RequestError, match="at most 65536 classes"):
-        load(place, "pfllib", scheme="natural", public_size=3)
+        load(data_dirs, "pfllib", scheme="natural", public_size=3)
     with path.open("wb") as file:
         np.savez_compressed(file, data={"x": 1, "y": 2})
     with pytest.raises(RequestError, match="not a split of PFLlib"):
-        load(place, "pfllib", scheme="natural", public_size=3)
+        load(data_dirs, "pfllib", scheme="natural", public_size=3)
 
 
 @pytest.mark.parametrize(
     "name", [name for name, source in DATASETS.items() if name not in ("digits", "digits-domains")]
 )
-def test_a_data_set_that_is_not_there_says_in_one_line_what_to_do(name, tmp_path, monkeypatch):
+def test_missing_data_set_gives_a_hint_in_one_line(name, tmp_path, monkeypatch):
     monkeypatch.setattr(fashion_mnist, "DEBIAN_DIR", tmp_path / "debian")
     nowhere = DataDirs(tmp_path / "nowhere", cache_dir=tmp_path)
     source = DATASETS[name]
@@ -366,7 +366,7 @@ def test_a_data_set_that_is_not_there_says_in_one_line_what_to_do(name, tmp_path
     assert not nowhere.data_dir.exists()
 
 
-def test_facts_are_true_where_the_data_is_embedded():
+def test_info_of_embedded_data_sets_is_correct():
     for name in ("digits", "digits-domains"):
         dataset, facts = load_dataset(DataSettings(dataset=name), DataDirs()), DATASETS[name].info
         assert (facts.num_classes, facts.num_channels, facts.image_size, facts.num_train) == (
@@ -378,7 +378,7 @@ def test_facts_are_true_where_the_data_is_embedded():
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "message"),
     [
         ({"dataset": "cifer10"}, "did you mean 'cifar10'"),
         ({"dataset": "digits", "scheme": "domain"}, "has no domains"),
@@ -391,24 +391,24 @@ def test_facts_are_true_where_the_data_is_embedded():
         ({"dataset": "digits", "flip_labels": (15,)}, "no client 15"),
     ],
 )
-def test_requests_that_cannot_be_are_refused_before_anything_is_loaded(asked, words, place):
-    with pytest.raises(RequestError, match=words):
-        resolve_data_settings(DataSettings(**asked), place)
+def test_invalid_settings_are_refused_before_loading(options, message, data_dirs):
+    with pytest.raises(RequestError, match=message):
+        resolve_data_settings(DataSettings(**options), data_dirs)
 
 
-def test_resolving_twice_changes_nothing(place):
-    for asked in (
+def test_resolving_twice_changes_nothing(data_dirs):
+    for options in (
         DataSettings(),
         DataSettings(scheme="hybrid"),
         DataSettings(dataset="office10", scheme="domain", protocol="fedbn"),
         DataSettings(dataset="cifar10", protocol="pfllib"),
     ):
-        once = resolve_data_settings(asked, place)
-        assert resolve_data_settings(once, place) == once
+        once = resolve_data_settings(options, data_dirs)
+        assert resolve_data_settings(once, data_dirs) == once
         assert None not in (once.clients, once.public_size)
 
 
-def test_the_digits_are_scikit_learn_s():
+def test_digits_equal_those_of_scikit_learn():
     from sklearn.datasets import load_digits as theirs
 
     bundled, ours = theirs(), load_dataset(DataSettings(dataset="digits"), DataDirs())
@@ -416,16 +416,16 @@ def test_the_digits_are_scikit_learn_s():
     assert np.array_equal(ours.labels, bundled.target)
 
 
-def test_a_data_set_is_loaded_once_for_a_whole_command_and_no_second_one_is_kept(tmp_path):
-    place = DataDirs(tmp_path)
-    first = load_dataset(DataSettings(dataset="digits"), place)
-    assert load_dataset(DataSettings(dataset="digits", clients=7), place) is first
-    load_dataset(DataSettings(dataset="digits-domains"), place)
-    assert len(place.dataset_cache) == 1
-    assert load_dataset(DataSettings(dataset="digits"), place) is not first
+def test_only_the_last_data_set_is_cached(tmp_path):
+    data_dirs = DataDirs(tmp_path)
+    first = load_dataset(DataSettings(dataset="digits"), data_dirs)
+    assert load_dataset(DataSettings(dataset="digits", clients=7), data_dirs) is first
+    load_dataset(DataSettings(dataset="digits-domains"), data_dirs)
+    assert len(data_dirs.dataset_cache) == 1
+    assert load_dataset(DataSettings(dataset="digits"), data_dirs) is not first
 
 
-def test_images_of_batches_lie_as_they_are_used(place):
-    """Laid out otherwise, they would be copied before the first round, and be there twice."""
-    write_cifar(place.data_dir / "cifar-10-batches-py")
-    assert load(place, "cifar10").images.flags.c_contiguous
+def test_cifar10_images_are_contiguous(data_dirs):
+    """Other layouts would be copied before the first round and double the memory."""
+    write_cifar(data_dirs.data_dir / "cifar-10-batches-py")
+    assert load(data_dirs, "cifar10").images.flags.c_contiguous

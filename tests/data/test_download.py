@@ -1,4 +1,4 @@
-"""Downloads, from a server that this test runs: checked, unpacked with care, and going on where they broke off."""
+"""Downloads from a local server: checks, extraction and resuming."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedmosaic_cli.storage.lock import directory_lock
 from tests.data.files import write_cifar
 
 
-class Shelf(BaseHTTPRequestHandler):
-    """Serves what lies in `files`, from where it is asked to."""
+class FileServer(BaseHTTPRequestHandler):
+    """Serves `files` and supports range requests."""
 
     files: dict[str, bytes] = {}  # noqa: RUF012 - the tests put something there
     ranges: list[str | None] = []  # noqa: RUF012
@@ -40,14 +40,14 @@ class Shelf(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[start:])
 
-    def log_message(self, *words):
+    def log_message(self, *message):
         return None
 
 
 @pytest.fixture
-def shelf():
-    Shelf.files, Shelf.ranges = {}, []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
+def server_url():
+    FileServer.files, FileServer.ranges = {}, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FileServer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -56,67 +56,67 @@ def shelf():
     server.server_close()
 
 
-def offered(url: str, name: str, content: bytes, **more) -> Download:
-    Shelf.files[name] = content
+def publish(url: str, name: str, content: bytes, **more) -> Download:
+    FileServer.files[name] = content
     return Download(f"{url}/{name}", "set", len(content), hashlib.sha256(content).hexdigest(), **more)
 
 
-def test_a_file_arrives_whole(shelf, tmp_path):
-    heard = []
-    download = offered(shelf, "list.txt", b"a list")
-    place = DataDirs(tmp_path, on_progress=lambda *words: heard.append(words))
-    download_files((download,), place)
+def test_download_of_a_file(server_url, tmp_path):
+    progress = []
+    download = publish(server_url, "list.txt", b"a list")
+    data_dirs = DataDirs(tmp_path, on_progress=lambda *message: progress.append(message))
+    download_files((download,), data_dirs)
     assert (tmp_path / "set" / "list.txt").read_bytes() == b"a list"
-    assert heard[-1] == ("downloading list.txt", 6, 6)
-    download_files((download,), place)
-    assert len(Shelf.ranges) == 1, "what is there is not fetched again"
+    assert progress[-1] == ("downloading list.txt", 6, 6)
+    download_files((download,), data_dirs)
+    assert len(FileServer.ranges) == 1, "what is there is not fetched again"
 
 
-def test_a_broken_download_goes_on(shelf, tmp_path):
-    download = offered(shelf, "big.bin", b"0123456789")
+def test_interrupted_download_is_resumed(server_url, tmp_path):
+    download = publish(server_url, "big.bin", b"0123456789")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / ".big.bin.part").write_bytes(b"01234")
     download_files((download,), DataDirs(tmp_path))
-    assert Shelf.ranges == ["bytes=5-"]
+    assert FileServer.ranges == ["bytes=5-"]
     assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
 
 
-def test_a_connection_that_breaks_loses_nothing(shelf, tmp_path):
-    download = offered(shelf, "big.bin", b"0123456789")
-    Shelf.files["big.bin"] = b"01234"
+def test_closed_connection_keeps_the_partial_file(server_url, tmp_path):
+    download = publish(server_url, "big.bin", b"0123456789")
+    FileServer.files["big.bin"] = b"01234"
     with pytest.raises(ResourceError, match="run the command again to resume"):
         download_files((download,), DataDirs(tmp_path))
-    Shelf.files["big.bin"] = b"0123456789"
+    FileServer.files["big.bin"] = b"0123456789"
     download_files((download,), DataDirs(tmp_path))
-    assert Shelf.ranges == [None, "bytes=5-"]
+    assert FileServer.ranges == [None, "bytes=5-"]
     assert (tmp_path / "set" / "big.bin").read_bytes() == b"0123456789"
 
 
 @pytest.mark.parametrize("wrong", [b"012345678X", b"much too long for it"])
-def test_another_file_is_refused_and_removed(shelf, tmp_path, wrong):
-    download = offered(shelf, "big.bin", b"0123456789")
-    Shelf.files["big.bin"] = wrong
+def test_file_with_wrong_content_is_refused_and_removed(server_url, tmp_path, wrong):
+    download = publish(server_url, "big.bin", b"0123456789")
+    FileServer.files["big.bin"] = wrong
     with pytest.raises(ResourceError, match="differs from the published one"):
         download_files((download,), DataDirs(tmp_path))
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_no_network_is_one_line(tmp_path):
+def test_network_error_is_one_line(tmp_path):
     download = Download("http://127.0.0.1:9/x.bin", "set", 10, "0" * 64)
     with pytest.raises(ResourceError, match=r"cannot download http://127\.0\.0\.1:9/x\.bin: .*put it into"):
         download_files((download,), DataDirs(tmp_path))
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
     with pytest.raises(ResourceError, match="Not Found"):
-        download_files((offered_nothing(),), DataDirs(tmp_path))
+        download_files((missing_download(),), DataDirs(tmp_path))
 
 
-def offered_nothing() -> Download:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
+def missing_download() -> Download:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FileServer)
     threading.Thread(target=lambda: (server.handle_request(), server.server_close())).start()
     return Download(f"http://127.0.0.1:{server.server_port}/gone.bin", "set", 10, "0" * 64)
 
 
-def test_no_room_is_said_at_once(tmp_path):
+def test_download_checks_disk_space_first(tmp_path):
     with pytest.raises(ResourceError, match=r"disk space are needed.* free some space for x.bin"):
         download_files((Download("http://127.0.0.1:9/x.bin", "set", 10**18, "0" * 64),), DataDirs(tmp_path))
 
@@ -144,21 +144,21 @@ def zipped(entries: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [tarred, zipped])
-def test_only_what_is_wanted_is_unpacked(shelf, tmp_path, pack):
+def test_only_wanted_directories_are_extracted(server_url, tmp_path, pack):
     content = pack({"clipart/bird/1.jpg": b"1", "clipart/boat/2.jpg": b"2", "elsewhere/3": b"3"})
-    download = offered(shelf, "clipart.zip", content, extracted_directories=("clipart/bird",))
+    download = publish(server_url, "clipart.zip", content, extracted_directories=("clipart/bird",))
     download_files((download,), DataDirs(tmp_path))
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["set/.clipart.zip.done", "set/clipart/bird/1.jpg"]
     download_files((download,), DataDirs(tmp_path))
-    assert len(Shelf.ranges) == 1
+    assert len(FileServer.ranges) == 1
     shutil.rmtree(tmp_path / "set" / "clipart")
     download_files((download,), DataDirs(tmp_path))
     assert (tmp_path / "set" / "clipart" / "bird" / "1.jpg").exists(), "a mark alone is no data"
 
 
 @pytest.mark.parametrize("pack", [tarred, zipped])
-def test_an_archive_cannot_write_elsewhere(tmp_path, pack):
+def test_archive_cannot_write_outside_the_target(tmp_path, pack):
     (tmp_path / "a.bin").write_bytes(pack({"inside/../../evil": b"x"}))
     (tmp_path / "target").mkdir()
     with pytest.raises(RequestError, match="is outside the target directory"):
@@ -166,7 +166,7 @@ def test_an_archive_cannot_write_elsewhere(tmp_path, pack):
     assert not (tmp_path / "evil").exists()
 
 
-def test_links_in_an_archive_are_passed_over(tmp_path):
+def test_links_in_an_archive_are_skipped(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(tarred({"inside/file": b"x"}, link="/etc/passwd"))
     extract_archive(tmp_path / "a.tar.gz", tmp_path, ("inside",))
     assert [path.name for path in (tmp_path / "inside").iterdir()] == ["file"]
@@ -179,13 +179,13 @@ def test_a_damaged_archive_is_named(tmp_path):
         extract_archive(tmp_path / "a.tar.gz", tmp_path, ("inside",))
 
 
-def test_a_small_data_set_is_fetched_when_it_is_needed(shelf, tmp_path, monkeypatch):
+def test_small_data_set_is_downloaded_on_demand(server_url, tmp_path, monkeypatch):
     write_cifar(tmp_path / "made" / "cifar-10-batches-py")
     files = {f"cifar-10-batches-py/{path.name}": path.read_bytes() for path in (tmp_path / "made").rglob("*_batch*")}
     content = tarred(files)
-    Shelf.files["cifar-10-python.tar.gz"] = content
+    FileServer.files["cifar-10-python.tar.gz"] = content
     published = Download(
-        f"{shelf}/cifar-10-python.tar.gz",
+        f"{server_url}/cifar-10-python.tar.gz",
         "",
         len(content),
         hashlib.sha256(content).hexdigest(),
@@ -198,7 +198,7 @@ def test_a_small_data_set_is_fetched_when_it_is_needed(shelf, tmp_path, monkeypa
     assert len(dataset) == 120
 
 
-def test_what_is_published_has_sizes_and_checksums():
+def test_downloads_have_sizes_and_checksums():
     for name, source in DATASETS.items():
         for download in source.downloads:
             assert download.size_bytes > 0, name
@@ -206,8 +206,8 @@ def test_what_is_published_has_sizes_and_checksums():
             assert int(download.sha256, 16) >= 0
 
 
-def test_two_downloads_of_one_thing_do_not_meet(shelf, tmp_path):
-    download = offered(shelf, "big.bin", b"0123456789")
+def test_concurrent_download_is_refused(server_url, tmp_path):
+    download = publish(server_url, "big.bin", b"0123456789")
     with directory_lock(tmp_path / "set"), pytest.raises(RunStateError, match="another process is writing here"):
         download_files((download,), DataDirs(tmp_path))
     download_files((download,), DataDirs(tmp_path))

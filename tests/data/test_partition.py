@@ -1,4 +1,4 @@
-"""What must hold for every split: nothing twice, nothing lost, and what was asked for."""
+"""Properties of every partition: disjoint, complete and as configured."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def embedded(name: str) -> Dataset:
     return load_dataset(DataSettings(dataset=name), DataDirs())
 
 
-def dealt(examples: Dataset, seed: int = 0, **asked: object):
-    return partition_dataset(examples, resolve_data_settings(DataSettings(**asked), DataDirs()), seed)
+def partition_of(examples: Dataset, seed: int = 0, **options: object):
+    return partition_dataset(examples, resolve_data_settings(DataSettings(**options), DataDirs()), seed)
 
 
 def make_dataset(labels: list[int], classes: int, domains: int, test: bool = False) -> Dataset:
@@ -55,7 +55,7 @@ def cases(draw, schemes=SCHEMES):
     clients = 4 if scheme == "natural" else clients
     protocol = draw(st.sampled_from(["official", "pfllib"])) if scheme != "natural" else "official"
     test = draw(st.booleans())
-    asked = DataSettings(
+    options = DataSettings(
         dataset="made",
         scheme=scheme,
         protocol=protocol,
@@ -73,46 +73,48 @@ def cases(draw, schemes=SCHEMES):
         label_noise=draw(st.sampled_from([0.0, 0.3])),
         label_noise_kind=draw(st.sampled_from(["symmetric", "asymmetric"])),
     )
-    return make_dataset(labels, classes, domains, test), asked
+    return make_dataset(labels, classes, domains, test), options
 
 
-def everything(shard) -> np.ndarray:
+def all_indices(shard) -> np.ndarray:
     return np.concatenate(list(shard.splits().values()))
 
 
-def dealt_or_refused(dataset, asked, seed):
-    """The partition; where none is possible, the refusal must be a clear one."""
+def partition_or_reject(dataset, options, seed):
+    """Return the partition; an impossible one must raise RequestError."""
     try:
-        return partition_dataset(dataset, asked, seed)
+        return partition_dataset(dataset, options, seed)
     except RequestError:
         reject()
 
 
-def all_parts(dealt):
-    return [dealt.public, *(part for shard in dealt.shards for part in shard.splits().values())]
+def all_parts(partition):
+    return [partition.public, *(part for shard in partition.shards for part in shard.splits().values())]
 
 
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=1000)
 def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
-    dataset, asked = case
-    result = dealt_or_refused(dataset, asked, seed)
+    dataset, options = case
+    result = partition_or_reject(dataset, options, seed)
     parts = all_parts(result)
-    assert [part.tobytes() for part in parts] == [part.tobytes() for part in all_parts(dealt_or_refused(*case, seed))]
+    assert [part.tobytes() for part in parts] == [
+        part.tobytes() for part in all_parts(partition_or_reject(*case, seed))
+    ]
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together)
     assert all(np.array_equal(part, np.unique(part)) for part in parts)
-    assert len(result.shards) == asked.clients
+    assert len(result.shards) == options.clients
     left = np.setdiff1d(np.arange(len(dataset)), together)
-    if asked.scheme == "hybrid" and asked.classes_per_client * asked.clients_per_domain < dataset.num_classes:
+    if options.scheme == "hybrid" and options.classes_per_client * options.clients_per_domain < dataset.num_classes:
         return
-    if dataset.test_mask is None or asked.protocol == "pfllib":
+    if dataset.test_mask is None or options.protocol == "pfllib":
         assert len(left) == 0
     else:
         # Only test examples can be left: those of a class (in a domain) that nobody trains on.
         assert dataset.test_mask[left].all()
-        groups = dataset.labels + dataset.num_classes * dataset.domain_ids * (asked.scheme in ("domain", "hybrid"))
-        if asked.scheme != "natural":
+        groups = dataset.labels + dataset.num_classes * dataset.domain_ids * (options.scheme in ("domain", "hybrid"))
+        if options.scheme != "natural":
             trained = np.concatenate([np.concatenate([shard.train, shard.validation]) for shard in result.shards])
             assert not set(groups[left].tolist()) & set(groups[trained].tolist())
 
@@ -120,27 +122,27 @@ def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=150)
 def test_every_client_can_train_and_be_tested(case, seed):
-    dataset, asked = case
-    for shard in dealt_or_refused(dataset, asked, seed).shards:
+    dataset, options = case
+    for shard in partition_or_reject(dataset, options, seed).shards:
         held = len(shard.train) + len(shard.validation)
         assert len(shard.train) >= 1
         assert len(shard.test) >= 1
-        if asked.val_fraction:
-            assert len(shard.validation) == min(max(round(held * asked.val_fraction), 1), held - 1)
-        if asked.test_fraction is not None and asked.protocol == "official":
+        if options.val_fraction:
+            assert len(shard.validation) == min(max(round(held * options.val_fraction), 1), held - 1)
+        if options.test_fraction is not None and options.protocol == "official":
             size = held + len(shard.test)
-            assert len(shard.test) == min(max(round(size * asked.test_fraction), 1), size - 1)
+            assert len(shard.test) == min(max(round(size * options.test_fraction), 1), size - 1)
 
 
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=150)
-def test_the_official_test_part_is_for_testing_alone(case, seed):
-    dataset, asked = case
-    result = dealt_or_refused(dataset, asked, seed)
+def test_official_test_split_is_used_for_testing_only(case, seed):
+    dataset, options = case
+    result = partition_or_reject(dataset, options, seed)
     if dataset.test_mask is None:
         return
     assert not dataset.test_mask[result.public].any(), "U comes from the training part, whatever the protocol"
-    if asked.protocol == "official":
+    if options.protocol == "official":
         for shard in result.shards:
             assert dataset.test_mask[shard.test].all()
             assert not dataset.test_mask[np.concatenate([shard.train, shard.validation])].any()
@@ -149,59 +151,59 @@ def test_the_official_test_part_is_for_testing_alone(case, seed):
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=100)
 def test_labels_are_wrong_as_often_as_asked_and_only_in_training(case, seed):
-    dataset, asked = case
-    for shard in dealt_or_refused(dataset, asked, seed).shards:
+    dataset, options = case
+    for shard in partition_or_reject(dataset, options, seed).shards:
         truth = {part: dataset.labels[index] for part, index in shard.splits().items()}
-        if shard.client in asked.flip_labels:
+        if shard.client in options.flip_labels:
             truth = {part: dataset.num_classes - 1 - labels for part, labels in truth.items()}
         wrong = {part: int((shard.split_labels(part, dataset) != labels).sum()) for part, labels in truth.items()}
-        assert wrong.pop("train") == round(asked.label_noise * len(shard.train))
+        assert wrong.pop("train") == round(options.label_noise * len(shard.train))
         assert not any(wrong.values())
 
 
 @given(cases(schemes=("pathological", "hybrid")), st.integers(0, 1000))
 @settings(max_examples=100)
-def test_nobody_holds_more_classes_than_asked_for(case, seed):
-    dataset, asked = case
-    result = dealt_or_refused(dataset, asked, seed)
+def test_clients_have_at_most_the_configured_classes(case, seed):
+    dataset, options = case
+    result = partition_or_reject(dataset, options, seed)
     for shard in result.shards:
-        assert len(set(dataset.labels[everything(shard)].tolist())) <= asked.classes_per_client
+        assert len(set(dataset.labels[all_indices(shard)].tolist())) <= options.classes_per_client
 
 
 @given(cases(schemes=("domain", "hybrid")), st.integers(0, 1000))
 @settings(max_examples=100)
 def test_a_client_stays_inside_its_domain(case, seed):
-    dataset, asked = case
-    for shard in dealt_or_refused(dataset, asked, seed).shards:
-        held = dataset.domain_ids[everything(shard)]
+    dataset, options = case
+    for shard in partition_or_reject(dataset, options, seed).shards:
+        held = dataset.domain_ids[all_indices(shard)]
         assert {dataset.domain_names[number] for number in held} <= {shard.domain}
 
 
 @given(cases(schemes=("dirichlet",)), st.integers(0, 1000))
 @settings(max_examples=60)
 def test_dirichlet_keeps_the_minimum_size(case, seed):
-    dataset, asked = case
-    result = dealt_or_refused(dataset, asked, seed)
-    kept_apart = dataset.test_mask is not None and asked.protocol == "official"
-    sizes = [len(everything(shard)) - (len(shard.test) if kept_apart else 0) for shard in result.shards]
-    assert min(sizes) >= asked.min_size
+    dataset, options = case
+    result = partition_or_reject(dataset, options, seed)
+    kept_apart = dataset.test_mask is not None and options.protocol == "official"
+    sizes = [len(all_indices(shard)) - (len(shard.test) if kept_apart else 0) for shard in result.shards]
+    assert min(sizes) >= options.min_size
 
 
 @given(cases(schemes=("natural",)), st.integers(0, 1000))
 @settings(max_examples=30)
-def test_data_that_comes_dealt_stays_with_its_holders(case, seed):
-    dataset, asked = case
-    for shard in dealt_or_refused(dataset, asked, seed).shards:
-        assert set(dataset.client_ids[everything(shard)].tolist()) == {shard.client}
+def test_natural_scheme_keeps_client_ids(case, seed):
+    dataset, options = case
+    for shard in partition_or_reject(dataset, options, seed).shards:
+        assert set(dataset.client_ids[all_indices(shard)].tolist()) == {shard.client}
 
 
 @given(cases(), st.integers(0, 1000))
 @settings(max_examples=60)
 def test_the_public_set_has_its_size_and_is_balanced_where_it_can_be(case, seed):
-    dataset, asked = case
-    public = dealt_or_refused(dataset, asked, seed).public
-    assert len(public) == asked.public_size
-    if asked.public_alpha is None:
+    dataset, options = case
+    public = partition_or_reject(dataset, options, seed).public
+    assert len(public) == options.public_size
+    if options.public_alpha is None:
         keys = dataset.domain_ids * dataset.num_classes + dataset.labels
         groups = len(dataset.domain_names) * dataset.num_classes
         taken = np.bincount(keys[public], minlength=groups)
@@ -214,12 +216,12 @@ def test_the_public_set_has_its_size_and_is_balanced_where_it_can_be(case, seed)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_seed_gives_one_split_and_another_seed_another(scheme, test):
     dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=600).tolist(), 5, 2, test)
-    asked = DataSettings(
+    options = DataSettings(
         scheme=scheme, clients=4, clients_per_domain=2, public_size=40, alpha=5.0, min_size=2, val_fraction=0.2
     )
 
     def flat(seed):
-        result = partition_dataset(dataset, asked, seed)
+        result = partition_dataset(dataset, options, seed)
         parts = [part.tolist() for shard in result.shards for part in shard.splits().values()]
         return [*parts, result.public.tolist()]
 
@@ -227,7 +229,7 @@ def test_a_seed_gives_one_split_and_another_seed_another(scheme, test):
     assert flat(3) != flat(4)
 
 
-def test_the_test_part_has_the_client_s_own_mix():
+def test_stratified_split_keeps_the_class_distribution():
     labels = np.array([0] * 80 + [1] * 40 + [2] * 4)
     train, test = stratified_split(labels, np.arange(124), 0.25, np.random.default_rng(0))
     assert np.bincount(labels[test]).tolist() == [20, 10, 1]
@@ -236,7 +238,7 @@ def test_the_test_part_has_the_client_s_own_mix():
 
 def test_pathological_clients_hold_exactly_their_classes_and_every_class_is_held():
     dataset = embedded("digits")
-    result = dealt(dataset, scheme="pathological")
+    result = partition_of(dataset, scheme="pathological")
     held = [set(dataset.labels[shard.train].tolist()) for shard in result.shards]
     assert all(len(classes) == 2 for classes in held)
     assert set.union(*held) == set(range(10))
@@ -246,7 +248,7 @@ def test_a_smaller_alpha_means_more_skew():
     dataset = embedded("digits")
 
     def largest_share(alpha):
-        result = dealt(dataset, alpha=alpha, clients=10)
+        result = partition_of(dataset, alpha=alpha, clients=10)
         counts = [np.bincount(dataset.labels[shard.train], minlength=10) for shard in result.shards]
         return np.mean([count.max() / count.sum() for count in counts])
 
@@ -254,7 +256,7 @@ def test_a_smaller_alpha_means_more_skew():
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("options", "hint"),
     [
         ({"scheme": "pathological", "classes_per_client": 11}, "at most 10"),
         ({"scheme": "pathological", "classes_per_client": 2, "clients": 4}, "cannot hold all 10"),
@@ -266,15 +268,15 @@ def test_a_smaller_alpha_means_more_skew():
         ({"scheme": "pathological", "protocol": "pfllib", "clients": 7}, "assigns class 8 to no client"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_one_line(asked, hint):
+def test_impossible_partition_is_refused_in_one_line(options, hint):
     dataset = embedded("digits")
-    with pytest.raises(RequestError, match=hint) as refused:
-        dealt(dataset, **asked)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(RequestError, match=hint) as error:
+        partition_of(dataset, **options)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_small_groups_give_what_they_have_and_the_others_the_same(seed):
+def test_balanced_counts_with_small_groups(seed):
     taken = balanced_counts(np.array([57, 2, 1, 40]), 25, np.random.default_rng(seed))
     assert taken.tolist() == [11, 2, 1, 11]
     assert sorted(balanced_counts(np.array([57, 2, 1]), 5, np.random.default_rng(seed)).tolist()) == [1, 2, 2]
@@ -303,7 +305,7 @@ def test_five_domains_share_the_digits_and_look_different():
     assert embedded("digits-domains").fingerprint == domains.fingerprint != digits.fingerprint
 
 
-def test_tests_follow_the_training_mix_and_none_is_lost():
+def test_test_examples_follow_the_training_distribution():
     groups = np.array([0] * 90 + [1] * 60 + [0] * 30 + [1] * 20)
     tests = np.arange(150, 200)
     shares = [np.arange(0, 60), np.arange(60, 120), np.arange(120, 150)]
@@ -314,7 +316,7 @@ def test_tests_follow_the_training_mix_and_none_is_lost():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_goes_untested_because_of_rounding(seed):
+def test_every_client_gets_a_test_example(seed):
     groups = np.array([0] * 100 + [0] * 12)
     shares = [np.arange(0, 90), *np.split(np.arange(90, 100), 10)]
     parts = assign_tests(groups, shares, np.arange(100, 112), np.random.default_rng(seed))
@@ -327,11 +329,11 @@ def test_nobody_goes_untested_because_of_rounding(seed):
 def test_pathological_clients_of_pfllib_come_in_groups():
     assert pfllib_clients_per_class(10, 15, 2) == [[3 * (c // 2) + i for i in range(3)] for c in range(10)]
     dataset = make_dataset([c for c in range(10) for _ in range(60)], 10, 1, test=True)
-    result = dealt(dataset, scheme="pathological", protocol="pfllib", clients=15, public_size=0, balanced=False)
+    result = partition_of(dataset, scheme="pathological", protocol="pfllib", clients=15, public_size=0, balanced=False)
     for shard in result.shards:
         pair = 2 * (shard.client // 3)
-        assert set(dataset.labels[everything(shard)].tolist()) == {pair, pair + 1}
-        size = len(everything(shard))
+        assert set(dataset.labels[all_indices(shard)].tolist()) == {pair, pair + 1}
+        size = len(all_indices(shard))
         assert len(shard.test) == -(-size // 4), "a quarter, rounded up as scikit-learn does"
 
 
@@ -349,7 +351,7 @@ def test_uneven_shares_stay_in_their_bounds_and_lose_nothing():
     assert min(len(share) for share in uneven_split(examples, 3, 150, np.random.default_rng(0))) >= 150
 
 
-def test_noise_goes_anywhere_or_to_the_next_class():
+def test_symmetric_and_asymmetric_noise():
     labels = np.repeat(np.arange(5), 200)
     symmetric = add_label_noise(labels, 5, 0.4, "symmetric", np.random.default_rng(0))
     asymmetric = add_label_noise(labels, 5, 0.4, "asymmetric", np.random.default_rng(0))
@@ -359,10 +361,10 @@ def test_noise_goes_anywhere_or_to_the_next_class():
     assert steps[1:].min() > 70, "every other class gets its share"
 
 
-def test_five_hundred_clients_and_a_tiny_alpha_end():
+def test_dirichlet_with_many_clients_and_tiny_alpha_terminates():
     dataset = make_dataset(np.random.default_rng(0).integers(0, 10, size=50_000).tolist(), 10, 1)
     with pytest.raises(RequestError, match=r"alpha 0\.05 gives each of 500 clients 10"):
-        dealt(dataset, clients=500, alpha=0.05, public_size=100)
+        partition_of(dataset, clients=500, alpha=0.05, public_size=100)
 
 
 def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
@@ -378,7 +380,7 @@ def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
         domain_names=("amazon", "caltech", "dslr", "webcam"),
         test_mask=test,
     )
-    result = dealt(dataset, dataset="office10", scheme="domain", protocol="fedbn")
+    result = partition_of(dataset, dataset="office10", scheme="domain", protocol="fedbn")
     assert [len(shard.train) for shard in result.shards] == [62] * 4
     # The smallest domain gives 20 images to the public set, so 50 are not left for validation.
     assert [len(shard.validation) for shard in result.shards] == [43, 50, 50, 50]
@@ -391,12 +393,12 @@ def test_fedbn_takes_a_share_of_the_smallest_list_and_the_whole_test_list():
 
 def test_data_with_other_clients_than_asked_for():
     dataset = make_dataset([0, 1] * 50, 2, 1)
-    asked = DataSettings(scheme="natural", clients=3, public_size=0)
+    options = DataSettings(scheme="natural", clients=3, public_size=0)
     with pytest.raises(RequestError, match="the data has 4 clients, not 3"):
-        partition_dataset(dataset, asked, 0)
+        partition_dataset(dataset, options, 0)
 
 
-def test_the_least_of_pfllib_depends_on_how_much_there_is():
+def test_pfllib_minimum_depends_on_the_data_size():
     assert min_client_size(DataSettings(protocol="pfllib", clients=30), 1497) == 24
     assert min_client_size(DataSettings(protocol="pfllib", clients=15), 60_000) == 40
     assert min_client_size(DataSettings(protocol="pfllib", clients=15, min_size=7), 60_000) == 7
@@ -410,7 +412,7 @@ def test_a_skewed_public_set_takes_from_the_domains_that_have_it():
     assert taken[0].max() <= 5
 
 
-def test_fedbn_refuses_a_public_set_that_eats_a_domain_up():
+def test_fedbn_refuses_a_public_set_that_exhausts_a_domain():
     dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
     settings = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=300)
     with pytest.raises(RequestError, match=r"which needs 80 \(data\.public_size\)"):
@@ -420,7 +422,7 @@ def test_fedbn_refuses_a_public_set_that_eats_a_domain_up():
 def test_an_official_test_part_makes_a_test_fraction_meaningless():
     dataset = make_dataset([0, 1] * 100, 2, 1, test=True)
     with pytest.raises(RequestError, match="has an official test split"):
-        dealt(dataset, scheme="iid", clients=2, public_size=0, test_fraction=0.5)
+        partition_of(dataset, scheme="iid", clients=2, public_size=0, test_fraction=0.5)
 
 
 def test_a_part_of_the_domains():
@@ -434,30 +436,32 @@ def test_a_part_of_the_domains():
 
 @given(cases(schemes=("iid", "pathological", "domain", "hybrid", "natural")), st.integers(0, 1000))
 @settings(max_examples=60)
-def test_another_public_set_changes_nothing_but_what_it_takes(case, seed):
-    """So that the effect of the public set can be told from that of the split."""
-    dataset, asked = case
-    asked = asked.model_copy(update={"val_fraction": 0.0})
-    small = dealt_or_refused(dataset, asked.model_copy(update={"public_size": 0}), seed)
-    large = dealt_or_refused(dataset, asked.model_copy(update={"public_size": 20}), seed)
+def test_public_set_size_changes_only_its_own_examples(case, seed):
+    """This separates the effect of the public set from that of the partition."""
+    dataset, options = case
+    options = options.model_copy(update={"val_fraction": 0.0})
+    small = partition_or_reject(dataset, options.model_copy(update={"public_size": 0}), seed)
+    large = partition_or_reject(dataset, options.model_copy(update={"public_size": 20}), seed)
     for one, other in zip(small.shards, large.shards, strict=True):
-        before, after = set(everything(one).tolist()), set(everything(other).tolist())
-        if dataset.test_mask is None or asked.protocol == "pfllib":
+        before, after = set(all_indices(one).tolist()), set(all_indices(other).tolist())
+        if dataset.test_mask is None or options.protocol == "pfllib":
             assert after == before - set(large.public.tolist())
         else:
             assert set(other.train.tolist()) == set(one.train.tolist()) - set(large.public.tolist())
 
 
-def test_another_public_set_leaves_a_dirichlet_split_alone():
+def test_public_set_size_does_not_change_a_dirichlet_partition():
     dataset = embedded("digits")
-    splits = [dealt(dataset, alpha=0.5, clients=10, public_size=size) for size in (50, 300)]
+    splits = [partition_of(dataset, alpha=0.5, clients=10, public_size=size) for size in (50, 300)]
     taken = set(splits[1].public.tolist())
     for one, other in zip(splits[0].shards, splits[1].shards, strict=True):
-        assert set(everything(other).tolist()) - set(splits[0].public.tolist()) == set(everything(one).tolist()) - taken
+        assert (
+            set(all_indices(other).tolist()) - set(splits[0].public.tolist()) == set(all_indices(one).tolist()) - taken
+        )
 
 
-def test_test_examples_of_classes_that_nobody_trains_on():
+def test_tests_without_trained_classes_are_refused():
     labels = [0] * 20 + [1] * 20
     dataset = replace(make_dataset(labels, 2, 1), test_mask=np.arange(40) >= 20)
     with pytest.raises(RequestError, match="no test example is of a class that a client trains on"):
-        dealt(dataset, scheme="iid", clients=2, public_size=0)
+        partition_of(dataset, scheme="iid", clients=2, public_size=0)

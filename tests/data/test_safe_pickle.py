@@ -1,4 +1,4 @@
-"""Pickles of others: plain content comes back, anything else is refused and nothing runs."""
+"""Untrusted pickles: plain content is read, anything else is refused and nothing is executed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENT = {
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_content_comes_back(tmp_path, protocol):
+def test_plain_content_is_read_back(tmp_path, protocol):
     (tmp_path / "file").write_bytes(pickle.dumps(CONTENT, protocol=protocol))
     found = read_safe_pickle(tmp_path / "file")
     assert found.keys() == CONTENT.keys()
@@ -50,7 +50,7 @@ def test_an_object_inside_an_npz(tmp_path):
 
 
 class Calls:
-    """A pickle that calls something when it is read."""
+    """A pickle that calls a function when it is read."""
 
     def __init__(self, function, *arguments):
         self.what = function, arguments
@@ -67,7 +67,7 @@ def test_nothing_is_called(tmp_path, function):
 
 
 def test_a_type_that_hides_pointers_is_refused(tmp_path):
-    """NumPy would take these bytes for addresses of objects."""
+    """NumPy would interpret these bytes as object addresses."""
     state = (3, "|", None, ("p",), {"p": (np.dtype("O"), 0)}, 8, 1, 0)
     hidden = b"".join(
         [

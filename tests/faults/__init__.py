@@ -1,1 +1,1 @@
-"""What happens when something fails: nothing is lost, nothing is silently wrong."""
+"""Fault injection: after a failure nothing is lost and nothing is silently wrong."""

@@ -1,4 +1,4 @@
-"""A small run, made the way people make it, and what it should come to."""
+"""A small run through the command line, and its expected results."""
 
 from __future__ import annotations
 
@@ -26,85 +26,85 @@ TRAINING = (TRAIN, EVALUATE, REPORT)
 PICTURE = b"a picture"
 
 
-FIGURES: list[str] = []
+COUNT_LINES: list[str] = []
 
 
 @pytest.fixture
-def figures(request):
-    """What a test counted, for the end of the output (where there is one process: `-n 0`)."""
+def report_counts(request):
+    """Add counts to the end of the test output (with one process, `-n 0`)."""
 
     def tell(counts: Mapping[str, object]) -> None:
-        FIGURES.extend(f"{request.node.name}: {what}: {count}" for what, count in sorted(counts.items()))
+        COUNT_LINES.extend(f"{request.node.name}: {what}: {count}" for what, count in sorted(counts.items()))
 
     return tell
 
 
 def pytest_terminal_summary(terminalreporter):
-    for line in FIGURES:
+    for line in COUNT_LINES:
         terminalreporter.write_line(line)
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a command ended."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     exit_code: int
     stdout: str
     stderr: str
 
     @property
-    def rounds_told(self) -> int:
-        """The last round that the command said it had done."""
+    def last_reported_round(self) -> int:
+        """The last round that the command reported."""
         return max((int(number) for number in re.findall(r"  round (\d+)/", self.stderr)), default=0)
 
 
 @pytest.fixture
-def type_in(tmp_path, monkeypatch):
-    """Type a command into a shell in the test's own directory; here without a process of its own."""
+def run_command(tmp_path, monkeypatch):
+    """Run a command in the directory of the test, within this process."""
     monkeypatch.chdir(tmp_path)
-    # Drawing takes far longer than anything else, and what is drawn is the business of other tests.
+    # Plotting is slow and tested elsewhere.
     monkeypatch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {"distribution.png": PICTURE})
 
-    def run(*arguments: str) -> Ending:
+    def run(*arguments: str) -> CommandResult:
         result = CliRunner().invoke(app, list(arguments), prog_name="fedmosaic")
-        return Ending(result.exit_code, result.stdout, result.stderr)
+        return CommandResult(result.exit_code, result.stdout, result.stderr)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def loaded():
-    """What is loaded once a process is there: it is no work of a command that is measured."""
+def warm_up():
+    """Import everything before a command is timed."""
     assert CliRunner().invoke(app, ["train", "--preset", "quickstart", "--dry-run"]).exit_code == 0
 
 
 @pytest.fixture
-def judge(loaded, type_in, tmp_path, figures):
-    """Types commands in, and holds each to what is promised of all of them."""
-    from tests.faults.judge import Judge
+def check_command(warm_up, run_command, tmp_path, report_counts):
+    """Runs commands and checks the guarantees of all commands."""
+    from tests.faults.command_checker import CommandChecker
 
-    judge = Judge(type_in, tmp_path)
-    yield judge
-    if judge.codes.total() > 100:
-        figures(judge.counts())
+    check_command = CommandChecker(run_command, tmp_path)
+    yield check_command
+    if check_command.codes.total() > 100:
+        report_counts(check_command.counts())
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What must be the same however a run came about."""
+    """Return the files that must not depend on how a run was interrupted."""
     kept = ["shards/*", f"{RUN}/rounds.jsonl", f"{RUN}/summary.json", f"{RUN}/models/*", f"{RUN}/evaluation*.json"]
     files = [path for pattern in (*kept, "tables/*") for path in folder.glob(pattern)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Names that nobody but a writer at work should see."""
+    """Return temporary files and lock files."""
     return [path for path in folder.rglob("*") if path.name.endswith(".part") or path.name == ".lock"]
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory) -> Path:
-    """The directory of a run that nothing happened to, up to the report."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def reference_run(tmp_path_factory) -> Path:
+    """The directory of an uninterrupted run, including the report."""
+    folder = tmp_path_factory.mktemp("reference_run")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {"distribution.png": PICTURE})

@@ -1,4 +1,4 @@
-"""fedmosaic in processes of its own, which can be killed at any time."""
+"""fedmosaic in separate processes, which can be killed at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPELINE = (PARTITION, TRAIN, (*EVALUATE, "-q"))
 
 
 def start(arguments: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
-    """A command in the background, set apart so that whatever it starts can be found."""
+    """Start a command in a new session, so that its child processes can be found."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments],
         cwd=folder,
@@ -31,21 +31,21 @@ def start(arguments: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
 
 
 def run(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command, to its end."""
+    """Run a command to its end."""
     process = start(arguments, folder)
     _, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What must be the same however often a run was interrupted. Pictures know when they were drawn."""
+    """Return the files that must not depend on interruptions. Plots contain their creation time."""
     kept = ["shards/*.npz", "shards/*.csv", *(f"{RUN}/{name}" for name in ("rounds.jsonl", "summary.json", "models/*"))]
     files = [path for pattern in (*kept, f"{RUN}/evaluation.json") for path in folder.glob(pattern)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def orphans(leader: int, patience: float = 3.0) -> list[str]:
-    """What a command started, and left behind; `uname`, which Python asks for the platform, ends by itself."""
+    """Return processes that a command left behind, after waiting for short-lived ones such as `uname`."""
     end = time.monotonic() + patience
     while (found := session_of(leader)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -53,7 +53,7 @@ def orphans(leader: int, patience: float = 3.0) -> list[str]:
 
 
 def session_of(leader: int) -> list[str]:
-    """The processes that a command has started, and that are still there."""
+    """Return the running processes of a session, except its leader."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""Configurations that nobody would write: each is understood, or refused in one line, at once."""
+"""Fuzzing configurations: each is accepted, or refused quickly and in one line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.datasets import DATASETS
 from fedmosaic_cli.methods.registry import METHODS
-from tests.faults.conftest import Ending
-from tests.faults.judge import Judge
+from tests.faults.command_checker import CommandChecker
+from tests.faults.conftest import CommandResult
 
 FILE = "fuzzed.yaml"
 AS_CONFIG = ("train", "--preset", "quickstart", "--config", FILE, "--dry-run")
@@ -31,7 +31,7 @@ PRESETS = sorted(presets_directory().glob("*.yaml"))
 KINDS: dict[str, Any] = {**CONFIG_SECTIONS, **{f"methods.{name}": method for name, method in METHODS.items()}}
 KEYS = sorted(f"{section}.{key}" for section, kind in KINDS.items() for key in field_names(kind))
 
-# At, just within and just beyond what is allowed or can be held.
+# Values at and around limits.
 NUMBERS = ["0", "-1", "1", "2", "3.0", "100000", "100001", "1000000", "10000000", "65536", "65537", "4096", "1e30"]
 NUMBERS += ["1e-300", "1e308", "5e-324", "1e999", "-1e999", "9223372036854775808", "9" * 400, "9" * 5000, "0x7f", "1_0"]
 NUMBERS += [".nan", ".inf", "-.inf", "-0.0", "1e5", "01", "1:30", "+1", "0.5", "0.1"]
@@ -42,8 +42,8 @@ VALUES += ["*nobody", "<<", "=", "|", ">", "- ", "? ", "%", "@", "`", "\t", "{",
 TOKENS = [*NUMBERS, *VALUES]
 
 
-def bomb(first: str, link: str, times: int, generations: int = 12) -> str:
-    """Anchors, each of which names the one before many times."""
+def alias_bomb(first: str, link: str, times: int, generations: int = 12) -> str:
+    """Return anchors that each refer to the previous one many times."""
     later = [
         f"a{n}: &a{n} {link.format(', '.join([f'*a{n - 1}'] * times))}"
         for n in range(1, min(generations, 100 // times))
@@ -51,14 +51,14 @@ def bomb(first: str, link: str, times: int, generations: int = 12) -> str:
     return "\n".join([f"a0: &a0 {first}", *later])
 
 
-# Whole documents, each hostile in a way of its own.
+# Complete hostile documents.
 DOCUMENTS = {
     "code": "!!python/object/apply:os.system ['touch executed']",
     "code below a key": "train: {lr: !!python/object/apply:os.system ['touch executed']}",
     "an object": "train: !!python/object/new:os.system ['touch executed']",
-    "lists of lists": bomb("[x, x, x]", "[{}]", times=9),
-    "mappings merged": bomb("{x: 1}", "{{<<: [{}]}}", times=4, generations=30),
-    "one long list, often": bomb(f"[{'0, ' * 5000}]", "[{}]", times=49),
+    "lists of lists": alias_bomb("[x, x, x]", "[{}]", times=9),
+    "mappings merged": alias_bomb("{x: 1}", "{{<<: [{}]}}", times=4, generations=30),
+    "one long list, often": alias_bomb(f"[{'0, ' * 5000}]", "[{}]", times=49),
     "more aliases than anybody needs": f"a: &a 1\nb: [{'*a, ' * 500}]",
     "in itself": "train: &a {lr: *a}",
     "merged into itself": "train: &a {<<: [*a, *a]}",
@@ -97,7 +97,7 @@ DOCUMENTS = {
     "no mapping": "train",
 }
 
-# What a preset may say it extends.
+# Values of `extends`.
 PARENTS = [
     *("quickstart", "quickstart-mixed", "nobody", "child.yaml", "../child.yaml", "/etc/passwd.yaml", "folder.yaml"),
     *('"a\\0.yaml"', '"\\ud800.yaml"', '"\\e.yaml"', f"{'a' * 5000}.yaml", "[quickstart]", "{a: b}", "5", "null", "''"),
@@ -110,51 +110,55 @@ ASSIGNMENTS = [
 ]
 
 
-def test_the_judge_is_strict(type_in, tmp_path):
-    """A promise that cannot be broken is none."""
-    for broken in (Ending(1, "", "error: x\n"), Ending(2, "", "x\n"), Ending(2, "", "warning: x\nerror: x\n")):
+def test_command_checker_detects_violations(run_command, tmp_path):
+    """Check that each violated guarantee fails the checker."""
+    for broken in (
+        CommandResult(1, "", "error: x\n"),
+        CommandResult(2, "", "x\n"),
+        CommandResult(2, "", "warning: x\nerror: x\n"),
+    ):
         with pytest.raises(AssertionError):
-            Judge(lambda *_, ending=broken: ending, tmp_path)("train")
+            CommandChecker(lambda *_, result=broken: result, tmp_path)("train")
 
-    def litter(*arguments):
-        (tmp_path / "litter").touch()
-        return Ending(2, "", "error: x\n")
+    def leave_file(*arguments):
+        (tmp_path / "leave_file").touch()
+        return CommandResult(2, "", "error: x\n")
 
     with pytest.raises(AssertionError):
-        Judge(litter, tmp_path)("train")
+        CommandChecker(leave_file, tmp_path)("train")
     with pytest.raises(AssertionError, match=r"\d s, "):
-        Judge(type_in, tmp_path)("presets", "list", most_seconds=0.0)
+        CommandChecker(run_command, tmp_path)("presets", "list", max_seconds=0.0)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_hostile_document(judge, tmp_path, name):
+def test_hostile_document(check_command, tmp_path, name):
     content = DOCUMENTS[name]
     (tmp_path / FILE).write_bytes(content if isinstance(content, bytes) else content.encode())
     for arguments in (AS_CONFIG, AS_PRESET):
-        judge(*arguments, given=content)
+        check_command(*arguments, given=content)
     assert not (tmp_path / "executed").exists()
 
 
-def test_parents_that_cannot_be(judge, tmp_path):
+def test_invalid_parents(check_command, tmp_path):
     (tmp_path / "folder.yaml").mkdir()
     for parent in PARENTS:
         (tmp_path / "child.yaml").write_text(f"extends: {parent}\n")
-        judge(*EXTENDED, given=parent)
+        check_command(*EXTENDED, given=parent)
 
 
-def test_assignments_that_cannot_be(judge):
+def test_invalid_assignments(check_command):
     for assignment in ASSIGNMENTS:
-        judge(*SET, assignment)
+        check_command(*SET, assignment)
 
 
 @pytest.mark.parametrize("name", ["a\0.yaml", f"{'a' * 5000}.yaml", "\ud800.yaml", ".yaml", "", ".", "/"])
-def test_names_that_no_file_has(judge, name):
-    assert judge("train", "--preset", name, "--dry-run").exit_code == 2
-    assert judge("train", "--preset", "quickstart", "--config", name, "--dry-run").exit_code == 2
+def test_invalid_file_names_are_refused(check_command, name):
+    assert check_command("train", "--preset", name, "--dry-run").exit_code == 2
+    assert check_command("train", "--preset", "quickstart", "--config", name, "--dry-run").exit_code == 2
 
 
-def test_a_file_whose_name_is_no_text_is_a_file(loaded, tmp_path, monkeypatch):
-    """The name has to be shown, on an output that takes text alone."""
+def test_file_name_that_is_not_utf8_is_accepted(warm_up, tmp_path, monkeypatch):
+    """The output must show the name although it accepts only text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmosaic_cli.cli.install_signal_handlers", lambda: None)
     monkeypatch.setattr("sys.argv", ["fedmosaic", "train", "--preset", "ours.yaml", "--dry-run"])
@@ -186,7 +190,7 @@ def insert(data: bytes, rng: random.Random) -> bytes:
 
 
 def by_lines(data: bytes, rng: random.Random) -> bytes:
-    """Lines twice, elsewhere, or further in."""
+    """Duplicate, swap or indent lines."""
     lines = data.splitlines()
     here, there = (rng.randrange(len(lines)) for _ in range(2))
     kind = rng.randrange(3)
@@ -200,7 +204,7 @@ def by_lines(data: bytes, rng: random.Random) -> bytes:
 
 
 def other_value(data: bytes, rng: random.Random) -> bytes:
-    """Another value for a key: something hostile, or what some other key has."""
+    """Replace the value of a key by a hostile one or by that of another key."""
     lines = data.splitlines()
     keyed = [number for number, line in enumerate(lines) if b": " in line]
     if not keyed:
@@ -212,7 +216,7 @@ def other_value(data: bytes, rng: random.Random) -> bytes:
 
 
 def other_key(data: bytes, rng: random.Random) -> bytes:
-    """A setting more, of a section that is there already or is not."""
+    """Add a setting of an existing or a new section."""
     section, _, key = rng.choice(KEYS).rpartition(".")
     wrong = rng.random() < 0.2
     nested = "".join(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(section.split(".")))
@@ -224,7 +228,7 @@ MUTATIONS = (flip, cut, insert, by_lines, other_value, other_value, other_value,
 
 
 def mutated(rng: random.Random) -> bytes:
-    """Some preset, without most of its comments, changed in one place or a few."""
+    """Return a preset without most comments, changed in one or a few positions."""
     text = rng.choice(PRESETS).read_text()
     data = "\n".join(line for line in text.splitlines() if not line.startswith("#")).encode()
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
@@ -232,41 +236,41 @@ def mutated(rng: random.Random) -> bytes:
     return data
 
 
-def try_mutation(seed: int, judge: Judge, folder: Path) -> None:
+def try_mutation(seed: int, check_command: CommandChecker, folder: Path) -> None:
     rng = random.Random(f"configuration {seed}")
-    way = rng.choice([AS_CONFIG, AS_CONFIG, AS_CONFIG, AS_PRESET, AS_PRESET, EXTENDED, SET])
-    if way is SET:
+    arguments = rng.choice([AS_CONFIG, AS_CONFIG, AS_CONFIG, AS_PRESET, AS_PRESET, EXTENDED, SET])
+    if arguments is SET:
         key = rng.choice(KEYS) if rng.random() < 0.9 else rng.choice(KEYS)[rng.randrange(5) :]
-        judge(*SET, f"{key}={rng.choice(TOKENS)}", given=seed)
+        check_command(*SET, f"{key}={rng.choice(TOKENS)}", given=seed)
         return
     data = mutated(rng)
-    if way is AS_CONFIG:  # a layer neither extends anything nor describes itself
+    if arguments is AS_CONFIG:  # a layer neither extends anything nor describes itself
         data = b"\n".join(line for line in data.splitlines() if not line.startswith((b"extends", b"description")))
     (folder / FILE).write_bytes(data)
     (folder / "child.yaml").write_text(f"extends: {FILE}\ntrain: {{rounds: 3}}\n")
-    judge(*way, given=(seed, data))
+    check_command(*arguments, given=(seed, data))
 
 
-def test_some_mutated_presets(judge, tmp_path):
+def test_some_mutated_presets(check_command, tmp_path):
     for seed in range(150):
-        try_mutation(seed, judge, tmp_path)
-    assert set(judge.codes) == {0, 2}, "some are understood all the same"
+        try_mutation(seed, check_command, tmp_path)
+    assert set(check_command.codes) == {0, 2}, "some are understood all the same"
 
 
 @pytest.mark.slow
-def test_thousands_of_mutated_presets(judge, tmp_path):
+def test_thousands_of_mutated_presets(check_command, tmp_path):
     for seed in range(1_000, 5_000):
-        try_mutation(seed, judge, tmp_path)
-    assert min(judge.codes.values()) > 200
+        try_mutation(seed, check_command, tmp_path)
+    assert min(check_command.codes.values()) > 200
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that a type allows."""
+    """Return the strings that a type allows."""
     return [word for part in get_args(annotation) for word in ([part] if isinstance(part, str) else choices(part))]
 
 
 def plausible() -> dict[str, list[Any]]:
-    """By key, what presets say and what its type allows."""
+    """Return by key the values of presets and those that its type allows."""
     values: dict[str, list[Any]] = {key: [] for key in KEYS}
     for preset in PRESETS:
         for key, value in flatten_keys(read_yaml(preset)).items():
@@ -282,7 +286,7 @@ def plausible() -> dict[str, list[Any]]:
 
 PLAUSIBLE = plausible()
 BOUNDS = [0, 1, 2, 10, 100, 4096, 65_536, 100_000, 1_000_000, 10_000_000, 0.0, 0.5, 1.0, 1e-300, 1e30, 1e308]
-# Where a run was made before in this process, there are no subnormal numbers any more.
+# A run in this process disables subnormal numbers.
 FLOATS = st.floats(allow_subnormal=False)
 SCALARS = st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=20) | st.sampled_from(BOUNDS)
 ANYTHING = st.recursive(
@@ -293,7 +297,7 @@ ANYTHING = st.recursive(
 
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """Keys that there are, with values that could be; in most of them something is not as it should be."""
+    """Generate existing keys with plausible values, most of them with an error."""
     wild = draw(st.integers(0, 3)) > 0
     content: dict[str, Any] = {}
     for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=5, unique=True)):
@@ -316,19 +320,19 @@ FEW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=1_000)
 
 
-def try_content(content: Any, judge: Judge, folder: Path) -> None:
+def try_content(content: Any, check_command: CommandChecker, folder: Path) -> None:
     (folder / FILE).write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
-    judge(*AS_CONFIG, given=content)
+    check_command(*AS_CONFIG, given=content)
 
 
 @FEW
 @given(content=configurations())
-def test_some_configurations_of_any_content(judge, tmp_path, content):
-    try_content(content, judge, tmp_path)
+def test_some_generated_configurations(check_command, tmp_path, content):
+    try_content(content, check_command, tmp_path)
 
 
 @pytest.mark.slow
 @MANY
 @given(content=configurations() | st.dictionaries(st.text(max_size=8), ANYTHING, max_size=3))
-def test_many_configurations_of_any_content(judge, tmp_path, content):
-    try_content(content, judge, tmp_path)
+def test_many_generated_configurations(check_command, tmp_path, content):
+    try_content(content, check_command, tmp_path)

@@ -1,4 +1,4 @@
-"""Every single request to the disk fails, in every way, in every command: nothing that was kept is lost."""
+"""Every system call fails in every way in every command: nothing that was flushed is lost."""
 
 from __future__ import annotations
 
@@ -9,90 +9,90 @@ import pytest
 
 from fedmosaic_cli.storage.checkpoints import read_newest_checkpoint
 from tests.faults.conftest import PARTITION, RUN, TRAINING, leftovers, results
-from tests.faults.machine import ENDS, KINDS, SHORT, FaultyDisk, StoppedMachine
+from tests.faults.faulty_disk import ENDS, KINDS, SHORT, FaultyDisk, MachineStopped
 
 SCENARIOS = {"partition": (PARTITION,), "training": TRAINING}
 
 
-def requests_of(scenario, type_in, tmp_path) -> list[str]:
-    """What a scenario asks of the disk when nothing fails."""
+def requests_of(scenario, run_command, tmp_path) -> list[str]:
+    """Return the system calls of a scenario without failures."""
     with pytest.MonkeyPatch.context() as patch:
         faultless = FaultyDisk(patch, tmp_path, tmp_path)
         for arguments in SCENARIOS[scenario]:
-            assert type_in(*arguments).exit_code == 0
+            assert run_command(*arguments).exit_code == 0
     return faultless.requests
 
 
-def play(scenario, kind, at, type_in, tmp_path, undisturbed) -> str:
-    """Let one request fail, go on, and compare. What became of the command that was hit."""
-    home, attic = tmp_path / "home", tmp_path / "attic"
-    for folder in (home, attic):
+def run_with_fault(scenario, kind, at, run_command, tmp_path, reference_run) -> str:
+    """Make one call fail, continue, and compare the results; return the outcome of the failed command."""
+    home, backup = tmp_path / "home", tmp_path / "backup"
+    for folder in (home, backup):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     if scenario != "partition":
-        shutil.copytree(undisturbed / "shards", home / "shards")
+        shutil.copytree(reference_run / "shards", home / "shards")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        outcome = hit(scenario, kind, at, type_in, home, attic)
+        outcome = run_until_fault(scenario, kind, at, run_command, home, backup)
         for arguments in SCENARIOS[scenario]:
-            again = type_in(*arguments)
+            again = run_command(*arguments)
             assert again.exit_code == 0, (kind, at, again.stderr)
-    expected = results(undisturbed)
+    expected = results(reference_run)
     wanted = expected if scenario != "partition" else {n: c for n, c in expected.items() if n.startswith("shards/")}
     assert results(home) == wanted, (kind, at)
     assert leftovers(home) == [], (kind, at)
     return outcome
 
 
-def hit(scenario, kind, at, type_in, home, attic) -> str:
-    told = 0
+def run_until_fault(scenario, kind, at, run_command, home, backup) -> str:
+    reported = 0
     with pytest.MonkeyPatch.context() as patch:
-        faulty = FaultyDisk(patch, home, attic, at, kind)
+        faulty = FaultyDisk(patch, home, backup, at, kind)
         for arguments in SCENARIOS[scenario]:
             try:
-                ending = type_in(*arguments)
-            except StoppedMachine:
+                result = run_command(*arguments)
+            except MachineStopped:
                 break
-            told = max(told, ending.rounds_told)
-            if ending.exit_code:
-                assert ending.exit_code == 4, (kind, at, ending.stderr)
-                lines = [line for line in ending.stderr.splitlines() if line.startswith("error: ")]
-                assert len(lines) == 1, (kind, at, ending.stderr)
-                assert "Traceback" not in ending.stderr
+            reported = max(reported, result.last_reported_round)
+            if result.exit_code:
+                assert result.exit_code == 4, (kind, at, result.stderr)
+                lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+                assert len(lines) == 1, (kind, at, result.stderr)
+                assert "Traceback" not in result.stderr
                 return f"exit 4 in {arguments[0]}"
         if not faulty.off:
             return "no matter"
-    # However it ended: the last round that was told of is there, and whole.
+    # The last reported round must be in an intact checkpoint.
     checkpoint, damaged = read_newest_checkpoint(home / RUN / "checkpoints")
     assert not damaged, (kind, at)
-    assert (checkpoint.round if checkpoint else 0) >= told
+    assert (checkpoint.round if checkpoint else 0) >= reported
     return "machine stopped"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_failure_here_and_there(scenario, type_in, tmp_path, monkeypatch, undisturbed):
-    """A few points of every kind: those of the long test with the numbers of a stride."""
-    sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride=37 if scenario == "training" else 11)
+def test_some_disk_failures_lose_nothing(scenario, run_command, tmp_path, monkeypatch, reference_run):
+    """Test some of the points that the slow test covers."""
+    sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride=37 if scenario == "training" else 11)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_failure_at_every_point(scenario, type_in, tmp_path, monkeypatch, undisturbed, figures):
-    figures(sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride=1))
+def test_every_disk_failure_loses_nothing(scenario, run_command, tmp_path, monkeypatch, reference_run, report_counts):
+    report_counts(sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride=1))
 
 
-def sweep(scenario, type_in, tmp_path, monkeypatch, undisturbed, stride) -> Counter[str]:
+def sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride) -> Counter[str]:
     rehearsal = tmp_path / "rehearsal"
     rehearsal.mkdir()
     monkeypatch.chdir(rehearsal)
     if scenario != "partition":
-        shutil.copytree(undisturbed / "shards", rehearsal / "shards")
-    requests = requests_of(scenario, type_in, rehearsal)
+        shutil.copytree(reference_run / "shards", rehearsal / "shards")
+    requests = requests_of(scenario, run_command, rehearsal)
     outcomes: Counter[str] = Counter()
     for number, kind in enumerate(KINDS):
         points = [at for at, name in enumerate(requests, start=1) if kind not in SHORT or name == "write"]
         for at in points[number % min(stride, len(points)) :: stride]:
-            outcome = play(scenario, kind, at, type_in, tmp_path, undisturbed)
+            outcome = run_with_fault(scenario, kind, at, run_command, tmp_path, reference_run)
             outcomes[f"{kind}: {outcome}"] += 1
     for kind in KINDS:
         happened = {outcome for outcome in outcomes if outcome.startswith(kind)}

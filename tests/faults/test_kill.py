@@ -1,4 +1,4 @@
-"""kill -9 at any time, again and again: the run is resumed, loses at most a round, and ends in the same bytes."""
+"""kill -9 at any time: the run resumes, loses at most one round and ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.processes import PIPELINE, ROUNDS, TRAIN, orphans, results, ru
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Where the pipeline came to its end, and how long each command took."""
+    """Return the directory of the finished pipeline and the duration of each command."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     durations = []
     for arguments in PIPELINE:
@@ -30,35 +30,35 @@ def uninterrupted(tmp_path_factory):
     return folder, durations
 
 
-def interrupted(folder, chance, uninterrupted, most=1000) -> Counter[str]:
-    """Bring the pipeline to its end through kills at random times, not more than so many; what was hit how often."""
-    undisturbed, durations = uninterrupted
+def interrupted(folder, rng, uninterrupted, most=1000) -> Counter[str]:
+    """Finish the pipeline despite at most `most` kills at random times; return the kills per command."""
+    reference_run, durations = uninterrupted
     kills: Counter[str] = Counter()
     for arguments, duration in zip(PIPELINE, durations, strict=True):
         while True:
             process = start(arguments, folder)
             try:
-                # Training is where most is to be lost: the other commands get through more often.
+                # Training is the interesting target, so the other commands are killed less often.
                 longest = 1.2 * duration if arguments is TRAIN else 4 * duration
-                timeout = chance.uniform(0, longest) if kills.total() < most else None
+                timeout = rng.uniform(0, longest) if kills.total() < most else None
                 _, errors = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
                 kills[arguments[0]] += 1
                 assert orphans(process.pid) == []
-                check_standing(folder)
+                check_newest_checkpoint(folder)
                 continue
             assert process.returncode == 0, errors
             break
-    assert results(folder) == results(undisturbed)
+    assert results(folder) == results(reference_run)
     assert_each_round_once(folder)
     assert leftovers(folder) in ([], [folder / RUN / ".lock"])
     return kills
 
 
-def check_standing(folder) -> None:
-    """After a kill, the newest checkpoint is whole, and at most one logged round is not in it."""
+def check_newest_checkpoint(folder) -> None:
+    """Check that the newest checkpoint is intact and lacks at most one logged round."""
     log = folder / RUN / "rounds.jsonl"
     checkpoint, damaged = read_newest_checkpoint(folder / RUN / "checkpoints")
     assert not damaged
@@ -72,38 +72,38 @@ def assert_each_round_once(folder) -> None:
     assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in range(1, ROUNDS + 1) for c in range(3)]
 
 
-def test_killed_a_few_times(tmp_path, uninterrupted):
+def test_killed_run_resumes_to_the_same_bytes(tmp_path, uninterrupted):
     folder = tmp_path / "killed"
     folder.mkdir()
     assert interrupted(folder, random.Random(4), uninterrupted, most=3).total() == 3
 
 
 @pytest.mark.slow
-def test_killed_two_hundred_times(tmp_path, uninterrupted, figures):
-    chance, pipelines = random.Random(5), 0
+def test_run_killed_two_hundred_times_resumes_to_the_same_bytes(tmp_path, uninterrupted, report_counts):
+    rng, pipelines = random.Random(5), 0
     kills: Counter[str] = Counter()
     while kills.total() < 200:
         folder = tmp_path / f"killed-{pipelines}"
         folder.mkdir()
-        kills += interrupted(folder, chance, uninterrupted)
+        kills += interrupted(folder, rng, uninterrupted)
         pipelines += 1
-    figures({"kills": kills.total(), "pipelines finished with the same bytes": pipelines, **kills})
+    report_counts({"kills": kills.total(), "pipelines finished with the same bytes": pipelines, **kills})
 
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def signalled(number, folder, chance, uninterrupted) -> str:
-    """Send a signal at some time; then go on to the end. How the command took it."""
+def signalled(number, folder, rng, uninterrupted) -> str:
+    """Send a signal at a random time and return how the command ended."""
     process = start(TRAIN, folder)
-    time.sleep(chance.uniform(0, uninterrupted[1][1]))
+    time.sleep(rng.uniform(0, uninterrupted[1][1]))
     log = folder / RUN / "rounds.jsonl"
     nearly_done = log.exists() and log.read_text().count("\n") == 3 * ROUNDS
     process.send_signal(number)
     _, errors = process.communicate(timeout=35)
     assert orphans(process.pid) == []
-    # Before Python has read our first line, the signal itself ends the process: a shell shows the same code.
-    # After the last round it may come too late to be heard.
+    # Before the handlers are installed, the signal itself ends the process with the same shell exit code.
+    # After the last round the signal may come too late.
     assert process.returncode in (CODES[number], -number) or (nearly_done and process.returncode == 0), errors
     if process.returncode == CODES[number]:
         assert "Traceback" not in errors
@@ -114,21 +114,21 @@ def signalled(number, folder, chance, uninterrupted) -> str:
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_at_some_time(number, tmp_path, uninterrupted):
+def test_signal_at_a_random_time(number, tmp_path, uninterrupted):
     send_signals(number, 1, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
-def test_fifty_signals(number, tmp_path, uninterrupted, figures):
-    figures(send_signals(number, 50, tmp_path, uninterrupted))
+def test_fifty_signals_at_random_times(number, tmp_path, uninterrupted, report_counts):
+    report_counts(send_signals(number, 50, tmp_path, uninterrupted))
 
 
 def send_signals(number, times, tmp_path, uninterrupted) -> Counter[str]:
-    chance, taken = random.Random(number), Counter()
+    rng, taken = random.Random(number), Counter()
     for attempt in range(times):
         folder = with_shards(tmp_path / str(attempt), uninterrupted)
-        taken[signalled(number, folder, chance, uninterrupted)] += 1
+        taken[signalled(number, folder, rng, uninterrupted)] += 1
         done = run(TRAIN, folder)
         assert done.returncode == 0, done.stderr
         assert_trained_alike(folder, uninterrupted)
@@ -136,7 +136,7 @@ def send_signals(number, times, tmp_path, uninterrupted) -> Counter[str]:
 
 
 def with_shards(folder, uninterrupted):
-    """A new directory in which the data is dealt already."""
+    """Create a directory with the shards."""
     shutil.copytree(uninterrupted[0] / "shards", folder / "shards")
     return folder
 
@@ -147,13 +147,13 @@ def assert_trained_alike(folder, uninterrupted) -> None:
     assert results(folder) == expected
 
 
-def test_two_starts_at_once_make_one_run(tmp_path, uninterrupted):
+def test_two_concurrent_starts_give_one_run(tmp_path, uninterrupted):
     start_twice(1, tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
-def test_fifty_times_two_starts_at_once(tmp_path, uninterrupted, figures):
-    figures({"slowest refusal, seconds": round(start_twice(50, tmp_path, uninterrupted), 2)})
+def test_fifty_concurrent_starts(tmp_path, uninterrupted, report_counts):
+    report_counts({"slowest refusal, seconds": round(start_twice(50, tmp_path, uninterrupted), 2)})
 
 
 def start_twice(times, tmp_path, uninterrupted) -> float:

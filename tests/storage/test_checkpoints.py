@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not used."""
+"""Checkpoints are used only if they are intact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checkpoint(number: int) -> Checkpoint:
     return Checkpoint(number, arrays, {"b": number}, {"rounds.jsonl": b"line\n" * number}, origin)
 
 
-def test_the_newest_comes_back_and_two_are_kept(tmp_path):
+def test_newest_checkpoint_is_read_and_two_are_kept(tmp_path):
     for number in (1, 99_999, 100_000):
         write_checkpoint(tmp_path, checkpoint(number))
     found, damaged = read_newest_checkpoint(tmp_path)
@@ -26,7 +26,7 @@ def test_the_newest_comes_back_and_two_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
-def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, name):
+def test_damaged_checkpoint_is_skipped(tmp_path, name):
     for number in (1, 2):
         write_checkpoint(tmp_path, checkpoint(number))
     path = tmp_path / "round-00002" / name
@@ -37,7 +37,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path, name):
     assert path.exists(), "the damaged checkpoint is evidence and stays"
 
 
-def test_none_at_all_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
+def test_no_checkpoint_is_none_and_only_damaged_ones_are_an_error(tmp_path):
     assert read_newest_checkpoint(tmp_path / "nothing") == (None, {})
     write_checkpoint(tmp_path, checkpoint(1))
     (tmp_path / "round-00001" / "state.json").unlink()

@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and a failed writer leaves nothing behind."""
+"""Files are complete or absent, and a failed writer leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedmosaic_cli.storage.files import (
 
 
 class Breaks(io.BytesIO):
-    """Content that cannot be read to its end."""
+    """A stream that fails after the first read."""
 
     def read(self, size=-1):
         if self.tell():
@@ -29,14 +29,14 @@ class Breaks(io.BytesIO):
         return super().read(3)
 
 
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     write_atomic(tmp_path / "file", b"old")
     with pytest.raises(OSError, match="gone"):
         write_stream_atomic(tmp_path / "file", Breaks(b"new content"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
-def test_a_directory_that_was_not_finished_is_no_directory(tmp_path):
+def test_unfinished_directory_is_removed(tmp_path):
     def half() -> None:
         with atomic_directory(tmp_path / "folder") as folder:
             (folder / "file").write_bytes(b"half")
@@ -47,8 +47,8 @@ def test_a_directory_that_was_not_finished_is_no_directory(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_writers_do_not_sweep_each_other_away(tmp_path):
-    """Each removes what nobody holds; what another has just made, it holds only a moment later."""
+def test_writers_do_not_remove_each_others_temporaries(tmp_path):
+    """A temporary is unlocked for an instant after its creation."""
 
     def work(writer: int) -> None:
         for number in range(60):
@@ -61,7 +61,7 @@ def test_writers_do_not_sweep_each_other_away(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 * 4 * 60
 
 
-def test_what_a_dead_writer_left_is_swept_away_and_what_a_living_one_makes_is_not(tmp_path):
+def test_only_stale_temporaries_are_removed(tmp_path):
     left = tmp_path / ".file.0123456789ab.part"
     left.write_bytes(b"half")
     foreign = tmp_path / ".download.part"
@@ -74,7 +74,7 @@ def test_what_a_dead_writer_left_is_swept_away_and_what_a_living_one_makes_is_no
     assert foreign.exists()
 
 
-def test_a_file_with_a_checksum_believes_no_other_content(tmp_path):
+def test_any_flipped_bit_fails_the_checksum(tmp_path):
     path = tmp_path / "document.json"
     write_atomic(path, to_checksummed_json({"number": 1e-05, "text": "e"}))
     assert read_checksummed_json(path) == {"number": 1e-05, "text": "e"}
@@ -89,7 +89,7 @@ def test_a_file_with_a_checksum_believes_no_other_content(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": Infinity}', "[" * 100_000, "", "\xff"])
-def test_json_that_is_not_ours_is_refused(tmp_path, text):
+def test_invalid_json_is_refused(tmp_path, text):
     (tmp_path / "file.json").write_text(text, encoding="latin-1")
     with pytest.raises(RequestError, match="not valid JSON"):
         read_json(tmp_path / "file.json")

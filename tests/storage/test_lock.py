@@ -1,4 +1,4 @@
-"""One writer a directory; whoever merely asks is in nobody's way."""
+"""One writer per directory; checking the lock does not block a writer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmosaic_cli.errors import RunStateError
 from fedmosaic_cli.storage.lock import LOCK_FILE, directory_lock, is_locked
 
 
-def test_a_lock_is_held_while_somebody_writes_and_not_after(tmp_path):
+def test_lock_is_held_within_the_context_only(tmp_path):
     folder = tmp_path / "run"
     assert not is_locked(folder)
     assert not folder.exists()
@@ -23,14 +23,14 @@ def test_a_lock_is_held_while_somebody_writes_and_not_after(tmp_path):
     assert not is_locked(folder)
 
 
-def test_a_lock_file_that_was_left_behind_holds_nothing(tmp_path):
+def test_stale_lock_file_does_not_lock(tmp_path):
     (tmp_path / LOCK_FILE).write_text("left behind")
     assert not is_locked(tmp_path)
     assert (tmp_path / LOCK_FILE).read_text() == "left behind"
 
 
-def test_whoever_asks_keeps_nobody_from_beginning(tmp_path):
-    """The question takes the lock for an instant; here the instant is a long one."""
+def test_is_locked_does_not_block_a_writer(tmp_path):
+    """Checking takes a shared lock, here for a longer time."""
     (tmp_path / LOCK_FILE).write_text("left behind")
     asking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
@@ -41,7 +41,7 @@ def test_whoever_asks_keeps_nobody_from_beginning(tmp_path):
     answered.join()
 
 
-def test_others_may_ask_at_the_same_time(tmp_path):
+def test_is_locked_ignores_other_readers(tmp_path):
     (tmp_path / LOCK_FILE).write_text("left behind")
     asking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)

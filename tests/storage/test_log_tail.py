@@ -1,4 +1,4 @@
-"""A log is read while somebody else writes it."""
+"""Reading a log while another process writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(log, text, mode="a"):
         file.write(text)
 
 
-def test_only_what_is_new_is_read(log, monkeypatch):
+def test_only_new_lines_are_read(log, monkeypatch):
     read, asked = os.pread, []
 
     def spy(handle, count, offset):
@@ -38,7 +38,7 @@ def test_only_what_is_new_is_read(log, monkeypatch):
     assert asked == [(18, 0), (9, 18), (0, 27)]
 
 
-def test_a_line_counts_once_it_is_written_to_the_end(log):
+def test_incomplete_line_is_not_read(log):
     tail = LogTail(log)
     write(log, '{"a": 1}\n{"a"')
     assert tail.read_new_lines() == (True, [{"a": 1}])
@@ -48,7 +48,7 @@ def test_a_line_counts_once_it_is_written_to_the_end(log):
     assert tail.read_new_lines() == (False, [{"a": 2}])
 
 
-def test_a_log_that_shrank_is_read_anew(log):
+def test_truncated_log_is_read_from_the_start(log):
     tail = LogTail(log)
     write(log, '{"a": 1}\n{"a": 2}\n')
     tail.read_new_lines()
@@ -56,7 +56,7 @@ def test_a_log_that_shrank_is_read_anew(log):
     assert tail.read_new_lines() == (True, [{"a": 7}])
 
 
-def test_a_log_that_was_replaced_is_read_anew_even_if_it_is_longer(log):
+def test_replaced_log_is_read_from_the_start(log):
     tail = LogTail(log)
     write(log, '{"a": 1}\n')
     tail.read_new_lines()
@@ -66,7 +66,7 @@ def test_a_log_that_was_replaced_is_read_anew_even_if_it_is_longer(log):
     assert tail.read_new_lines() == (True, [{"a": 7}, {"a": 8}])
 
 
-def test_a_log_that_is_gone_is_empty_and_may_come_back(log):
+def test_deleted_log_is_empty_until_recreated(log):
     tail = LogTail(log)
     write(log, '{"a": 1}\n')
     tail.read_new_lines()
@@ -78,7 +78,7 @@ def test_a_log_that_is_gone_is_empty_and_may_come_back(log):
     assert tail.read_new_lines() == (True, [{"a": 1}])
 
 
-def test_with_a_window_the_first_look_begins_near_the_end(log):
+def test_initial_bytes_limit_the_first_read(log):
     write(log, "".join(f'{{"a": {number}}}\n' for number in range(10, 60)))
     tail = LogTail(log, initial_bytes=25)
     assert tail.read_new_lines() == (True, [{"a": 58}, {"a": 59}])
@@ -91,7 +91,7 @@ def test_with_a_window_the_first_look_begins_near_the_end(log):
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", "3", "[" * 100_000, "\x00"], ids=lambda line: line[:8])
-def test_a_damaged_line_is_not_forgotten(line, log):
+def test_damaged_line_fails_every_read(line, log):
     tail = LogTail(log)
     write(log, f'{{"a": 1}}\n{line}\n')
     for _ in range(2):
@@ -102,13 +102,13 @@ def test_a_damaged_line_is_not_forgotten(line, log):
     assert tail.read_new_lines() == (True, [{"a": 3}])
 
 
-def test_what_is_no_file_is_not_waited_for(log):
+def test_pipe_is_refused(log):
     os.mkfifo(log)
     with pytest.raises(RequestError, match="not a file"):
         LogTail(log).read_new_lines()
 
 
-def test_what_is_too_large_is_not_read(log):
+def test_too_large_log_is_refused(log):
     log.touch()
     os.truncate(log, 1 << 40)
     with pytest.raises(RequestError, match="too large"):

@@ -1,4 +1,4 @@
-"""Shards on disk: the same bytes each time, and damage is found."""
+"""Shards on disk are reproducible, and damage is detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_what_was_written_comes_back(shards):
+def test_written_shards_are_read_back(shards):
     again = read_shards(shards.path)
     assert again.digest == shards.digest
     assert again.partition.settings == SETTINGS
@@ -39,7 +39,7 @@ def test_what_was_written_comes_back(shards):
         assert (ours.client, ours.has_flipped_labels) == (theirs.client, theirs.has_flipped_labels)
 
 
-def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
+def test_same_settings_give_the_same_bytes(shards, tmp_path):
     again = load_and_partition(SETTINGS, 3, tmp_path / "again", DataDirs()).save()
     assert contents(again.path) == contents(shards.path)
     other = load_and_partition(SETTINGS, 4, tmp_path / "other", DataDirs()).save()
@@ -57,14 +57,14 @@ def test_the_same_request_gives_the_same_bytes(shards, tmp_path):
         ({"scheme": "hybrid", "public_alpha": 0.1, "label_noise": 0.2}, "6b26ffbb9b41", "55288e98"),
     ],
 )
-def test_settings_that_came_later_change_nothing_where_they_are_not_used(tmp_path, asked, begins, name):
-    """Digests and names of directories as they were before there was `share` or `public_from`."""
+def test_default_values_of_later_settings_keep_old_digests(tmp_path, asked, begins, name):
+    """Digests and directory names from before `share` and `public_from` existed."""
     settings = resolve_data_settings(DataSettings(**asked), DataDirs())
     assert data_fingerprint(settings) == name
     assert load_and_partition(settings, 7, tmp_path, DataDirs()).shards.digest.startswith(begins)
 
 
-def test_manifests_that_name_a_setting_without_use_load_too(shards):
+def test_manifest_with_a_default_setting_is_read(shards):
     manifest = read_checksummed_json(shards.path / "manifest.json")
     assert "share" not in manifest["settings"]
     manifest["settings"]["share"] = 1.0
@@ -73,7 +73,7 @@ def test_manifests_that_name_a_setting_without_use_load_too(shards):
     assert read_shards(shards.path).partition.settings == SETTINGS
 
 
-def test_the_manifest_tells_what_cli_md_promises(shards):
+def test_manifest_has_the_documented_keys(shards):
     manifest = json.loads((shards.path / "manifest.json").read_text())
     promised = {"schema", "dataset", "scheme", "parameters", "seed", "class_names", "source_fingerprint", "digest"}
     assert promised <= manifest.keys()
@@ -85,7 +85,7 @@ def test_the_manifest_tells_what_cli_md_promises(shards):
         assert public.files == ["index"], "no labels beside the public set"
 
 
-def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_path):
+def test_class_counts_use_flipped_labels(shards, tmp_path):
     straight = load_and_partition(
         SETTINGS.model_copy(update={"flip_labels": ()}), 3, tmp_path / "straight", DataDirs()
     ).save()
@@ -93,19 +93,19 @@ def test_counts_of_a_flipped_client_are_those_of_its_flipped_labels(shards, tmp_
     assert flipped == plain[::-1] != plain
 
 
-def test_writing_the_same_shards_twice_is_fine_and_others_are_refused(shards):
+def test_existing_shards_must_be_the_same(shards):
     assert load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save().digest == shards.digest
     with pytest.raises(RequestError, match="the directory contains other shards"):
         load_and_partition(SETTINGS, 4, shards.path, DataDirs()).save()
 
 
-def test_somebody_watches_the_writing(tmp_path):
+def test_writing_shards_reports_progress(tmp_path):
     heard = []
     load_and_partition(SETTINGS, 3, tmp_path / "s", DataDirs(on_progress=lambda *words: heard.append(words))).save()
     assert heard == [("writing shards", number, 4) for number in (1, 2, 3, 4)]
 
 
-def test_all_promised_files_are_there(shards):
+def test_shards_consist_of_the_documented_files(shards):
     names = {path.name for path in shards.path.iterdir()}
     pictures = {f"{name}.{ending}" for name in ("distribution", "public") for ending in ("png", "pdf")}
     assert names == {
@@ -119,7 +119,7 @@ def test_all_promised_files_are_there(shards):
 
 @pytest.mark.parametrize("name", ["manifest.json", "client-000.npz", "client-003.npz", "public.npz"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
-def test_damage_is_found_and_the_file_is_named(shards, name, damage):
+def test_damaged_file_is_named(shards, name, damage):
     path = shards.path / name
     data = bytearray(path.read_bytes())
     if damage == "remove":
@@ -133,7 +133,7 @@ def test_damage_is_found_and_the_file_is_named(shards, name, damage):
     assert name in str(refused.value) or (name == "manifest.json" and damage == "remove")
 
 
-def test_swapped_files_are_found(shards):
+def test_swapped_files_are_detected(shards):
     first, second = shards.path / "client-000.npz", shards.path / "client-001.npz"
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -145,7 +145,7 @@ def test_swapped_files_are_found(shards):
 ODD = SETTINGS.model_copy(update={"val_fraction": 0.2, "label_noise": 0.25, "label_noise_kind": "asymmetric"})
 
 
-def test_validation_parts_and_noisy_labels_come_back(tmp_path):
+def test_validation_split_and_noisy_labels_are_read_back(tmp_path):
     written = load_and_partition(ODD, 3, tmp_path / "odd", DataDirs()).save()
     again = read_shards(written.path)
     for ours, theirs in zip(again.partition.shards, written.partition.shards, strict=True):
@@ -158,7 +158,7 @@ def test_validation_parts_and_noisy_labels_come_back(tmp_path):
 
 
 def rewrite(shards, name, digest_of, **changes):
-    """A file with other arrays, and a manifest that vouches for it: made by hand, not damaged."""
+    """Replace arrays of a file and update the digests in the manifest."""
     with np.load(shards.path / name) as content:
         arrays = {key: content[key] for key in content.files} | changes
     np.savez(shards.path / name, **arrays)
@@ -169,7 +169,7 @@ def rewrite(shards, name, digest_of, **changes):
     (shards.path / "manifest.json").write_bytes(to_checksummed_json(manifest))
 
 
-def test_an_example_in_two_places_is_named_with_both(shards):
+def test_duplicate_example_is_named_with_both_files(shards):
     theirs = shards.partition.shards[3].test
     rewrite(shards, "client-000.npz", lambda m: m["clients"][0], train=np.sort(theirs[:5]))
     with pytest.raises(RequestError, match=rf"example {theirs[0]} is in both client-000\.npz \(train\) and client-003"):
@@ -186,14 +186,14 @@ def test_an_example_in_two_places_is_named_with_both(shards):
         (np.array([0.5, 1.5]), "not sorted whole numbers"),
     ],
 )
-def test_indices_that_make_no_sense_are_refused(shards, index, words):
+def test_invalid_indices_of_the_public_set_are_refused(shards, index, words):
     rewrite(shards, "public.npz", lambda m: m["public"], index=index)
     with pytest.raises(RequestError, match=words):
         read_shards(shards.path)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ODD])
-def test_exported_shards_hold_what_the_data_set_holds(tmp_path, settings):
+def test_exported_shards_contain_the_examples(tmp_path, settings):
     plain = load_and_partition(settings, 3, tmp_path / "plain", DataDirs())
     exported = load_and_partition(settings, 3, tmp_path / "exported", DataDirs()).save(export=True)
     assert exported.digest == plain.shards.digest, "the same partition, whether or not it carries its examples"
@@ -213,7 +213,7 @@ def test_exported_shards_hold_what_the_data_set_holds(tmp_path, settings):
 
 
 @pytest.mark.parametrize("name", ["client-001.npz", "public.npz"])
-def test_damaged_examples_are_found(tmp_path, name):
+def test_damaged_examples_are_detected(tmp_path, name):
     exported = load_and_partition(SETTINGS, 3, tmp_path / "exported", DataDirs()).save(export=True)
     with np.load(exported.path / name) as content:
         arrays = {key: content[key].copy() for key in content.files}
@@ -224,7 +224,7 @@ def test_damaged_examples_are_found(tmp_path, name):
         load_shard_data(read_shards(exported.path), DataDirs())
 
 
-def test_plain_shards_are_not_taken_for_exported_ones(shards):
+def test_export_refuses_shards_without_examples(shards):
     with pytest.raises(RequestError, match="the same shards without examples"):
         load_and_partition(SETTINGS, 3, shards.path, DataDirs()).save(export=True)
 
@@ -239,7 +239,7 @@ def test_other_data_under_the_same_name_is_refused(shards, monkeypatch):
         load_shard_data(shards, DataDirs())
 
 
-def test_own_data_is_found_where_the_shards_were_made(tmp_path, monkeypatch):
+def test_user_data_is_found_at_its_original_path(tmp_path, monkeypatch):
     source = load_and_partition(SETTINGS, 3, tmp_path / "x", DataDirs()).dataset
     np.savez(tmp_path / "mine.npz", x=source.images, y=source.labels)
     place = DataDirs(tmp_path / "mine.npz")

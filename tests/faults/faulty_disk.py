@@ -1,4 +1,4 @@
-"""A disk that fails when it is told to, and a machine that stops there."""
+"""A disk that fails on request, and a machine that stops at that point."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from fedmosaic_cli.storage import syscalls
 
 ERRORS = {"no space": errno.ENOSPC, "input/output error": errno.EIO, "no permission": errno.EACCES}
-# The process dies: what it has written stays. The power goes: what the disk was not told to keep does not.
+# After a kill, written data stays. After a power loss, data that was not flushed is lost.
 ENDS = ("killed before", "killed after", "power lost before", "power lost after")
-# A part of what is written arrives: and the writer is told so, or there is no room for the rest.
+# Only a part is written: the writer continues, or the disk is full.
 SHORT = ("short write", "torn write")
 KINDS = (*ERRORS, *ENDS, *SHORT)
 
@@ -34,43 +34,43 @@ REQUESTS = (
 )
 
 
-class StoppedMachine(BaseException):
-    """Nothing is done any more, by anybody."""
+class MachineStopped(BaseException):
+    """Raised for every request after the machine has stopped."""
 
 
 class FaultyDisk:
-    """Stands in for `fedmosaic_cli.storage.syscalls`: counts its requests, and lets the one with number `at` fail as `kind` says.
+    """Replaces `fedmosaic_cli.storage.syscalls`, counts the calls and makes call number `at` fail as `kind` says.
 
-    `root` is all there is to be lost; `attic`, on the same file system, keeps what may have to come back.
+    `root` is the directory that may lose data; `backup`, on the same file system, keeps replaced files.
     """
 
-    def __init__(self, monkeypatch: Any, root: Path, attic: Path, at: int = 0, kind: str = "") -> None:
+    def __init__(self, monkeypatch: Any, root: Path, backup: Path, at: int = 0, kind: str = "") -> None:
         self.requests: list[str] = []
         self.off = False
         self._at = at
         self._kind = kind
         self._root = root
-        self._attic = attic
+        self._attic = backup
         self._numbers = itertools.count()
-        self._one_at_a_time = threading.RLock()
+        self._lock = threading.RLock()
         self._kept_length: dict[int, int] = {}
         self._undo: list[tuple[Path, Callable[[], None]]] = []
         for name in REQUESTS:
-            monkeypatch.setattr(syscalls, name, self._instead_of(name, getattr(syscalls, name)))
+            monkeypatch.setattr(syscalls, name, self._wrap(name, getattr(syscalls, name)))
 
-    def _instead_of(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def request(*arguments: Any) -> Any:
-            with self._one_at_a_time:
+            with self._lock:
                 if self.off:
-                    raise StoppedMachine
+                    raise MachineStopped
                 self.requests.append(name)
                 if len(self.requests) != self._at:
                     return self._done(name, real, arguments)
-                return self._failing(name, real, arguments)
+                return self._fail(name, real, arguments)
 
         return request
 
-    def _failing(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def _fail(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if self._kind in ERRORS:
             raise OSError(ERRORS[self._kind], os.strerror(ERRORS[self._kind]), str(arguments[0]))
         if self._kind in SHORT:
@@ -81,21 +81,21 @@ class FaultyDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return written
         if self._kind.endswith("after"):
-            with suppress(OSError):  # also after a request that had to fail
+            with suppress(OSError):  # the call itself may fail
                 self._done(name, real, arguments)
         self.off = True
         if self._kind.startswith("power"):
-            self._forget()
-        raise StoppedMachine
+            self._lose_unflushed()
+        raise MachineStopped
 
     def _done(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not self._kind.startswith("power"):
             return real(*arguments)
-        undo = self._way_back(name, arguments)
-        there = arguments[0].stat().st_size if name == "open_append" and undo is None else 0
+        undo = self._undo_function(name, arguments)
+        size = arguments[0].stat().st_size if name == "open_append" and undo is None else 0
         result = real(*arguments)
         if name == "open_append" and undo is None:
-            self._kept_length.setdefault(os.fstat(result).st_ino, there)
+            self._kept_length.setdefault(os.fstat(result).st_ino, size)
         elif name in ("create_file", "open_append"):
             self._kept_length[os.fstat(result).st_ino] = 0
         if name == "fsync":
@@ -110,8 +110,8 @@ class FaultyDisk:
         else:
             self._kept_length[path.stat().st_ino] = path.stat().st_size
 
-    def _way_back(self, name: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
-        """How a change of names would be undone, if the disk forgot it."""
+    def _undo_function(self, name: str, arguments: tuple[Any, ...]) -> Callable[[], None] | None:
+        """Return a function that undoes a change of names that was not flushed."""
         if name in ("create_file", "hard_link", "make_directory") or (
             name == "open_append" and not arguments[0].exists()
         ):
@@ -120,12 +120,12 @@ class FaultyDisk:
             source, target = arguments
             before = self._copy(target)
 
-            def name_back() -> None:
+            def restore_names() -> None:
                 target.rename(source)
                 if before is not None:
                     os.link(before, target)
 
-            return name_back
+            return restore_names
         if name == "remove_file":
             before = self._copy(arguments[0])
             return lambda: os.link(before, arguments[0]) if before else None
@@ -138,8 +138,8 @@ class FaultyDisk:
         os.link(path, second_name)
         return second_name
 
-    def _forget(self) -> None:
-        """Names first, last to first; then content."""
+    def _lose_unflushed(self) -> None:
+        """Undo names from last to first, then truncate contents."""
         for _, undo in reversed(self._undo):
             undo()
         for path in self._root.rglob("*"):

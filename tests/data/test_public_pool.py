@@ -1,4 +1,4 @@
-"""A public set from a reserve: whatever its size and skew, clients hold the same."""
+"""Public sets from a pool: clients hold the same examples for every size and skew."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data
 from fedmosaic_cli.storage.shards import read_shards
-from tests.data.test_partition import all_parts, cases, dealt_or_refused, everything, make_dataset
+from tests.data.test_partition import all_indices, all_parts, cases, make_dataset, partition_or_reject
 
 DIGITS = load_dataset(DataSettings(), DataDirs())
 SIZES = (0, 50, 100, 300)
 
 
 def held(result) -> list[bytes]:
-    """All that clients have, labels included."""
+    """Return the bytes of all splits and noisy labels."""
     parts = [part.tobytes() for shard in result.shards for part in shard.splits().values()]
     return parts + [b"" if shard.noisy_labels is None else shard.noisy_labels.tobytes() for shard in result.shards]
 
 
-def dealt(**asked: object):
-    return partition_dataset(DIGITS, resolve_data_settings(DataSettings(**asked), DataDirs()), 5)
+def partition_of(**options: object):
+    return partition_dataset(DIGITS, resolve_data_settings(DataSettings(**options), DataDirs()), 5)
 
 
-def attempt(dataset, asked, seed):
-    """The partition, or why there is none."""
+def attempt(dataset, options, seed):
+    """Return the partition, or the error message."""
     try:
-        return partition_dataset(dataset, asked, seed), ""
-    except RequestError as refused:
-        return None, str(refused)
+        return partition_dataset(dataset, options, seed), ""
+    except RequestError as error:
+        return None, str(error)
 
 
 @given(
@@ -49,17 +49,17 @@ def attempt(dataset, asked, seed):
     st.integers(0, 1000),
 )
 @settings(max_examples=100)
-def test_clients_hold_the_same_whatever_the_public_set_is(case, reserve, others, seed):
-    dataset, asked = case
-    first = asked.model_copy(update={"public_from": reserve, "public_size": reserve, "public_alpha": None})
-    full = dealt_or_refused(dataset, first, seed)
+def test_clients_are_independent_of_the_public_set(case, reserve, others, seed):
+    dataset, options = case
+    first = options.model_copy(update={"public_from": reserve, "public_size": reserve, "public_alpha": None})
+    full = partition_or_reject(dataset, first, seed)
     for portion, alpha in others:
         size = round(portion * reserve)
         again = first.model_copy(update={"public_size": size, "public_alpha": alpha})
-        result, refused = attempt(dataset, again, seed)
+        result, error = attempt(dataset, again, seed)
         if result is None:
             assert alpha is not None
-            assert "data.public_pool_size" in refused
+            assert "data.public_pool_size" in error
             continue
         assert held(result) == held(full)
         assert len(result.public) == size
@@ -70,65 +70,69 @@ def test_clients_hold_the_same_whatever_the_public_set_is(case, reserve, others,
 
 @given(cases(), st.integers(0, 30), st.integers(0, 1000))
 @settings(max_examples=100)
-def test_a_balanced_public_set_is_the_same_from_a_reserve_and_without_one(case, more, seed):
-    dataset, asked = case
-    asked = asked.model_copy(update={"public_alpha": None})
-    plain = dealt_or_refused(dataset, asked, seed)
-    reserved = dealt_or_refused(dataset, asked.model_copy(update={"public_from": asked.public_size + more or 1}), seed)
+def test_balanced_public_set_is_the_same_with_and_without_a_pool(case, more, seed):
+    dataset, options = case
+    options = options.model_copy(update={"public_alpha": None})
+    plain = partition_or_reject(dataset, options, seed)
+    reserved = partition_or_reject(
+        dataset, options.model_copy(update={"public_from": options.public_size + more or 1}), seed
+    )
     assert np.array_equal(plain.public, reserved.public)
-    if not more and asked.public_size:
+    if not more and options.public_size:
         assert held(plain) == held(reserved), "a reserve that is public as a whole is no other"
 
 
 def test_smaller_public_sets_are_part_of_larger_ones():
-    public = [set(dealt(public_from=300, public_size=size).public.tolist()) for size in SIZES]
+    public = [set(partition_of(public_from=300, public_size=size).public.tolist()) for size in SIZES]
     assert [len(each) for each in public] == list(SIZES)
     assert all(small < large for small, large in pairwise(public))
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
-def test_a_skewed_public_set_has_the_classes_that_it_has_without_a_reserve(alpha):
-    asked = {"scheme": "iid", "public_size": 60, "public_alpha": alpha}
-    plain, reserved = (dealt(**asked, public_from=reserve).public for reserve in (None, 900))
+def test_skewed_public_set_has_the_same_classes_with_and_without_a_pool(alpha):
+    options = {"scheme": "iid", "public_size": 60, "public_alpha": alpha}
+    plain, reserved = (partition_of(**options, public_from=reserve).public for reserve in (None, 900))
     counts = [np.bincount(DIGITS.labels[public], minlength=10).tolist() for public in (plain, reserved)]
     assert counts[0] == counts[1]
     assert not np.array_equal(plain, reserved)
 
 
-def test_the_rest_of_the_reserve_belongs_to_nobody(tmp_path):
-    asked = resolve_data_settings(DataSettings(clients=4, alpha=1.0, public_size=50, public_from=300), DataDirs())
-    made = load_and_partition(asked, 3, tmp_path / "shards", DataDirs())
+def test_unused_pool_examples_belong_to_no_client(tmp_path):
+    options = resolve_data_settings(DataSettings(clients=4, alpha=1.0, public_size=50, public_from=300), DataDirs())
+    made = load_and_partition(options, 3, tmp_path / "shards", DataDirs())
     manifest = made.save().manifest
     assert manifest["left_out"] == 250
     assert manifest["parameters"]["public_from"] == 300
     again = read_shards(tmp_path / "shards")
-    assert again.partition.settings == asked
+    assert again.partition.settings == options
     dataset, opened = load_shard_data(again, DataDirs())
     assert held(opened) == held(made.shards.partition)
-    reserve, public = select_public_set(dataset, asked, 3)
+    reserve, public = select_public_set(dataset, options, 3)
     assert len(reserve) == 300
     assert np.array_equal(public, opened.public)
-    assert not np.intersect1d(reserve, np.concatenate([everything(shard) for shard in opened.shards])).size
+    assert not np.intersect1d(reserve, np.concatenate([all_indices(shard) for shard in opened.shards])).size
 
 
-def test_the_reserve_is_named_only_where_there_is_one():
+def test_pool_is_recorded_only_if_configured():
     assert "public_from" not in DataSettings().used_parameters().keys() | DataSettings().to_record().keys()
-    asked = DataSettings(public_from=300)
-    assert asked.used_parameters()["public_from"] == asked.to_record()["public_from"] == 300
+    options = DataSettings(public_from=300)
+    assert options.used_parameters()["public_from"] == options.to_record()["public_from"] == 300
 
 
-def test_the_least_of_pfllib_does_not_follow_from_the_public_set(tmp_path):
+def test_pfllib_minimum_is_independent_of_the_public_set(tmp_path):
     least = set()
     for size in (100, 900):
-        asked = {"protocol": "pfllib", "alpha": 10.0, "clients": 12, "public_size": size, "public_from": 900}
+        options = {"protocol": "pfllib", "alpha": 10.0, "clients": 12, "public_size": size, "public_from": 900}
         least.add(
-            load_and_partition(DataSettings(**asked), 0, tmp_path, DataDirs()).shards.manifest["parameters"]["min_size"]
+            load_and_partition(DataSettings(**options), 0, tmp_path, DataDirs()).shards.manifest["parameters"][
+                "min_size"
+            ]
         )
     assert least == {(1797 - 900) // 12 // 2}
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "message"),
     [
         (
             {"public_size": 100, "public_from": 99},
@@ -146,36 +150,36 @@ def test_the_least_of_pfllib_does_not_follow_from_the_public_set(tmp_path):
         ),
     ],
 )
-def test_a_reserve_that_does_not_fit_is_refused_in_one_line(asked, words):
-    with pytest.raises(RequestError) as refused:
-        dealt(**asked)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_impossible_pool_is_refused_in_one_line(options, message):
+    with pytest.raises(RequestError) as error:
+        partition_of(**options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("domains", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_reserve_with_too_few_of_a_class_is_refused_and_the_least_that_will_do_is_named(seed, domains):
+def test_too_small_pool_is_refused_with_the_minimum(seed, domains):
     dataset = make_dataset(np.random.default_rng(0).integers(0, 5, size=2000).tolist(), 5, domains)
-    asked = DataSettings(scheme="iid", clients=4, public_size=100, public_from=100, public_alpha=0.3)
-    with pytest.raises(RequestError, match=r"and a pool of 100 has \d+ \(data\.public_pool_size\): ") as refused:
-        partition_dataset(dataset, asked, seed)
-    _, _, least = str(refused.value).rpartition("make it at least ")
+    options = DataSettings(scheme="iid", clients=4, public_size=100, public_from=100, public_alpha=0.3)
+    with pytest.raises(RequestError, match=r"and a pool of 100 has \d+ \(data\.public_pool_size\): ") as error:
+        partition_dataset(dataset, options, seed)
+    _, _, least = str(error.value).rpartition("make it at least ")
     with pytest.raises(RequestError, match=f"make it at least {least}"):
-        partition_dataset(dataset, asked.model_copy(update={"public_from": int(least) - 1}), seed)
-    assert len(partition_dataset(dataset, asked.model_copy(update={"public_from": int(least)}), seed).public) == 100
+        partition_dataset(dataset, options.model_copy(update={"public_from": int(least) - 1}), seed)
+    assert len(partition_dataset(dataset, options.model_copy(update={"public_from": int(least)}), seed).public) == 100
 
 
-def test_fedbn_trains_on_the_same_lists_whatever_the_public_set_is():
+def test_fedbn_lists_are_independent_of_the_public_set():
     dataset = make_dataset([c for c in range(10) for _ in range(40)], 10, 2, test=True)
-    asked = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=60)
-    asked = asked.model_copy(update={"public_from": 60})
-    full = partition_dataset(dataset, asked, 0)
+    options = DataSettings(dataset="office10", scheme="domain", protocol="fedbn", clients=2, public_size=60)
+    options = options.model_copy(update={"public_from": 60})
+    full = partition_dataset(dataset, options, 0)
     for size, alpha in ((0, None), (20, None), (10, 5.0)):
-        result = partition_dataset(dataset, asked.model_copy(update={"public_size": size, "public_alpha": alpha}), 0)
+        result = partition_dataset(dataset, options.model_copy(update={"public_size": size, "public_alpha": alpha}), 0)
         assert held(result) == held(full)
         assert set(result.public.tolist()) <= set(full.public.tolist())
     with pytest.raises(
         RequestError, match=r"the public pool leaves .*which needs 80 \(data\.public_pool_size\): make it small"
     ):
-        partition_dataset(dataset, asked.model_copy(update={"public_from": 300}), 0)
+        partition_dataset(dataset, options.model_copy(update={"public_from": 300}), 0)
