@@ -156,7 +156,9 @@ def start_run(folder, *more: str, once="checkpoints/round-00002"):
 ENDLESS = ("--set", "train.local_steps=1000000")
 
 
-@pytest.mark.parametrize(("signals", "grace", "words"), [(1, "0.5", "did not end within 0.5 s"), (2, "30", "at once")])
+@pytest.mark.parametrize(
+    ("signals", "grace", "words"), [(1, "0.5", "did not finish within 0.5 s"), (2, "30", "stopped immediately")]
+)
 def test_endless_round_is_aborted(reference_run, tmp_path, signals, grace, words):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
     process = start_run(tmp_path, *ENDLESS, "--stop-timeout", grace, once="rounds.jsonl")
