@@ -1,4 +1,4 @@
-"""Opinions and ballots made from arrays."""
+"""Label uploads and ballots made from arrays."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from fedmosaic_cli.labels.wire import ExpectedMessage, ExpertiseEncoding, LabelE
 RUN, PUBLIC, ROUND = bytes(range(16)), bytes(range(16, 32)), 5
 
 
-def envelope(client: int = 0, number: int = ROUND) -> MessageHeader:
-    """What stands on a client's message of the round that is open."""
+def make_header(client: int = 0, number: int = ROUND) -> MessageHeader:
+    """Return the header of a client's message in the current round."""
     return MessageHeader(RUN, PUBLIC, number, client)
 
 
-def expected(form: MessageSpec, roster: Container[int] = frozenset({0}), number: int = ROUND) -> ExpectedMessage:
-    return ExpectedMessage(form, RUN, PUBLIC, number, roster)
+def expected(spec: MessageSpec, roster: Container[int] = frozenset({0}), number: int = ROUND) -> ExpectedMessage:
+    return ExpectedMessage(spec, RUN, PUBLIC, number, roster)
 
 
-def opinion(form: MessageSpec, labels: Any, expertise: Any = None, client: int = 0, number: int = ROUND) -> bytes:
-    """A client's message."""
-    said = None if expertise is None else np.asarray(expertise, dtype=np.float64)
-    return wire.encode_label_upload(envelope(client, number), form, np.asarray(labels), said)
+def encode_upload(spec: MessageSpec, labels: Any, expertise: Any = None, client: int = 0, number: int = ROUND) -> bytes:
+    """Encode the label upload of a client."""
+    weights = None if expertise is None else np.asarray(expertise, dtype=np.float64)
+    return wire.encode_label_upload(make_header(client, number), spec, np.asarray(labels), weights)
 
 
-def form_of(
-    labels: Any, expertise: Any, num_classes: int, code: ExpertiseEncoding = ExpertiseEncoding.LEVELS, **form: Any
+def make_spec(
+    labels: Any, expertise: Any, num_classes: int, code: ExpertiseEncoding = ExpertiseEncoding.LEVELS, **options: Any
 ) -> MessageSpec:
-    """The form of opinions with these labels, [examples] or [examples, classes], and expertise, if there is any."""
-    written = LabelEncoding.INDEX if np.ndim(labels) == 1 else LabelEncoding.BITS
-    told = ExpertiseEncoding.NONE if expertise is None else code
-    return MessageSpec(len(labels), num_classes, label_encoding=written, expertise_encoding=told, **form)
+    """Return the spec of uploads with these labels, [examples] or [examples, classes], and optional expertise."""
+    label_encoding = LabelEncoding.INDEX if np.ndim(labels) == 1 else LabelEncoding.BITS
+    expertise_encoding = ExpertiseEncoding.NONE if expertise is None else code
+    return MessageSpec(
+        len(labels), num_classes, label_encoding=label_encoding, expertise_encoding=expertise_encoding, **options
+    )
 
 
 def ballots(
@@ -44,21 +46,21 @@ def ballots(
     expertise: Sequence[Any] | NDArray[Any] | None,
     num_classes: int,
     clients: Iterable[int] | None = None,
-    **form: Any,
+    **options: Any,
 ) -> list[Ballot]:
-    """A ballot for each client's row of labels and, unless nobody tells any, of expertise.
+    """Return one ballot per row of labels and, if given, of expertise.
 
-    `clients` are their numbers, by default 0, 1, ...; `form` is what `form_of` takes.
+    `clients` are the client numbers, by default 0, 1, ...; `options` are passed to `make_spec`.
     """
-    told = [None] * len(labels) if expertise is None else list(expertise)
+    rows = [None] * len(labels) if expertise is None else list(expertise)
     numbers = range(len(labels)) if clients is None else clients
-    agreed = form_of(labels[0], told[0], num_classes, **form)
+    spec = make_spec(labels[0], rows[0], num_classes, **options)
     return [
-        Ballot(client, opinion(agreed, row, weights, client), agreed)
-        for client, row, weights in zip(numbers, labels, told, strict=True)
+        Ballot(client, encode_upload(spec, row, weights, client), spec)
+        for client, row, weights in zip(numbers, labels, rows, strict=True)
     ]
 
 
 def levels(values: Any, high: float = 1.0, bits: int = 8) -> NDArray[np.float64]:
-    """The expertise that a receiver takes these levels for."""
+    """Return the expertise that a receiver decodes from these levels."""
     return codecs.dequantise(np.asarray(values), high, bits)

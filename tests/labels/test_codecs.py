@@ -15,7 +15,7 @@ from fedmosaic_cli.labels import codecs, wire
 from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, MessageSpec
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from tests.labels.ballots import envelope
+from tests.labels.ballots import make_header
 from tests.toys import CPU
 
 
@@ -33,7 +33,7 @@ def test_packing_round_trip_and_size(case):
 
 
 def way(client: int = 0) -> Route:
-    return Route(CPU, envelope(client))
+    return Route(CPU, make_header(client))
 
 
 @pytest.mark.parametrize(("public", "up", "down"), [(10_000, 15_000, 5_000), (2_250, 3_375, 1_125)])

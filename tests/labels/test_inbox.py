@@ -18,7 +18,7 @@ from fedmosaic_cli.labels.label_uploads import CollectedUploads, receive_uploads
 from fedmosaic_cli.labels.sharing import with_label_sharing
 from fedmosaic_cli.labels.voting import Ballot, aggregate_votes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, LabelEncoding, LabelMessageKind, MessageSpec
-from tests.labels.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
+from tests.labels.ballots import PUBLIC, ROUND, RUN, encode_upload, expected, make_header
 from tests.labels.test_wire import mutated
 
 CLIENTS, SIZE, CLASSES = 5, 9, 3
@@ -29,15 +29,15 @@ FLOATS = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.FLOATS)
 def said_by(client: int, number: int = ROUND, form: MessageSpec = FORM) -> bytes:
     """What a client has to say in a round; always the same."""
     rng = np.random.default_rng((client, number))
-    return opinion(form, rng.integers(0, CLASSES, SIZE), rng.random(SIZE), client, number)
+    return encode_upload(form, rng.integers(0, CLASSES, SIZE), rng.random(SIZE), client, number)
 
 
 OPINIONS = {client: said_by(client) for client in range(CLIENTS)}
-OTHER = opinion(FORM, np.zeros(SIZE, dtype=int), np.full(SIZE, 0.3))
-SILENT = opinion(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE))
+OTHER = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.full(SIZE, 0.3))
+SILENT = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE))
 DAMAGED = OPINIONS[0][:-1] + bytes([OPINIONS[0][-1] ^ 1])
 STALE, FUTURE = said_by(0, ROUND - 1), said_by(0, ROUND + 1)
-MEANT_ILL = wire.encode_message(envelope(0), FORM, b"\xff" * FORM.payload_bytes)
+MEANT_ILL = wire.encode_message(make_header(0), FORM, b"\xff" * FORM.payload_bytes)
 
 
 def inbox_with(*arrivals: tuple[int, bytes], form: MessageSpec = FORM) -> LabelInbox:
@@ -51,7 +51,7 @@ def consensus_bytes(ballots: list[Ballot]) -> bytes:
     """What the server would send, with room for rows without a label."""
     form = MessageSpec(SIZE, CLASSES, LabelMessageKind.CONSENSUS, LabelEncoding.MASKED)
     labels = aggregate_votes(ballots).labels if ballots else np.full(SIZE, -1)
-    return wire.encode_consensus_labels(envelope(SERVER_ID), form, labels)
+    return wire.encode_consensus_labels(make_header(SERVER_ID), form, labels)
 
 
 def without(*clients: int) -> list[Ballot]:
@@ -73,7 +73,7 @@ ARRIVALS = [
     *OPINIONS.items(),
     *((0, data) for data in (OPINIONS[0], OTHER, SILENT, DAMAGED, STALE, FUTURE, MEANT_ILL, b"", b"hello")),
     *((1, data) for data in (OPINIONS[1], OPINIONS[0], OPINIONS[1][:50])),
-    (2, opinion(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=2)),
+    (2, encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=2)),
     (99, OPINIONS[3]),
     (99, said_by(99)),
 ]
@@ -141,7 +141,7 @@ def test_strangers_do_not_vote():
 
 
 def test_everything_is_counted():
-    silent = opinion(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=3)
+    silent = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=3)
     inbox = inbox_with(
         (0, STALE), (0, FUTURE), (0, OPINIONS[0]), (1, DAMAGED), (1, b""), (2, MEANT_ILL), (3, silent), (99, b"x")
     )
@@ -216,7 +216,7 @@ def test_how_many_are_enough_can_be_asked_for():
 
 
 def test_to_abstain_is_to_take_part():
-    silent = [UploadDelivery(c, opinion(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), c)) for c in (1, 2)]
+    silent = [UploadDelivery(c, encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), c)) for c in (1, 2)]
     found = gathered(*silent, *delivered(0))
     assert "degraded" not in found.round_metrics
     assert found.ballots == without(1, 2, 3, 4)
@@ -253,6 +253,8 @@ def test_numbers_that_are_none_reach_nobody(value):
     honest = [UploadDelivery(client, said_by(client, form=FLOATS)) for client in range(1, CLIENTS)]
     expertise = np.full(SIZE, 0.5)
     expertise[4] = value
-    found = gathered(UploadDelivery(0, opinion(FLOATS, np.zeros(SIZE, dtype=int), expertise)), *honest, form=FLOATS)
+    found = gathered(
+        UploadDelivery(0, encode_upload(FLOATS, np.zeros(SIZE, dtype=int), expertise)), *honest, form=FLOATS
+    )
     assert found.ballots == gathered(*honest, form=FLOATS).ballots
     assert found.client_metrics[0]["message"] in ("expertise_nonfinite", "expertise_range")

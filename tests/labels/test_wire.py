@@ -25,7 +25,7 @@ from fedmosaic_cli.labels.wire import (
     MessageSpec,
     RejectionReason,
 )
-from tests.labels.ballots import PUBLIC, ROUND, RUN, envelope, expected, opinion
+from tests.labels.ballots import PUBLIC, ROUND, RUN, encode_upload, expected, make_header
 
 FIELDS = (
     *("magic", "major", "minor", "kind", "labels", "expertise", "bits", "run", "public"),
@@ -103,7 +103,7 @@ def test_uploads_round_trip_and_size(classes, half, bits, code, label_code, seed
     expertise = codecs.dequantise(rng.integers(0, top, count, endpoint=True), form.max_expertise, bits)
     if code is ExpertiseEncoding.FLOATS:
         expertise = expertise.astype(np.float32).astype(np.float64).clip(0, form.max_expertise)
-    data = opinion(form, labels, None if code is ExpertiseEncoding.NONE else expertise)
+    data = encode_upload(form, labels, None if code is ExpertiseEncoding.NONE else expertise)
 
     assert refusal(data, form) is None
     assert np.array_equal(wire.decode_labels(data, form), labels)
@@ -130,17 +130,17 @@ def test_consensus_round_trip(classes, half, seed, masked):
         size, classes, LabelMessageKind.CONSENSUS, LabelEncoding.MASKED if masked else LabelEncoding.INDEX
     )
     labels = rng.integers(-1 if masked else 0, classes, size)
-    data = wire.encode_consensus_labels(envelope(SERVER_ID), form, labels)
+    data = wire.encode_consensus_labels(make_header(SERVER_ID), form, labels)
     assert wire.decode_consensus_labels(data, expected(form, {SERVER_ID})).tolist() == labels.tolist()
 
 
 def test_encoding_is_deterministic():
-    assert opinion(LEVELS, LABELS, LABELS / 3) == opinion(LEVELS, LABELS, LABELS / 3)
+    assert encode_upload(LEVELS, LABELS, LABELS / 3) == encode_upload(LEVELS, LABELS, LABELS / 3)
 
 
 # Every reason, by hand.
 
-GOOD = opinion(LEVELS, LABELS, [0.5, 0.25, 0, 0.25, 0.5])
+GOOD = encode_upload(LEVELS, LABELS, [0.5, 0.25, 0, 0.25, 0.5])
 NAN_VALUES = [0.5, math.nan, 0, 0.25, 0.5]
 
 
@@ -151,7 +151,7 @@ def labelled(*labels: int) -> bytes:
 
 FAULTS: dict[str, tuple[RejectionReason, bytes, MessageSpec]] = {
     "longer than any can be": (RejectionReason.TOO_LARGE, GOOD + b"\0", LEVELS),
-    "another form, which is longer": (RejectionReason.TOO_LARGE, opinion(FLOATS, LABELS, np.ones(5)), LEVELS),
+    "another form, which is longer": (RejectionReason.TOO_LARGE, encode_upload(FLOATS, LABELS, np.ones(5)), LEVELS),
     "something else": (RejectionReason.BAD_MAGIC, b"GIF8" + GOOD[4:], LEVELS),
     "a newer version": (RejectionReason.BAD_VERSION, rewritten(GOOD, major=2), LEVELS),
     "a version that never was": (RejectionReason.BAD_VERSION, rewritten(GOOD, major=0), LEVELS),
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[RejectionReason, bytes, MessageSpec]] = {
     "other levels": (RejectionReason.WRONG_ENCODING, rewritten(GOOD, bits=7), LEVELS),
     "another range": (RejectionReason.WRONG_ENCODING, rewritten(GOOD, high=1e30), LEVELS),
     "a range that is no number": (RejectionReason.WRONG_ENCODING, rewritten(GOOD, high=math.nan), LEVELS),
-    "no expertise where some is due": (RejectionReason.WRONG_ENCODING, opinion(PLAIN, LABELS), LEVELS),
+    "no expertise where some is due": (RejectionReason.WRONG_ENCODING, encode_upload(PLAIN, LABELS), LEVELS),
     "a class that does not exist": (RejectionReason.LABEL_RANGE, with_payload(GOOD, labelled(0, 1, 2, 3, 0)), LEVELS),
     "a bit behind the labels": (
         RejectionReason.LABEL_RANGE,
@@ -192,26 +192,34 @@ FAULTS: dict[str, tuple[RejectionReason, bytes, MessageSpec]] = {
     ),
     "a bit behind the bits": (
         RejectionReason.LABEL_RANGE,
-        wire.encode_message(envelope(), replace(PLAIN, label_encoding=LabelEncoding.BITS), b"\0\1"),
+        wire.encode_message(make_header(), replace(PLAIN, label_encoding=LabelEncoding.BITS), b"\0\1"),
         replace(PLAIN, label_encoding=LabelEncoding.BITS),
     ),
-    "not a number": (RejectionReason.EXPERTISE_NONFINITE, opinion(FLOATS, LABELS, NAN_VALUES), FLOATS),
-    "infinity": (RejectionReason.EXPERTISE_NONFINITE, opinion(FLOATS, LABELS, [0, 0, 0, 0, math.inf]), FLOATS),
-    "infinity below": (RejectionReason.EXPERTISE_NONFINITE, opinion(FLOATS, LABELS, [0, -math.inf, 0, 0, 0]), FLOATS),
-    "below the range": (RejectionReason.EXPERTISE_RANGE, opinion(FLOATS, LABELS, [0, -2e-6, 0, 0, 0]), FLOATS),
-    "above the range": (RejectionReason.EXPERTISE_RANGE, opinion(FLOATS, LABELS, [0, 0, 1 + 2e-6, 0, 0]), FLOATS),
-    "all there is": (RejectionReason.EXPERTISE_RANGE, opinion(FLOATS, LABELS, np.full(5, 3e38)), FLOATS),
+    "not a number": (RejectionReason.EXPERTISE_NONFINITE, encode_upload(FLOATS, LABELS, NAN_VALUES), FLOATS),
+    "infinity": (RejectionReason.EXPERTISE_NONFINITE, encode_upload(FLOATS, LABELS, [0, 0, 0, 0, math.inf]), FLOATS),
+    "infinity below": (
+        RejectionReason.EXPERTISE_NONFINITE,
+        encode_upload(FLOATS, LABELS, [0, -math.inf, 0, 0, 0]),
+        FLOATS,
+    ),
+    "below the range": (RejectionReason.EXPERTISE_RANGE, encode_upload(FLOATS, LABELS, [0, -2e-6, 0, 0, 0]), FLOATS),
+    "above the range": (RejectionReason.EXPERTISE_RANGE, encode_upload(FLOATS, LABELS, [0, 0, 1 + 2e-6, 0, 0]), FLOATS),
+    "all there is": (RejectionReason.EXPERTISE_RANGE, encode_upload(FLOATS, LABELS, np.full(5, 3e38)), FLOATS),
     "a bit behind the levels": (
         RejectionReason.EXPERTISE_RANGE,
-        wire.encode_message(envelope(), replace(LEVELS, expertise_bits=3), bytes(3) + b"\1"),
+        wire.encode_message(make_header(), replace(LEVELS, expertise_bits=3), bytes(3) + b"\1"),
         replace(LEVELS, expertise_bits=3),
     ),
     "two shares of one class": (
         RejectionReason.EXPERTISE_INCONSISTENT,
-        opinion(SHARES, LABELS, [0.5, 0.25, 0, 0.25, 0.4]),
+        encode_upload(SHARES, LABELS, [0.5, 0.25, 0, 0.25, 0.4]),
         SHARES,
     ),
-    "more than there is": (RejectionReason.EXPERTISE_INCONSISTENT, opinion(SHARES, LABELS, np.full(5, 0.34)), SHARES),
+    "more than there is": (
+        RejectionReason.EXPERTISE_INCONSISTENT,
+        encode_upload(SHARES, LABELS, np.full(5, 0.34)),
+        SHARES,
+    ),
 }
 
 
@@ -228,14 +236,16 @@ def test_every_reason_but_duplicate_is_covered():
 def test_valid_messages_are_accepted():
     assert refusal(GOOD, LEVELS) is None
     assert refusal(rewritten(GOOD, minor=9), LEVELS) is None, "a newer minor version can be read"
-    assert refusal(opinion(FLOATS, LABELS, [-1e-7, 1 + 1e-7, 0, 1, 0.5]), FLOATS) is None
-    assert refusal(opinion(SHARES, LABELS, [0.5, 0.25, 0.25, 0.25, 0.5]), SHARES) is None
+    assert refusal(encode_upload(FLOATS, LABELS, [-1e-7, 1 + 1e-7, 0, 1, 0.5]), FLOATS) is None
+    assert refusal(encode_upload(SHARES, LABELS, [0.5, 0.25, 0.25, 0.25, 0.5]), SHARES) is None
 
 
 def test_sender_must_match_the_header():
     both = frozenset({0, 1})
-    assert refusal(opinion(PLAIN, LABELS, client=1), PLAIN, sender=1, roster=both) is None
-    assert refusal(opinion(PLAIN, LABELS, client=1), PLAIN, sender=0, roster=both) is RejectionReason.UNKNOWN_CLIENT
+    assert refusal(encode_upload(PLAIN, LABELS, client=1), PLAIN, sender=1, roster=both) is None
+    assert (
+        refusal(encode_upload(PLAIN, LABELS, client=1), PLAIN, sender=0, roster=both) is RejectionReason.UNKNOWN_CLIENT
+    )
 
 
 # From the one that is found first to the last: each is made worse by all that come before it.
@@ -268,9 +278,13 @@ def test_first_of_several_faults_is_reported():
 
 def test_first_of_several_expertise_faults_is_reported():
     form = replace(FLOATS, is_distribution=True)
-    assert refusal(opinion(form, LABELS, [0.5, 0.25, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_INCONSISTENT
-    assert refusal(opinion(form, LABELS, [0.5, 2.0, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_RANGE
-    assert refusal(opinion(form, LABELS, [0.5, 2.0, 0, math.nan, 0.4]), form) is RejectionReason.EXPERTISE_NONFINITE
+    assert (
+        refusal(encode_upload(form, LABELS, [0.5, 0.25, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_INCONSISTENT
+    )
+    assert refusal(encode_upload(form, LABELS, [0.5, 2.0, 0, 0.25, 0.4]), form) is RejectionReason.EXPERTISE_RANGE
+    assert (
+        refusal(encode_upload(form, LABELS, [0.5, 2.0, 0, math.nan, 0.4]), form) is RejectionReason.EXPERTISE_NONFINITE
+    )
 
 
 # Expertise.
@@ -280,20 +294,20 @@ def test_first_of_several_expertise_faults_is_reported():
 @given(st.floats(width=32), st.sampled_from([1.0, math.log(10)]))
 def test_floats_are_accepted_only_in_range(value, high):
     form = replace(FLOATS, max_expertise=high)
-    found = refusal(opinion(form, LABELS, [0.1, value, 0.2, 0.1, 0.0]), form)
+    found = refusal(encode_upload(form, LABELS, [0.1, value, 0.2, 0.1, 0.0]), form)
     if not math.isfinite(value):
         assert found is RejectionReason.EXPERTISE_NONFINITE
     elif value < -1e-6 or value > high + 1e-6:
         assert found is RejectionReason.EXPERTISE_RANGE
     else:
         assert found is None
-        read = wire.decode_expertise(opinion(form, LABELS, [0.1, value, 0.2, 0.1, 0.0]), form)
+        read = wire.decode_expertise(encode_upload(form, LABELS, [0.1, value, 0.2, 0.1, 0.0]), form)
         assert read[1] == min(max(value, 0.0), high)
 
 
 def test_signalling_nan_is_rejected_without_a_warning():
     signalling = np.full(5, 0x7F800001, dtype="<u4").tobytes()
-    data = wire.encode_message(envelope(), FLOATS, bytes(FLOATS.label_bytes) + signalling)
+    data = wire.encode_message(make_header(), FLOATS, bytes(FLOATS.label_bytes) + signalling)
     assert refusal(data, FLOATS) is RejectionReason.EXPERTISE_NONFINITE
 
 
@@ -301,21 +315,21 @@ def test_signalling_nan_is_rejected_without_a_warning():
 def test_zero_expertise_is_an_abstention(code):
     form = replace(PLAIN, expertise_encoding=code)
     count = 3 if code is ExpertiseEncoding.HISTOGRAM else 5
-    assert wire.validate_payload(opinion(form, LABELS, np.zeros(count)), form)
-    assert not wire.validate_payload(opinion(form, LABELS, np.full(count, 0.1)), form)
-    assert not wire.validate_payload(opinion(PLAIN, LABELS), PLAIN)
+    assert wire.validate_payload(encode_upload(form, LABELS, np.zeros(count)), form)
+    assert not wire.validate_payload(encode_upload(form, LABELS, np.full(count, 0.1)), form)
+    assert not wire.validate_payload(encode_upload(PLAIN, LABELS), PLAIN)
 
 
 def test_histogram_without_the_voted_classes_is_an_abstention():
     form = replace(PLAIN, expertise_encoding=ExpertiseEncoding.HISTOGRAM, is_distribution=True)
-    assert wire.validate_payload(opinion(form, [0, 0, 1, 1, 0], [0, 0, 1]), form)
-    assert not wire.validate_payload(opinion(form, [0, 0, 1, 2, 0], [0, 0, 1]), form)
+    assert wire.validate_payload(encode_upload(form, [0, 0, 1, 1, 0], [0, 0, 1]), form)
+    assert not wire.validate_payload(encode_upload(form, [0, 0, 1, 2, 0], [0, 0, 1]), form)
 
 
 def many_classes(total: float, code: ExpertiseEncoding, classes: int = 4, bits: int = 8) -> RejectionReason | None:
     """What becomes of shares, the same for all classes, that sum up to `total`."""
     form = MessageSpec(classes, classes, expertise_encoding=code, expertise_bits=bits, is_distribution=True)
-    return refusal(opinion(form, np.arange(classes), np.full(classes, total / classes)), form)
+    return refusal(encode_upload(form, np.arange(classes), np.full(classes, total / classes)), form)
 
 
 def test_sum_of_fractions_may_exceed_one_by_rounding_only():
@@ -336,14 +350,15 @@ def test_true_fractions_are_never_rejected(classes, bits, seed, code):
     labels = rng.permutation(np.arange(2 * classes + 1) % classes)
     form = MessageSpec(len(labels), classes, expertise_encoding=code, expertise_bits=bits, is_distribution=True)
     assert (
-        refusal(opinion(form, labels, shares if code is ExpertiseEncoding.HISTOGRAM else shares[labels]), form) is None
+        refusal(encode_upload(form, labels, shares if code is ExpertiseEncoding.HISTOGRAM else shares[labels]), form)
+        is None
     )
 
 
 def test_maximum_expertise_is_inconsistent_for_several_classes():
-    assert refusal(opinion(SHARES, LABELS, np.ones(5)), SHARES) is RejectionReason.EXPERTISE_INCONSISTENT
-    assert refusal(opinion(SHARES, np.full(5, 2), np.ones(5)), SHARES) is None
-    assert refusal(opinion(LEVELS, LABELS, np.ones(5)), LEVELS) is None, "other expertise need not be shares"
+    assert refusal(encode_upload(SHARES, LABELS, np.ones(5)), SHARES) is RejectionReason.EXPERTISE_INCONSISTENT
+    assert refusal(encode_upload(SHARES, np.full(5, 2), np.ones(5)), SHARES) is None
+    assert refusal(encode_upload(LEVELS, LABELS, np.ones(5)), LEVELS) is None, "other expertise need not be shares"
 
 
 # What clients receive.
@@ -357,7 +372,7 @@ def heard(data: bytes, form: MessageSpec) -> RejectionReason | None:
     return None
 
 
-TOLD = wire.encode_consensus_labels(envelope(SERVER_ID), CONSENSUS, LABELS)
+TOLD = wire.encode_consensus_labels(make_header(SERVER_ID), CONSENSUS, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +404,7 @@ def test_clients_validate_the_consensus(reason, data):
 
 def test_missing_labels_are_encoded_uniquely():
     labels = np.array([-1, 2, 0, -1, 1])
-    told = wire.encode_consensus_labels(envelope(SERVER_ID), MASKED, labels)
+    told = wire.encode_consensus_labels(make_header(SERVER_ID), MASKED, labels)
     assert wire.decode_consensus_labels(told, expected(MASKED, {SERVER_ID})).tolist() == labels.tolist()
     assert heard(with_payload(told, b"\x40\0\x78"), MASKED) is RejectionReason.LABEL_RANGE, (
         "a class where there is none"
@@ -438,8 +453,8 @@ def written(form: MessageSpec, rng: np.random.Generator) -> bytes:
     labels = rng.integers(0, 2 if form.label_encoding is LabelEncoding.BITS else 10, shape)
     shares = rng.dirichlet(np.ones(10))
     if form.expertise_encoding is ExpertiseEncoding.HISTOGRAM:
-        return opinion(form, labels, shares)
-    return opinion(form, labels, shares[labels] if labels.ndim == 1 else shares[:7])
+        return encode_upload(form, labels, shares)
+    return encode_upload(form, labels, shares[labels] if labels.ndim == 1 else shares[:7])
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
@@ -491,7 +506,7 @@ def test_mutated_consensus_is_only_rejected():
     rng = np.random.default_rng(1)
     outcomes: Counter[RejectionReason | None] = Counter()
     for form in CONSENSUS, MASKED:
-        data = wire.encode_consensus_labels(envelope(SERVER_ID), form, LABELS)
+        data = wire.encode_consensus_labels(make_header(SERVER_ID), form, LABELS)
         outcomes.update(heard(mutated(data, rng), form) for _ in range(10_000))
     assert RejectionReason.LABEL_RANGE in outcomes
     assert outcomes[None] < 5_000
