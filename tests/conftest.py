@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Fixtures and settings of the whole test suite."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.unit)
 
 
-# How long an example takes is the machine's business. A check of a change must not fail for an example that the
-# change did not bring about, so there the examples are always the same; everywhere else new ones are tried.
+# The time per example depends on the machine, so there is no deadline. In CI the examples are always the same, so that
+# a change does not fail because of an unrelated example; everywhere else Hypothesis draws new ones.
 settings.register_profile("fedmosaic", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fedmosaic")
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    """No variable of the person who runs the tests reaches them."""
+def clean_environment(monkeypatch):
+    """Remove the environment variables that change what commands do or print."""
     for name in ("FEDMOSAIC_RUNS", "FEDMOSAIC_DATA", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
-def plain_arithmetic():
-    """A command that ran in this process lets tiny numbers count as 0; hypothesis takes that for a broken machine."""
+def reset_denormal_flushing():
+    """Undo flushing of denormal numbers by commands that ran in this process: Hypothesis rejects it."""
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
 
 
 def fedmosaic(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`fedmosaic` as typed, in a process of its own."""
+    """Run the command `fedmosaic` in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "fedmosaic_cli", *arguments],
         cwd=cwd,
@@ -69,7 +69,7 @@ def fedmosaic(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
 
 @pytest.fixture
 def with_batch_norm(monkeypatch):
-    """Toys play with a network that has batch statistics."""
+    """Let toys train a network with batch normalisation."""
     from fedmosaic_cli.models.architectures import ARCHITECTURES
     from tests.toys import Normalised
 
@@ -78,7 +78,7 @@ def with_batch_norm(monkeypatch):
 
 @pytest.fixture(scope="session")
 def finished_runs(tmp_path_factory) -> Path:
-    """The runs of a few methods, made once."""
+    """Return finished runs of several methods, made once per session."""
     folder = tmp_path_factory.mktemp("finished")
     short = ("--preset", "quickstart", "--rounds", "7", "--quiet")
     for arguments in (
@@ -92,11 +92,11 @@ def finished_runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def roomy_runs(tmp_path_factory) -> Path:
-    """Runs of two clients each, which hold enough examples to be audited, made once.
+def auditable_runs(tmp_path_factory) -> Path:
+    """Return runs of two clients with enough examples for an audit, made once per session.
 
-    In `memorised` the labels are noise and the models know them by heart; in `untrained` they have learnt nothing. In
-    `small` there are ten clients, too many.
+    In `memorised` the models fit noisy labels exactly; in `untrained` the learning rate is almost 0. `small` has ten
+    clients, which have too few examples each.
     """
     from contextlib import chdir
 
@@ -104,17 +104,17 @@ def roomy_runs(tmp_path_factory) -> Path:
 
     from fedmosaic_cli.cli.app import app
 
-    folder = tmp_path_factory.mktemp("roomy")
+    folder = tmp_path_factory.mktemp("auditable")
     short = ("--preset", "quickstart", "--set", "data.clients=2", "--rounds", "4", "--quiet")
-    by_heart = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
-    by_heart += ("--set", "methods.fedmosaic.trust=0.0")
+    memorise = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
+    memorise += ("--set", "methods.fedmosaic.trust=0.0")
     exchanges = ("--set", "methods.fedmosaic.warmup_rounds=2")
     with chdir(folder):
         for arguments in (
             ("train", *short, *exchanges),
             ("baseline", "local", "centralized", "fedavg", *short),
             ("baseline", "fedct", *short, "--set", "methods.fedct.warmup_rounds=4"),
-            ("train", *short, *exchanges, *by_heart, "--run-dir", "runs/memorised"),
+            ("train", *short, *exchanges, *memorise, "--run-dir", "runs/memorised"),
             ("train", *short, *exchanges, "--set", "train.lr=1e-30", "--run-dir", "runs/untrained"),
             ("baseline", "local", "--preset", "quickstart", "--rounds", "1", "--quiet", "--run-dir", "runs/small"),
         ):

@@ -25,15 +25,15 @@ from tests.toys import (
     FROM_SERVER,
     TOYS,
     close,
-    dealt,
     from_client,
     from_disk,
+    make_toy,
     models,
     personal_models,
-    played,
-    relabelled,
-    repainted,
+    run_toy,
     same,
+    with_other_labels,
+    with_other_pixels,
 )
 
 VARIANTS: dict[str, Method] = {
@@ -125,11 +125,11 @@ def check_that_evaluation_leaves_no_trace(method, toy):
 def test_test_labels_and_public_labels_do_not_reach_training(method):
     toy = TOYS["even"]
     tests = np.concatenate([shard.test for shard in toy.partition.shards])
-    ours = everything(played(method, toy))
+    ours = everything(run_toy(method, toy))
     for hidden in (tests, toy.partition.public):
-        assert everything(played(method, toy.changed(dataset=relabelled(toy.dataset, hidden)))) == ours
+        assert everything(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, hidden)))) == ours
     train = toy.partition.shards[0].train
-    assert everything(played(method, toy.changed(dataset=relabelled(toy.dataset, train)))) != ours
+    assert everything(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, train)))) != ours
 
 
 def everything(federation):
@@ -143,7 +143,7 @@ def everything(federation):
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
 def test_a_client_cannot_look_into_another_ones_data(name):
     method, toy = VARIANTS[name], TOYS["even"]
-    other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
+    other = toy.changed(dataset=with_other_pixels(toy.dataset, toy.partition.shards[1].train))
     first, second = toy.federation(method), other.federation(method)
     uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
     uploads = [{**upload, "state": client_state(f)} for upload, f in zip(uploads, (first, second), strict=True)]
@@ -175,7 +175,7 @@ def flat(value):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
 def test_traffic_is_as_foretold(name):
-    method, toy = VARIANTS[name], dealt([5, 6, 7], public=10)
+    method, toy = VARIANTS[name], make_toy([5, 6, 7], public=10)
     federation = toy.federation(method)
     foretold = method.traffic(federation.ctx, public_size=10)
     with federation.worker_pool:
@@ -200,7 +200,7 @@ WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
     ],
 )
 def test_traffic_follows_from_the_sizes(name, up, down):
-    federation = dealt([5, 6, 7], public=10).federation(VARIANTS[name])
+    federation = make_toy([5, 6, 7], public=10).federation(VARIANTS[name])
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 3) for row in done.rows]
     assert {(row["bits_up"], row["bits_down"]) for row in rows if row["round"] > 1} == {(up, down)}
@@ -208,7 +208,7 @@ def test_traffic_follows_from_the_sizes(name, up, down):
 
 def test_training_alone_never_depends_on_others():
     toy = TOYS["even"]
-    other = toy.changed(dataset=repainted(toy.dataset, toy.partition.shards[1].train))
+    other = toy.changed(dataset=with_other_pixels(toy.dataset, toy.partition.shards[1].train))
     ours, theirs = models(METHODS["local"](), toy), models(METHODS["local"](), other)
     assert same(ours[:1], theirs[:1])
     assert not same(ours[1:2], theirs[1:2])
@@ -218,7 +218,7 @@ def test_training_alone_never_depends_on_others():
 def test_nothing_that_travels_is_shared_with_its_sender(name):
     """In both directions: spoiling what arrived changes nothing at home, and personal models survive any broadcast."""
     method = VARIANTS[name]
-    federation = played(method, TOYS["even"], rounds=2)
+    federation = run_toy(method, TOYS["even"], rounds=2)
     upload = one_turn(method, federation, client=0)
     received, _ = send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
     before = deepcopy(capture_state(federation.state))
@@ -232,7 +232,7 @@ def test_nothing_that_travels_is_shared_with_its_sender(name):
 @pytest.mark.parametrize(("name", "entry"), [("ditto", "personal"), ("apfl", "private"), ("fedphp", "history")])
 def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
     """Receiving must not touch them, so a client that then trains nothing still has them."""
-    federation = played(VARIANTS[name], TOYS["even"], rounds=2)
+    federation = run_toy(VARIANTS[name], TOYS["even"], rounds=2)
     client = federation.state.clients[0]
     before = {n: t.clone() for n, t in client.state[entry].items()}
     for tensor in federation.state.server["model"].values():
@@ -270,7 +270,7 @@ def test_going_on_with_batch_statistics_changes_nothing(method, policy):
 
 
 def check_that_going_on_changes_nothing(method, toy, stop):
-    halfway = played(method, toy, rounds=stop)
+    halfway = run_toy(method, toy, rounds=stop)
     again, whole = toy.federation(method), toy.federation(method)
     restore_state(again, *from_disk(capture_state(halfway.state)), stop)
     assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
@@ -283,7 +283,7 @@ def check_that_going_on_changes_nothing(method, toy, stop):
 def test_what_is_said_of_the_public_set_stays_on_the_cpu():
     """Also after a checkpoint was read on another device; `meta` stands for one here."""
     for name in ("fedmosaic", "fedct", "perfedckt"):
-        federation = played(VARIANTS[name], TOYS["even"], rounds=2)
+        federation = run_toy(VARIANTS[name], TOYS["even"], rounds=2)
         client = federation.state.clients[0]
         client.private = replace(client.private, device=torch.device("meta"))
         restore_state(federation, *capture_state(federation.state), 2)
@@ -297,7 +297,7 @@ def test_what_is_said_of_the_public_set_stays_on_the_cpu():
 @pytest.mark.parametrize("policy", ["keep", "reset"])
 def test_memory_is_as_foretold(name, policy):
     method = VARIANTS[name]
-    federation = played(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
+    federation = run_toy(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
     upload = one_turn(method, federation, client=0)
     arrays = [array for key, array in capture_state(federation.state)[0].items() if key.startswith("client-0/")]
     numbers = sum(array.size for array in arrays if array.ndim) + sum(

@@ -21,7 +21,7 @@ from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from tests.methods.problems import uploads
-from tests.toys import TOYS, Toy, close, dealt, models, personal_models, played, same
+from tests.toys import TOYS, Toy, close, make_toy, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -60,7 +60,7 @@ def test_lambda_is_zero_until_the_first_exchange():
 
 
 def test_lambda_follows_from_the_losses_in_the_log():
-    federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="paper", expertise="entropy"))
+    federation = make_toy([9, 9, 9], public=12).federation(FedMosaic(trust="paper", expertise="entropy"))
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
     for row in rows:
@@ -69,8 +69,8 @@ def test_lambda_follows_from_the_losses_in_the_log():
 
 
 def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
-    method, toy = FedMosaic(trust="paper"), dealt([9, 9, 9], public=12)
-    before = played(method, toy, rounds=2)
+    method, toy = FedMosaic(trust="paper"), make_toy([9, 9, 9], public=12)
+    before = run_toy(method, toy, rounds=2)
     client, consensus = before.state.clients[0], before.state.server["labels"]
     model = client.state["model"]
     private_loss = client.private_loss(model)
@@ -124,7 +124,10 @@ def test_centralized_takes_as_many_steps_as_everybody_together():
     toy = TOYS["even"]
     federation = toy.federation(Centralized())
     federation.state.clients[0].begin_round(1)
-    assert len(federation.state.clients[0]._batch_schedule(with_public=False).private) == 3 * toy.train["local_steps"]
+    assert (
+        len(federation.state.clients[0]._batch_schedule(with_public=False).private_batches)
+        == 3 * toy.train["local_steps"]
+    )
 
 
 def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
@@ -164,7 +167,7 @@ def test_examples_counted_twice_count_twice():
 
 
 def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
-    federation = played(FedAvg(), TOYS["uneven"])
+    federation = run_toy(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
     assert all(personal[client] is federation.state.server["model"] for client in personal)
 
@@ -175,7 +178,7 @@ def test_a_mean_of_equals_is_the_same_model():
 
 
 def test_the_first_consensus_of_one_client_is_its_own_opinion():
-    federation = played(FedCT(), TOYS["alone"], rounds=1)
+    federation = run_toy(FedCT(), TOYS["alone"], rounds=1)
     client = federation.state.clients[0]
     opinion = client.predict_public(client.state["model"]).argmax(dim=1)
     assert torch.equal(federation.state.server["labels"], opinion)
@@ -200,7 +203,7 @@ def test_the_flipped_client_is_examined_on_flipped_labels():
 
 def skewed() -> Toy:
     """Three clients with mostly one class each, so that their expertise differs from class to class."""
-    toy = dealt([9, 9, 9], public=30)
+    toy = make_toy([9, 9, 9], public=30)
     pool = np.concatenate([shard.train for shard in toy.partition.shards])
     by_class = pool[np.argsort(toy.dataset.labels[pool], kind="stable")]
     parts = [by_class[:12], by_class[12:19], by_class[19:]]
@@ -210,7 +213,7 @@ def skewed() -> Toy:
 
 @pytest.mark.parametrize("kind", ["frequency", "entropy"])
 def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
-    federation = played(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
+    federation = run_toy(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
     high = 1 if kind == "frequency" else math.log(3)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
     for client in federation.state.clients:
@@ -229,7 +232,7 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
 
 
 def test_the_stabilised_rule_is_what_its_name_says():
-    federation = dealt([9, 9, 9], public=12).federation(FedMosaic(trust="stabilised"))
+    federation = make_toy([9, 9, 9], public=12).federation(FedMosaic(trust="stabilised"))
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
     for row in rows:
@@ -239,7 +242,7 @@ def test_the_stabilised_rule_is_what_its_name_says():
 
 @pytest.mark.parametrize("rule", ["paper", "stabilised"])
 def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
-    toy = dealt([30] * 5, public=30, flipped=(0,)).changed(local_steps=20)
+    toy = make_toy([30] * 5, public=30, flipped=(0,)).changed(local_steps=20)
     federation = toy.federation(FedMosaic(trust=rule, expertise="entropy"))
     with federation.worker_pool:
         last = list(run_rounds(federation, 4))[-1].rows
@@ -247,7 +250,7 @@ def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
 
 
 def test_scaling_logits_changes_no_label_that_is_sent():
-    federation = played(FedCT(), TOYS["even"], rounds=1)
+    federation = run_toy(FedCT(), TOYS["even"], rounds=1)
     client = federation.state.clients[0]
     logits = client.predict_public(client.state["model"])
     said = [

@@ -1,4 +1,4 @@
-"""Federations small enough to be exact: a few images, a network of a few dozen weights, float64."""
+"""Federations for exact tests: a few images, a network of a few dozen weights, float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGE_SECTIONS = {"privacy": PrivacySettings, "attack": AttackSettings, "defen
 
 
 class Normalised(Classifier):
-    """A net with batch statistics; the layer that takes them is called `2`, not `bn`."""
+    """A network with batch normalisation in a layer called `2`, not `bn`."""
 
     def __init__(self, settings, input_shape, num_classes):
         body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
@@ -40,7 +40,7 @@ class Normalised(Classifier):
 
 
 class Linear(Classifier):
-    """No more than a matrix: with a squared loss the whole problem is a quadratic."""
+    """A network of one matrix: with a squared loss the objective is quadratic."""
 
     def __init__(self, settings, input_shape, num_classes):
         super().__init__(nn.Flatten(), 4, num_classes)
@@ -48,25 +48,25 @@ class Linear(Classifier):
 
 
 def from_client(client: int, round_number: int = 1) -> Route:
-    """The way of what a client sends to a server of a toy."""
+    """Return the route of a message from a client to the server of a toy."""
     return Route(CPU, MessageHeader(bytes(16), bytes(16), round_number, client))
 
 
 class Toy:
-    """A data set, how it is dealt, and how it is trained on."""
+    """A data set, its partition, and its training settings."""
 
     def __init__(
         self,
         dataset: Dataset,
         partition: Partition,
         models: dict[int, ModelSettings] | None = None,
-        about_messages: dict[str, Any] | None = None,
+        message_sections: dict[str, Any] | None = None,
         **train: Any,
     ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.models = models or {}
-        self.about_messages = about_messages or {}
+        self.message_sections = message_sections or {}
         self.dtype = torch.float64
         self.train: dict[str, Any] = {
             "rounds": 3,
@@ -79,12 +79,12 @@ class Toy:
         }
 
     def changed(self, **changes: Any) -> Toy:
-        """The same with other examples, shards, training settings, or sections about messages."""
+        """Return a copy with other examples, shards, training settings or message sections."""
         dataset = changes.pop("dataset", self.dataset)
         partition = changes.pop("partition", self.partition)
         models = changes.pop("models", self.models)
-        told = {name: changes.pop(name) for name in MESSAGE_SECTIONS if name in changes}
-        toy = Toy(dataset, partition, models, {**self.about_messages, **told}, **{**self.train, **changes})
+        sections = {name: changes.pop(name) for name in MESSAGE_SECTIONS if name in changes}
+        toy = Toy(dataset, partition, models, {**self.message_sections, **sections}, **{**self.train, **changes})
         toy.dtype = self.dtype
         return toy
 
@@ -98,13 +98,13 @@ class Toy:
             method=method,
             partition_seed=0,
             client_models=self.models,
-            **{name: MESSAGE_SECTIONS[name](**values) for name, values in self.about_messages.items()},
+            **{name: MESSAGE_SECTIONS[name](**values) for name, values in self.message_sections.items()},
         )
         return build_federation(config, self.dataset, self.partition, devices, self.dtype)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
-    """`count` images of 2x2 pixels whose brightness tells their class."""
+    """Return `count` images of 2x2 pixels whose brightness depends on their class."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % CLASSES
     pixels = rng.integers(0, 80, (count, 2, 2, 1)) + 80 * labels[:, None, None, None]
@@ -118,8 +118,8 @@ def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
     )
 
 
-def dealt(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> Toy:
-    """Clients with so many training examples each, three test examples each, and a public set."""
+def make_toy(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> Toy:
+    """Return a toy with these numbers of training examples, three test examples per client, and a public set."""
     dataset = images(sum(sizes) + 3 * len(sizes) + public)
     rest = np.random.default_rng(1).permutation(len(dataset))
     shards = []
@@ -131,7 +131,7 @@ def dealt(sizes: list[int], public: int = 7, flipped: tuple[int, ...] = ()) -> T
 
 
 def mixed(toy: Toy) -> Toy:
-    """Three clients of which no two learn alike."""
+    """Give the three clients of a toy three different kinds of learners."""
     kinds = (
         ModelSettings(hidden=(5, 2)),
         ModelSettings(name="random-forest", trees=5),
@@ -141,19 +141,19 @@ def mixed(toy: Toy) -> Toy:
 
 
 TOYS = {
-    "even": dealt([8, 8, 8]),
-    "uneven": dealt([3, 6, 11]),
-    "alone": dealt([9]),
-    "tiny": dealt([1, 2, 5]),
-    "flipped": dealt([6, 6, 6], flipped=(0,)),
-    "epochs": dealt([5, 7, 6]).changed(local_steps=None, local_epochs=2),
-    "sgd": dealt([8, 5, 8]).changed(optimizer="sgd", lr=0.1, momentum=0.5),
-    "forgetful": dealt([8, 5, 8]).changed(optimizer_state="reset"),
+    "even": make_toy([8, 8, 8]),
+    "uneven": make_toy([3, 6, 11]),
+    "alone": make_toy([9]),
+    "tiny": make_toy([1, 2, 5]),
+    "flipped": make_toy([6, 6, 6], flipped=(0,)),
+    "epochs": make_toy([5, 7, 6]).changed(local_steps=None, local_epochs=2),
+    "sgd": make_toy([8, 5, 8]).changed(optimizer="sgd", lr=0.1, momentum=0.5),
+    "forgetful": make_toy([8, 5, 8]).changed(optimizer_state="reset"),
 }
 
 
-def played(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federation:
-    """The federation after so many rounds."""
+def run_toy(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federation:
+    """Return the federation after `rounds` rounds."""
     federation = toy.federation(method, seed)
     with federation.worker_pool:
         for _ in run_rounds(federation, rounds):
@@ -162,18 +162,18 @@ def played(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federati
 
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
-    """Every client's personal model as it stands, by client."""
-    standing = federation.state
-    return {client.id: federation.method.personal_model(standing.server, client) for client in standing.clients}
+    """Return the current personal model of every client, by client."""
+    state = federation.state
+    return {client.id: federation.method.personal_model(state.server, client) for client in state.clients}
 
 
 def models(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> list[Parameters]:
-    """Every client's personal model after so many rounds."""
-    return list(personal_models(played(method, toy, rounds, seed)).values())
+    """Return the personal model of every client after `rounds` rounds."""
+    return list(personal_models(run_toy(method, toy, rounds, seed)).values())
 
 
 def same(left: list[Parameters], right: list[Parameters]) -> bool:
-    """Whether two lists of models are equal, bit for bit."""
+    """Return whether two lists of models are equal, bit for bit."""
     return len(left) == len(right) and all(
         a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
         for a, b in zip(left, right, strict=True)
@@ -181,27 +181,27 @@ def same(left: list[Parameters], right: list[Parameters]) -> bool:
 
 
 def close(left: list[Parameters], right: list[Parameters], tolerance: float = 1e-10) -> bool:
-    """Whether two lists of models agree up to rounding."""
+    """Return whether two lists of models agree up to rounding."""
     return all(
         torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for a, b in zip(left, right, strict=True) for name in a
     )
 
 
 def from_disk(captured: tuple[dict[str, Any], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was captured as it comes back from files: copies, in an order that nobody chose."""
+    """Return a captured state as if read from files: copies, in another order."""
     arrays, values = captured
     return {name: arrays[name].copy() for name in sorted(arrays, reverse=True)}, deepcopy(values)
 
 
-def relabelled(dataset: Dataset, index: np.ndarray) -> Dataset:
-    """The data set with other labels on the examples `index`."""
+def with_other_labels(dataset: Dataset, index: np.ndarray) -> Dataset:
+    """Return the data set with other labels for the examples `index`."""
     labels = dataset.labels.copy()
     labels[index] = (labels[index] + 1) % CLASSES
     return replace(dataset, labels=labels)
 
 
-def repainted(dataset: Dataset, index: np.ndarray) -> Dataset:
-    """The data set with other pixels in the examples `index`."""
+def with_other_pixels(dataset: Dataset, index: np.ndarray) -> Dataset:
+    """Return the data set with other pixels for the examples `index`."""
     pixels = dataset.images.copy()
     pixels[index] = 255 - pixels[index]
     return replace(dataset, images=pixels)

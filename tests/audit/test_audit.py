@@ -51,16 +51,16 @@ def partitioned(**settings):
     return dataset, partition_dataset(dataset, resolved, seed=0)
 
 
-def test_untrained_models_leak_nothing(roomy_runs):
-    result = audited(roomy_runs, "untrained")
+def test_untrained_models_leak_nothing(auditable_runs):
+    result = audited(auditable_runs, "untrained")
     assert set(result["views"]) == {"messages-last", "messages-all", "model-loss"}
     for view in result["views"].values():
         assert view["auc"] == pytest.approx(0.5, abs=0.05)
 
 
-def test_memorizing_models_leak_membership(roomy_runs):
+def test_memorizing_models_leak_membership(auditable_runs):
     """Most labels are noise on both sides, so only memorization predicts them."""
-    result = audited(roomy_runs, "memorised", num_shadow_models=4)
+    result = audited(auditable_runs, "memorised", num_shadow_models=4)
     lira_auc = 0.7  # low, as there are only four shadow models
     min_auc = {"messages-last": 0.8, "model-loss": 0.8, "model-lira-offline": lira_auc, "model-lira-online": lira_auc}
     for name, value in min_auc.items():
@@ -72,8 +72,8 @@ def test_memorizing_models_leak_membership(roomy_runs):
     assert result["references"] == 4
 
 
-def test_metrics_over_clients_are_means(roomy_runs):
-    result = audited(roomy_runs, FEDMOSAIC)
+def test_metrics_over_clients_are_means(auditable_runs):
+    result = audited(auditable_runs, FEDMOSAIC)
     assert [entry["client"] for entry in result["per_client"]] == [0, 1]
     for name, view in result["views"].items():
         per_client = [entry["views"][name] for entry in result["per_client"]]
@@ -85,8 +85,8 @@ def test_metrics_over_clients_are_means(roomy_runs):
         assert widths[0] < min(widths[1:]), "more examples give a narrower interval"
 
 
-def test_swapping_members_and_non_members_mirrors_the_auc(roomy_runs):
-    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
+def test_swapping_members_and_non_members_mirrors_the_auc(auditable_runs):
+    run = load_finished_run(RunDirectory(auditable_runs / FEDMOSAIC), DataDirs())
     candidates = candidates_per_client(*load_run_data(run, DataDirs()), 0)
     rng = np.random.default_rng(0)
     scores = {each.client_id: rng.integers(0, 5, 2 * len(each)).astype(float) for each in candidates}
@@ -100,9 +100,9 @@ def test_swapping_members_and_non_members_mirrors_the_auc(roomy_runs):
     assert swapped == pytest.approx([1 - value for value in aucs(scores)])
 
 
-def test_a_replay_reproduces_the_saved_models(roomy_runs):
-    assert audited(roomy_runs, FEDMOSAIC)["replay_identical"] is True
-    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
+def test_a_replay_reproduces_the_saved_models(auditable_runs):
+    assert audited(auditable_runs, FEDMOSAIC)["replay_identical"] is True
+    run = load_finished_run(RunDirectory(auditable_runs / FEDMOSAIC), DataDirs())
     dataset, partition = load_run_data(run, DataDirs())
     device_data = DeviceDataset(dataset, partition, torch.device("cpu"), torch.float32, "auto")
     other = replace(run, config=replace(run.config, seed=1))
@@ -111,30 +111,30 @@ def test_a_replay_reproduces_the_saved_models(roomy_runs):
     assert not replay.is_identical, "another seed gives another run"
 
 
-def test_a_replay_with_other_models_is_noted(roomy_runs, monkeypatch):
+def test_a_replay_with_other_models_is_noted(auditable_runs, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.audit.replay.matches_saved_models", lambda *_: False)
-    result = audited(roomy_runs, FEDMOSAIC)
+    result = audited(auditable_runs, FEDMOSAIC)
     assert result["replay_identical"] is False
     assert any("did not end in the saved models" in note for note in result["notes"])
 
 
-def test_with_one_message_both_message_views_are_equal(roomy_runs):
-    result = audited(roomy_runs, "quickstart/fedct/seed-0")
+def test_with_one_message_both_message_views_are_equal(auditable_runs):
+    result = audited(auditable_runs, "quickstart/fedct/seed-0")
     assert result["views"]["messages-all"] == result["views"]["messages-last"]
-    result = audited(roomy_runs, FEDMOSAIC)
+    result = audited(auditable_runs, FEDMOSAIC)
     assert result["views"]["messages-all"] != result["views"]["messages-last"]
 
 
-def test_last_round_only_does_not_replay(roomy_runs, monkeypatch):
+def test_last_round_only_does_not_replay(auditable_runs, monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.replay_run", None)
-    result = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
+    result = audited(auditable_runs, FEDMOSAIC, last_round_only=True)
     assert list(result["views"]) == ["messages-last", "model-loss"]
     assert result["replay_identical"] is None
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "centralized"])
-def test_methods_without_labels_have_model_views_only(roomy_runs, name):
-    result = audited(roomy_runs, f"quickstart/{name}/seed-0", num_shadow_models=4)
+def test_methods_without_labels_have_model_views_only(auditable_runs, name):
+    result = audited(auditable_runs, f"quickstart/{name}/seed-0", num_shadow_models=4)
     lira = [] if name == "centralized" else ["model-lira-offline", "model-lira-online"]
     assert list(result["views"]) == ["model-loss", *lira]
     assert "sends no labels" in result["notes"][0]
@@ -142,22 +142,22 @@ def test_methods_without_labels_have_model_views_only(roomy_runs, name):
     assert any("no reference models" in note for note in result["notes"]) == (not lira)
 
 
-def test_audits_are_deterministic(roomy_runs):
-    first, second = (audited(roomy_runs, FEDMOSAIC, num_shadow_models=4) for _ in range(2))
+def test_audits_are_deterministic(auditable_runs):
+    first, second = (audited(auditable_runs, FEDMOSAIC, num_shadow_models=4) for _ in range(2))
     assert first == second
 
 
-def test_too_few_candidates_are_refused(roomy_runs):
+def test_too_few_candidates_are_refused(auditable_runs):
     with pytest.raises(RequestError, match=r"200 .* the maximum is \d+ .*small\): use fewer clients"):
-        audited(roomy_runs, "small")
+        audited(auditable_runs, "small")
 
 
-def test_clients_with_too_few_candidates_are_excluded(roomy_runs, monkeypatch):
-    whole = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
+def test_clients_with_too_few_candidates_are_excluded(auditable_runs, monkeypatch):
+    whole = audited(auditable_runs, FEDMOSAIC, last_round_only=True)
     sizes = [entry["views"]["model-loss"]["members"] for entry in whole["per_client"]]
     assert sizes[0] != sizes[1], "otherwise the test checks nothing"
     monkeypatch.setattr("fedmosaic_cli.audit.membership_audit.MIN_CANDIDATES", max(sizes))
-    result = audited(roomy_runs, FEDMOSAIC, last_round_only=True)
+    result = audited(auditable_runs, FEDMOSAIC, last_round_only=True)
     excluded = int(np.argmin(sizes))
     assert [entry["client"] for entry in result["per_client"]] == [1 - excluded]
     assert result["left_out"] == [{"client": excluded, "matched": min(sizes)}]
@@ -268,9 +268,9 @@ def test_frequency_expertise_reveals_no_more_than_labels():
 
 @pytest.mark.parametrize("expertise", ["frequency", "entropy", "uniform"])
 @pytest.mark.parametrize("bits", [1, 8])
-def test_queries_equal_what_the_server_receives(roomy_runs, expertise, bits):
+def test_queries_equal_what_the_server_receives(auditable_runs, expertise, bits):
     """For the public set, which the method itself labels."""
-    run = load_finished_run(RunDirectory(roomy_runs / FEDMOSAIC), DataDirs())
+    run = load_finished_run(RunDirectory(auditable_runs / FEDMOSAIC), DataDirs())
     method = FedMosaic(expertise=expertise, expertise_bits=bits)
     federation = build_federation(
         replace(run.config, method=method), *load_run_data(run, DataDirs()), [torch.device("cpu")]

@@ -16,10 +16,10 @@ RUN, LOCAL = Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quicks
 
 
 @pytest.fixture
-def audit(roomy_runs, tmp_path, monkeypatch):
+def audit(auditable_runs, tmp_path, monkeypatch):
     """`fedmosaic evaluate --privacy` in a directory with a few finished runs."""
     for name in (RUN, LOCAL):
-        shutil.copytree(roomy_runs.parent / name, tmp_path / name)
+        shutil.copytree(auditable_runs.parent / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, privacy=True):
@@ -125,9 +125,9 @@ def test_contradictory_options_are_refused(audit, options, privacy, message):
     assert refused(audit(RUN, *options, privacy=privacy)) == f"error: {message}"
 
 
-def test_runs_with_too_few_candidates_are_refused(audit, roomy_runs):
+def test_runs_with_too_few_candidates_are_refused(audit, auditable_runs):
     """Also if another run has enough."""
-    shutil.copytree(roomy_runs / "small", "runs/small")
+    shutil.copytree(auditable_runs / "small", "runs/small")
     line = refused(audit(RUN, "runs/small"))
     assert line.startswith("error: no client has 200 training examples")
     assert line.endswith("(runs/small): use fewer clients, or more data")

@@ -18,7 +18,7 @@ from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.models.model_settings import ESTIMATOR_NAMES, ModelSettings
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
-from tests.toys import TOYS, dealt, mixed, models, personal_models, played, relabelled, same
+from tests.toys import TOYS, make_toy, mixed, models, personal_models, run_toy, same, with_other_labels
 
 MIXED = mixed(TOYS["even"])
 METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="stabilised", expertise="entropy")])
@@ -40,14 +40,14 @@ def test_fedmosaic_with_full_trust_and_uniform_expertise_equals_fedct_for_mixed_
 
 @METHODS
 def test_mixed_run_does_not_depend_on_the_number_of_workers(method):
-    ours = predictions(played(method, MIXED))
-    again = predictions(played(method, MIXED.changed(workers=3)))
+    ours = predictions(run_toy(method, MIXED))
+    again = predictions(run_toy(method, MIXED.changed(workers=3)))
     assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
 
 
 @METHODS
 def test_mixed_run_resumes_from_a_checkpoint(method):
-    halfway = played(method, MIXED, rounds=2)
+    halfway = run_toy(method, MIXED, rounds=2)
     again, whole = MIXED.federation(method), MIXED.federation(method)
     restore_state(again, *capture_state(halfway.state), 2)
     with again.worker_pool, whole.worker_pool:
@@ -63,7 +63,7 @@ def test_model_of_one_client_does_not_affect_the_others():
 
 def test_different_networks_can_share_logits():
     toy = TOYS["even"].changed(models={0: ModelSettings(hidden=(5, 2)), 1: ModelSettings(hidden=())})
-    federation = played(PerFedCKT(clusters=1), toy)
+    federation = run_toy(PerFedCKT(clusters=1), toy)
     assert len({len(model) for model in personal_models(federation).values()}) == 3
 
 
@@ -91,7 +91,7 @@ def test_weight_of_pseudo_labels_is_scaled_by_set_sizes():
 
 @pytest.mark.parametrize("name", ESTIMATOR_NAMES)
 def test_every_estimator_learns(name):
-    toy = dealt([30, 30], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=20)))
+    toy = make_toy([30, 30], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=20)))
     federation = toy.federation(FedMosaic(trust="stabilised"))
     with federation.worker_pool:
         rows = list(run_rounds(federation, 3))[-1].rows
@@ -101,12 +101,12 @@ def test_every_estimator_learns(name):
 
 @pytest.mark.parametrize("name", ESTIMATOR_NAMES)
 def test_single_class_is_supported_and_unseen_classes_keep_positive_probability(name):
-    toy = dealt([6, 6], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=3)))
+    toy = make_toy([6, 6], public=6).changed(models=dict.fromkeys(range(2), ModelSettings(name=name, trees=3)))
     first = toy.partition.shards[0].train
     labels = toy.dataset.labels.copy()
     labels[first] = 2
     toy = toy.changed(dataset=toy.dataset.__class__(**{**vars(toy.dataset), "labels": labels}))
-    federation = played(Local(), toy, rounds=1)
+    federation = run_toy(Local(), toy, rounds=1)
     logits = predictions(federation)[0]
     assert logits.isfinite().all()
     assert (logits.argmax(dim=1) == 2).all()
@@ -123,8 +123,8 @@ def test_centralized_training_uses_the_model_section():
 
 
 def test_estimator_learns_from_private_labels_only():
-    other = MIXED.changed(dataset=relabelled(MIXED.dataset, MIXED.partition.shards[1].train))
-    ours, theirs = predictions(played(Local(), MIXED)), predictions(played(Local(), other))
+    other = MIXED.changed(dataset=with_other_labels(MIXED.dataset, MIXED.partition.shards[1].train))
+    ours, theirs = predictions(run_toy(Local(), MIXED)), predictions(run_toy(Local(), other))
     assert not torch.equal(ours[1], theirs[1])
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[2], theirs[2])

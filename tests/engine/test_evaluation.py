@@ -18,7 +18,7 @@ from fedmosaic_cli.engine.evaluation import (
     evaluate_model,
 )
 from fedmosaic_cli.methods.local import Local
-from tests.toys import TOYS, played
+from tests.toys import TOYS, run_toy
 
 
 def answers(seed: int, examples: int, classes: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +62,7 @@ def test_confusion_matrix_is_computed_on_request_only():
 
 
 def test_classification_metrics_equal_evaluate_model_bit_for_bit():
-    client = played(Local(), TOYS["even"]).state.clients[0]
+    client = run_toy(Local(), TOYS["even"]).state.clients[0]
     model, examples = client.state["model"], client.private
     found, mark = (
         classification_metrics(client.learner.predict(model, examples), examples.targets),

@@ -39,7 +39,7 @@ from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import check_network
-from tests.toys import CPU, FROM_SERVER, TOYS, dealt, played
+from tests.toys import CPU, FROM_SERVER, TOYS, make_toy, run_toy
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -272,7 +272,7 @@ class TestDeviceSynchronisation:
 
         def reads(steps, play, method=Local()):  # noqa: B008 - methods never change
             counted.clear()
-            federation = dealt([3, 9, 7]).changed(execution=execution, local_steps=steps).federation(method)
+            federation = make_toy([3, 9, 7]).changed(execution=execution, local_steps=steps).federation(method)
             clients = federation.state.clients
             for client in clients:
                 client.begin_round(1)
@@ -314,13 +314,13 @@ class TestPrecision:
 import sys, torch
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.models.architectures import ARCHITECTURES
-from tests.toys import TOYS, Normalised, personal_models, played
+from tests.toys import TOYS, Normalised, personal_models, run_toy
 toy = TOYS["epochs"].changed(execution=sys.argv[1], optimizer="sgd", lr=0.05)
 if sys.argv[2] == "with batch statistics":
     ARCHITECTURES["mlp"] = Normalised
 toy.dtype = torch.float32
-full = personal_models(played(FedMosaic(trust=0.5), toy))
-federation = played(FedMosaic(trust=0.5), toy.changed(precision="bfloat16"))
+full = personal_models(run_toy(FedMosaic(trust=0.5), toy))
+federation = run_toy(FedMosaic(trust=0.5), toy.changed(precision="bfloat16"))
 half = personal_models(federation)
 assert federation.state.clients[0].predict_private(half[0]).dtype == torch.float32
 for key, tensor in half[0].items():
@@ -373,7 +373,7 @@ class TestDevices:
 
     @pytest.mark.parametrize("name", METHODS)
     def test_server_models_are_moved_to_the_client_device(self, name):
-        federation = played(METHODS[name](), TOYS["even"], rounds=1)
+        federation = run_toy(METHODS[name](), TOYS["even"], rounds=1)
         client = federation.state.clients[0]
         client.private = replace(client.private, device=META)
         seen = server_state_by_device(federation)
@@ -384,7 +384,7 @@ class TestDevices:
 
     @pytest.mark.parametrize(("method", "expected"), [(Local(), [CPU, META]), (Centralized(), [CPU])])
     def test_clients_are_distributed_over_devices(self, method, expected):
-        assert dealt([6, 6]).federation(method, devices=[CPU, META, META]).client_devices == expected
+        assert make_toy([6, 6]).federation(method, devices=[CPU, META, META]).client_devices == expected
 
     def test_host_images_are_copied_to_the_device(self):
         private = TOYS["even"].federation(Local()).state.clients[0].private

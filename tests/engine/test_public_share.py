@@ -10,7 +10,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.gated import GatedCoTraining
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from tests.toys import TOYS, dealt, mixed
+from tests.toys import TOYS, make_toy, mixed
 
 
 def rounds_of(method, toy=TOYS["uneven"], rounds=4):
@@ -47,7 +47,7 @@ def test_public_share_is_0_without_trust():
 def test_candidate_models_do_not_count():
     """At the gate other models learn from pseudo-labels; the client's own does when it has passed."""
     always = GatedCoTraining(gate_z=-1e30, trust_min=0.0)
-    rounds = rounds_of(always, dealt([24, 18, 30], public=21).changed(local_steps=6), rounds=8)
+    rounds = rounds_of(always, make_toy([24, 18, 30], public=21).changed(local_steps=6), rounds=8)
     closes = always.gate_decision_round(8)
     assert {row["public_share"] for rows in rounds[:closes] for row in rows} == {0.0}
     assert all(row["public_share"] > 0 for rows in rounds[closes:] for row in rows if row["lambda"] > 0)

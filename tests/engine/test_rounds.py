@@ -15,7 +15,7 @@ from fedmosaic_cli.methods.fedbn import FedBN
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from tests.methods.problems import uploads
-from tests.toys import TOYS, close, dealt, models, played, same
+from tests.toys import TOYS, close, make_toy, models, run_toy, same
 
 
 def drawn(toy, rounds=40, seed=0):
@@ -28,16 +28,16 @@ def drawn(toy, rounds=40, seed=0):
 
 
 def test_so_many_take_part_drawn_anew_in_every_round():
-    chosen = drawn(dealt([4] * 6).changed(clients_per_round=2))
+    chosen = drawn(make_toy([4] * 6).changed(clients_per_round=2))
     assert all(len(set(of_round)) == 2 for of_round in chosen)
     assert {client for of_round in chosen for client in of_round} == set(range(6))
     assert len({tuple(of_round) for of_round in chosen}) > 5
-    assert chosen == drawn(dealt([4] * 6).changed(clients_per_round=2))
-    assert chosen != drawn(dealt([4] * 6).changed(clients_per_round=2), seed=1)
+    assert chosen == drawn(make_toy([4] * 6).changed(clients_per_round=2))
+    assert chosen != drawn(make_toy([4] * 6).changed(clients_per_round=2), seed=1)
 
 
 def test_everybody_takes_part_unless_told_otherwise():
-    assert drawn(dealt([4] * 3), rounds=2) == [[0, 1, 2]] * 2
+    assert drawn(make_toy([4] * 3), rounds=2) == [[0, 1, 2]] * 2
     assert same(models(FedAvg(), TOYS["even"]), models(FedAvg(), TOYS["even"].changed(clients_per_round=3)))
 
 
@@ -84,7 +84,7 @@ def test_who_holds_everything_takes_the_steps_of_those_who_take_part():
     steps = TOYS["even"].changed(clients_per_round=2).federation(Centralized()).state.clients[0]
     steps.begin_round(1)
     assert len(steps._private_batches("private")) == 2 * 3
-    toy = dealt([8, 8, 8]).changed(local_steps=None, local_epochs=1, clients_per_round=2, batch_size=4)
+    toy = make_toy([8, 8, 8]).changed(local_steps=None, local_epochs=1, clients_per_round=2, batch_size=4)
     epochs = toy.federation(Centralized()).state.clients[0]
     epochs.begin_round(1)
     assert len(epochs._private_batches("private")) == 4, "two thirds of six batches"
@@ -117,7 +117,7 @@ def test_uploads_are_let_go_of_before_the_next_round():
 
 def test_a_centre_takes_no_step_too_many():
     """9 of 14 of 42 batches are 27, whatever floating point makes of it."""
-    toy = dealt([12] * 14).changed(local_steps=None, local_epochs=1, clients_per_round=9, batch_size=4)
+    toy = make_toy([12] * 14).changed(local_steps=None, local_epochs=1, clients_per_round=9, batch_size=4)
     centre = toy.federation(Centralized()).state.clients[0]
     centre.begin_round(1)
     assert len(centre._private_batches("private")) == 27
@@ -125,7 +125,7 @@ def test_a_centre_takes_no_step_too_many():
 
 def test_the_optimizer_s_memory_is_each_model_s_own():
     toy = TOYS["even"]
-    kept, reset = (played(Ditto(), toy.changed(optimizer_state=policy)) for policy in ("keep", "reset"))
+    kept, reset = (run_toy(Ditto(), toy.changed(optimizer_state=policy)) for policy in ("keep", "reset"))
     assert {"model.optimizer", "personal.optimizer"} <= kept.state.clients[0].state.keys()
     assert not any("optimizer" in key for key in reset.state.clients[0].state)
     memory = kept.state.clients[0].state

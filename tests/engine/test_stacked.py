@@ -24,7 +24,7 @@ from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
 from tests.test_contract import VARIANTS
-from tests.toys import TOYS, close, dealt, from_disk, mixed, models, personal_models, same
+from tests.toys import TOYS, close, from_disk, make_toy, mixed, models, personal_models, same
 
 NETWORKS = {
     "mlp": (ModelSettings(hidden=(6, 5)), (1, 4, 4)),
@@ -45,12 +45,12 @@ def test_stacked_training_equals_separate_training(method, toy):
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_batch_statistics_are_per_client(method, policy):
     # By plain steps: a bias before a normalisation has no gradient but rounding, which Adam would blow up.
-    for toy in (TOYS["uneven"], TOYS["epochs"], dealt([5, 1, 4]).changed(local_steps=None)):
+    for toy in (TOYS["uneven"], TOYS["epochs"], make_toy([5, 1, 4]).changed(local_steps=None)):
         check(method, toy.changed(bn_buffers=policy, optimizer="sgd", momentum=0.5))
 
 
 def test_mixed_learners_equal_separate_training():
-    toy = mixed(dealt([8, 5, 6, 7, 6]))
+    toy = mixed(make_toy([8, 5, 6, 7, 6]))
     check(FedMosaic(expertise="entropy", trust="stabilised"), toy)
 
 
@@ -81,7 +81,7 @@ def assert_alike(left, right):
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_runs_are_reproducible_with_any_workers_and_after_resume(method, monkeypatch):
     monkeypatch.setattr(worker_pool, "MAX_STACK_SIZE", 2)
-    toy = dealt([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
+    toy = make_toy([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
     toy.dtype = torch.float32
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
     halfway, again, whole = (toy.federation(method) for _ in range(3))

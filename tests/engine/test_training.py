@@ -21,7 +21,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.training import fit_network
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.local import Local
-from tests.toys import TOYS, dealt, models, played, same
+from tests.toys import TOYS, make_toy, models, run_toy, same
 
 sizes = st.integers(1, 40)
 
@@ -82,7 +82,7 @@ def test_training_losses_are_means_over_batches():
 
 
 def test_evaluate_model_equals_a_direct_computation():
-    federation = played(Local(), TOYS["even"])
+    federation = run_toy(Local(), TOYS["even"])
     client = federation.state.clients[0]
     mark = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
     logits = client.learner.bound_module(client.state["model"])(client.private.inputs(slice(None)))
@@ -92,7 +92,7 @@ def test_evaluate_model_equals_a_direct_computation():
 
 
 def test_evaluation_does_not_depend_on_the_batch_size(monkeypatch):
-    federation = played(Local(), TOYS["even"])
+    federation = run_toy(Local(), TOYS["even"])
     client = federation.state.clients[0]
     whole = client.predict_public(client.state["model"])
     monkeypatch.setattr(network_runner, "EVAL_BATCH_SIZE", 2)
@@ -116,7 +116,7 @@ class TestBatchNorm:
         assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
 
     def test_prediction_does_not_change_statistics(self):
-        federation = played(FedCT(), TOYS["even"])
+        federation = run_toy(FedCT(), TOYS["even"])
         client = federation.state.clients[0]
         before = params.clone(client.state["model"])
         first, second = client.predict_public(client.state["model"]), client.predict_public(client.state["model"])
@@ -124,7 +124,7 @@ class TestBatchNorm:
         assert same([before], [client.state["model"]])
 
     def test_batch_of_one_example_is_skipped_with_batch_norm(self):
-        toy = dealt([5, 1, 4]).changed(local_steps=None, local_epochs=1)
+        toy = make_toy([5, 1, 4]).changed(local_steps=None, local_epochs=1)
         before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
         assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
         federation = toy.federation(Local())
@@ -158,7 +158,7 @@ def test_loss_terms_move_to_a_device(term):
 def test_reset_optimizer_state_is_discarded_after_the_round():
     """The state is twice as large as the model."""
     for policy, kept in (("reset", False), ("keep", True)):
-        federation = dealt([6, 6]).changed(optimizer_state=policy).federation(Local())
+        federation = make_toy([6, 6]).changed(optimizer_state=policy).federation(Local())
         with federation.worker_pool:
             next(run_rounds(federation, 1))
         assert all(("model.optimizer" in client.state) == kept for client in federation.state.clients)

@@ -19,10 +19,10 @@ from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
-from tests.toys import TOYS, dealt, from_disk, models, played, same
+from tests.toys import TOYS, from_disk, make_toy, models, run_toy, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust=1.0)
-CROWD = dealt([8, 8, 8, 8, 8], public=30)
+CROWD = make_toy([8, 8, 8, 8, 8], public=30)
 CLASSES, EXAMPLES = 4, 50
 SHARES = MessageSpec(EXAMPLES, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS, is_distribution=True)
 SURENESS = MessageSpec(
@@ -217,7 +217,7 @@ def test_nothing_to_repeat_is_nothing_sent():
 @pytest.mark.parametrize("defence", [{}, {"normalise": True, "cap_share": 0.4, "reputation": True}])
 def test_attackers_and_reputations_survive_a_break(kind, defence):
     toy = CROWD.changed(attack={"kind": kind, "clients": (0, 4)}, defence=defence)
-    whole, broken, continued = played(ENTROPY, toy, 5), played(ENTROPY, toy, 2), toy.federation(ENTROPY)
+    whole, broken, continued = run_toy(ENTROPY, toy, 5), run_toy(ENTROPY, toy, 2), toy.federation(ENTROPY)
     restore_state(continued, *from_disk(capture_state(broken.state)), 2)
     with continued.worker_pool:
         for _ in run_rounds(continued, 5):
@@ -249,7 +249,7 @@ def test_who_is_late_is_waited_for_only_if_it_must_be():
 
 def test_without_any_consensus_everybody_trains_alone():
     toy = CROWD.changed(attack={"kind": "missing", "clients": (0, 1, 2, 3, 4)})
-    federation = played(FREQUENCY, toy)
+    federation = run_toy(FREQUENCY, toy)
     assert "labels" not in federation.state.server
     assert same(models(FREQUENCY, toy), models(Local(), CROWD))
 

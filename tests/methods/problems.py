@@ -6,7 +6,7 @@ import torch
 
 from fedmosaic_cli.engine.federation import Federation
 from fedmosaic_cli.engine.method import Method, Parameters
-from tests.toys import TOYS, Toy, dealt, played
+from tests.toys import TOYS, Toy, make_toy, run_toy
 
 WEIGHT = "head.weight"
 
@@ -14,7 +14,7 @@ WEIGHT = "head.weight"
 def quadratic_toy(**train) -> Toy:
     """Every step sees all of a client's data and is plain; with the fixture `quadratic`, F_i is a quadratic form."""
     whole = {"optimizer": "sgd", "lr": 0.1, "batch_size": 1000, "local_steps": 1, "init": "common"}
-    return dealt([9, 8, 10]).changed(**{**whole, **train})
+    return make_toy([9, 8, 10]).changed(**{**whole, **train})
 
 
 def normal_equations(client) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def pulled_optimum(client, anchor: torch.Tensor, strength: float) -> torch.Tenso
 
 def server_model(method: Method, toy: Toy, rounds: int = 3) -> Parameters:
     """The global model after so many rounds."""
-    return played(method, toy, rounds).state.server["model"]
+    return run_toy(method, toy, rounds).state.server["model"]
 
 
 def uploads(method: Method, toy: Toy = TOYS["uneven"]) -> tuple[Federation, dict[int, Parameters]]:

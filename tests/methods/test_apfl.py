@@ -11,7 +11,7 @@ from fedmosaic_cli.methods.apfl import APFL
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import server_model
-from tests.toys import TOYS, close, models, personal_models, played, same
+from tests.toys import TOYS, close, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -48,7 +48,7 @@ def test_a_mixture_of_the_private_model_alone_is_local_training(toy):
 
 @EVERY_TOY
 def test_a_mixture_without_the_private_model_leaves_it_alone(toy):
-    federation = played(APFL(alpha=0.0, adaptive=False), toy)
+    federation = run_toy(APFL(alpha=0.0, adaptive=False), toy)
     for client, personal in personal_models(federation).items():
         state = federation.state.clients[client].state
         assert same([state["private"]], [federation.ctx.initial_model])
@@ -67,7 +67,7 @@ def test_a_copy_that_steps_twice_would_be_seen():
 
 def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
     method = APFL()
-    federation = played(method, TOYS["even"], rounds=2)
+    federation = run_toy(method, TOYS["even"], rounds=2)
     client = federation.state.clients[0]
     private, copy = client.state["private"], client.state["copy"]
     step = next(iter(client.steps()))
@@ -87,7 +87,7 @@ def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
 def test_a_round_by_hand(alpha_lr):
     """Plain steps: w moves, then v along the gradient at the mixture with the new w, times alpha, which moves once."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=0.2, local_steps=3)
-    federation = played(APFL(alpha=0.3, alpha_lr=alpha_lr), toy, rounds=1)
+    federation = run_toy(APFL(alpha=0.3, alpha_lr=alpha_lr), toy, rounds=1)
     for client in federation.state.clients:
         v = w = federation.ctx.initial_model
         alpha = 0.3
@@ -111,7 +111,7 @@ def test_alpha_stays_where_it_is_unless_it_learns():
 
 
 def test_the_mixture_does_not_replace_the_private_model():
-    federation = played(APFL(), TOYS["even"])
+    federation = run_toy(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
         assert not same([personal], [federation.state.clients[client].state["private"]])
     assert not same(models(Overwritten(), TOYS["even"]), models(APFL(), TOYS["even"]))
@@ -126,7 +126,7 @@ def test_identities_hold_with_batch_statistics():
 
 @pytest.mark.usefixtures("with_batch_norm")
 def test_the_mixture_has_the_statistics_that_it_was_run_with():
-    federation = played(APFL(), TOYS["even"])
+    federation = run_toy(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
         private = federation.state.clients[client].state["private"]
         assert torch.equal(personal["body.2.running_mean"], private["body.2.running_mean"])

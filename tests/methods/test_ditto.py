@@ -11,7 +11,7 @@ from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import WEIGHT, distance, pulled_optimum, quadratic_toy, server_model
-from tests.toys import TOYS, models, personal_models, played, same
+from tests.toys import TOYS, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_passes_does_not_matter_but_the_anchor_does():
 @pytest.mark.usefixtures("quadratic")
 @pytest.mark.parametrize("mu", [0.2, 2.0])
 def test_the_personal_model_ends_where_the_squared_distance_says(mu):
-    federation = played(Frozen(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
+    federation = run_toy(Frozen(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
     anchor = federation.ctx.initial_model[WEIGHT]
     for client in federation.state.clients:
         optimum = pulled_optimum(client, anchor, mu)
@@ -80,13 +80,13 @@ def test_a_strong_pull_leaves_no_room():
     toy = TOYS["even"].changed(optimizer="sgd", lr=0.01, local_steps=20)
     away = []
     for mu in (0.0, 1.0, 90.0):
-        federation = played(Frozen(mu=mu), toy)
+        federation = run_toy(Frozen(mu=mu), toy)
         away.append(distance(federation.state.clients[0].state["personal"], federation.ctx.initial_model))
     assert away[0] > away[1] > 20 * away[2] > 0
 
 
 def test_the_personal_model_is_examined_and_the_global_one_beside_it():
-    federation = played(Ditto(), TOYS["uneven"])
+    federation = run_toy(Ditto(), TOYS["uneven"])
     personal = personal_models(federation)
     for client in federation.state.clients:
         assert personal[client.id] is client.state["personal"]

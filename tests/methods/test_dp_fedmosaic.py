@@ -16,11 +16,11 @@ from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
-from tests.toys import TOYS, dealt, from_disk, models, played, same
+from tests.toys import TOYS, from_disk, make_toy, models, run_toy, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust="stabilised")
 NOISY = {"labels": "krr", "label_epsilon": 1.0, "noise_multiplier": 0.5}
-TOY = dealt([9, 8, 10], public=40)
+TOY = make_toy([9, 8, 10], public=40)
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
@@ -82,7 +82,7 @@ def test_the_histogram_is_told_once_and_said_again_as_it_was():
 
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
 def test_the_ledger_has_every_message_and_nothing_else(method):
-    federation = played(replace(method, warmup_rounds=3), TOY.changed(privacy=NOISY), rounds=5)
+    federation = run_toy(replace(method, warmup_rounds=3), TOY.changed(privacy=NOISY), rounds=5)
     for client in federation.state.clients:
         labels = [Release.from_dict(entry) for entry in client.state[LEDGER_KEY] if entry["mechanism"] == "krr"]
         assert [(release.round, release.count, release.epsilon) for release in labels] == [
@@ -94,8 +94,8 @@ def test_the_ledger_has_every_message_and_nothing_else(method):
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
 def test_going_on_after_a_break_neither_draws_nor_spends_anything_twice(method, labels):
     toy = TOY.changed(privacy={**NOISY, "labels": labels})
-    whole = played(method, toy, rounds=5)
-    broken = played(method, toy, rounds=2)
+    whole = run_toy(method, toy, rounds=5)
+    broken = run_toy(method, toy, rounds=2)
     continued = toy.federation(method)
     restore_state(continued, *from_disk(capture_state(broken.state)), 2)
     with continued.worker_pool:

@@ -12,7 +12,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedbn import FedBN
 from fedmosaic_cli.models.architectures import ARCHITECTURES
-from tests.toys import TOYS, Normalised, models, personal_models, played, same
+from tests.toys import TOYS, Normalised, models, personal_models, run_toy, same
 
 POLICIES = ("average", "local", "drop")
 NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
@@ -97,7 +97,7 @@ class TestWithBatchNorm:
 
     def test_averaged_statistics_are_the_mean_of_the_clients_and_local_ones_their_own(self):
         def of_client(policy, rounds=1):
-            federation = played(FedAvg(), TOYS["uneven"].changed(bn_buffers=policy), rounds)
+            federation = run_toy(FedAvg(), TOYS["uneven"].changed(bn_buffers=policy), rounds)
             return federation, list(personal_models(federation).values())
 
         federation, average = of_client("average")
@@ -115,7 +115,7 @@ class TestWithBatchNorm:
         assert same(rest[:1], rest[2:])
 
     def test_dropped_statistics_are_taken_anew_to_examine_and_initial_to_train(self):
-        federation = played(FedAvg(), TOYS["even"].changed(bn_buffers="drop"))
+        federation = run_toy(FedAvg(), TOYS["even"].changed(bn_buffers="drop"))
         for client in federation.state.clients:
             initial = {name: federation.ctx.initial_model[name] for name in STATISTICS}
             assert same([client.state["kept"]], [initial])

@@ -14,7 +14,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedphp import FedPHP
 from tests.methods.problems import server_model, uploads
-from tests.toys import TOYS, close, models, personal_models, played, same
+from tests.toys import TOYS, close, models, personal_models, run_toy, same
 
 TRANSFERS = pytest.mark.parametrize("transfer", ["distillation", "mmd"])
 
@@ -62,7 +62,7 @@ def test_history_is_the_moving_average_of_local_models():
             return super().make_upload(client, model, world)
 
     record: dict[int, list] = {}
-    federation = played(Recording(), TOYS["even"])
+    federation = run_toy(Recording(), TOYS["even"])
     for client, [first, second, third] in record.items():
         history = params.interpolate(second, first, 1 - 0.9 * 1 / 3)
         history = params.interpolate(third, history, 1 - 0.9 * 2 / 3)
@@ -77,7 +77,7 @@ class Frozen(FedPHP):
 
 
 def test_all_of_history_can_survive():
-    federation = played(Frozen(), TOYS["even"])
+    federation = run_toy(Frozen(), TOYS["even"])
     assert same(list(personal_models(federation).values()), [federation.ctx.initial_model] * 3)
 
 
@@ -93,7 +93,7 @@ def test_history_counts_the_rounds_that_a_client_took_part_in():
     assert same(models(ByRound(), TOYS["even"]), models(FedPHP(), TOYS["even"]))
     sometimes = TOYS["even"].changed(clients_per_round=2, rounds=6)
     assert not same(models(ByRound(), sometimes, rounds=6), models(FedPHP(), sometimes, rounds=6))
-    federation = played(FedPHP(), sometimes, rounds=6)
+    federation = run_toy(FedPHP(), sometimes, rounds=6)
     assert sum(client.state["times"] for client in federation.state.clients) == 12
 
 
@@ -114,7 +114,7 @@ def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
         rows = [done.rows[0] for done in run_rounds(federation, 3)]
     assert "loss_transfer" not in rows[0]
     assert rows[1]["loss_transfer"] > 0
-    federation = played(FedPHP(transfer=transfer), TOYS["even"])
+    federation = run_toy(FedPHP(transfer=transfer), TOYS["even"])
     assert all(not tensor.requires_grad for tensor in federation.state.clients[0].state["history"].values())
 
 
@@ -122,7 +122,7 @@ def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
 def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     """One plain step of the second round, by hand."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
-    federation = played(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
+    federation = run_toy(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
     client = federation.state.clients[0]
     start, history = federation.state.server["model"], client.state["history"]
     client.begin_round(2)
@@ -164,7 +164,7 @@ def by_hand(first, second):
 def test_leaving_the_labels_out_would_be_seen():
     """Under other labels with the same teacher, that version moves the same way."""
     for method, expected in ((FedPHP(strength=1.0), True), (FedPHP(strength=0.5), False), (NoCrossEntropy(), True)):
-        federation = played(FedPHP(), TOYS["even"], rounds=1)
+        federation = run_toy(FedPHP(), TOYS["even"], rounds=1)
         client = federation.state.clients[0]
         client.begin_round(2)
         results = []
@@ -178,7 +178,7 @@ def test_leaving_the_labels_out_would_be_seen():
 
 
 def test_the_history_is_examined_not_the_model_just_trained():
-    federation = played(FedPHP(), TOYS["even"])
+    federation = run_toy(FedPHP(), TOYS["even"])
     before = [params.clone(model) for model in personal_models(federation).values()]
     for tensor in federation.state.server["model"].values():
         tensor.add_(1.0)

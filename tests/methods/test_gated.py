@@ -14,11 +14,11 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.gated import ExtendedFedMosaic, GatedCoTraining
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.run_state import capture_state, restore_state
-from tests.toys import TOYS, Toy, close, dealt, from_disk, models, personal_models, played, same
+from tests.toys import TOYS, Toy, close, from_disk, make_toy, models, personal_models, run_toy, same
 
 THREE = GatedCoTraining(gate_folds=3, gate_budget=0.5, votes_from="self")
 NEVER, ALWAYS = replace(THREE, gate_z=1e30), replace(THREE, gate_z=-1e30, trust_min=0.0)
-BIG = dealt([24, 18, 30], public=21).changed(local_steps=12)
+BIG = make_toy([24, 18, 30], public=21).changed(local_steps=12)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
@@ -38,7 +38,7 @@ def test_a_client_that_is_gated_off_still_votes():
     for number, rows in enumerate(rows_of(NEVER, BIG, 8), start=1):
         assert all((row["message"] == "accepted") == (number >= 2) for row in rows if "message" in row)
         assert all(row["bits_up"] > 0 for row in rows) == (number >= 2)
-    federation = played(NEVER, BIG.changed(rounds=8), rounds=8)
+    federation = run_toy(NEVER, BIG.changed(rounds=8), rounds=8)
     assert "labels" in federation.state.server
 
 
@@ -76,7 +76,7 @@ def test_decisions_are_in_the_log_once_with_what_they_rest_on():
 
 def test_the_gate_is_opened_by_what_the_others_say():
     """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
-    federation = played(THREE, BIG.changed(rounds=10), rounds=2)
+    federation = run_toy(THREE, BIG.changed(rounds=10), rounds=2)
     server = federation.state.server
     assert set(server["without"]) == {"0", "1", "2"}
     uploads = {}
@@ -85,7 +85,7 @@ def test_the_gate_is_opened_by_what_the_others_say():
         uploads[client.id] = message["without"].labels
         assert torch.equal(message["labels"].labels, server["labels"])
     assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
-    after = played(THREE, BIG.changed(rounds=10), rounds=3)
+    after = run_toy(THREE, BIG.changed(rounds=10), rounds=3)
     assert "without" not in after.state.server  # it travels once
     assert "without" not in federation.method.broadcast(after.state.server, 0, federation.ctx)
 
@@ -96,7 +96,7 @@ def test_one_client_alone_has_nobody_to_learn_from():
 
 
 def test_too_little_data_for_a_test_means_no_collaboration():
-    toy = dealt([4, 30, 30], public=21).changed(rounds=8, local_steps=12)
+    toy = make_toy([4, 30, 30], public=21).changed(rounds=8, local_steps=12)
     ours, alone = models(ALWAYS, toy, rounds=8), models(Local(), toy, rounds=8)
     assert same(ours[:1], alone[:1])
     assert not same(ours[1:2], alone[1:2])
@@ -106,7 +106,7 @@ def test_too_little_data_for_a_test_means_no_collaboration():
 @pytest.mark.parametrize("method", [THREE, ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
 def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
     toy = BIG.changed(rounds=9)
-    stopped = played(method, toy, rounds=stop)
+    stopped = run_toy(method, toy, rounds=stop)
     arrays, values = from_disk(capture_state(stopped.state))
     resumed = toy.federation(method)
     restore_state(resumed, arrays, values, stop)
@@ -137,7 +137,7 @@ def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
         original(self, model, terms, proximal, private_weight, examples)
 
     monkeypatch.setattr(SimulatedClient, "train", watched)
-    played(THREE, BIG.changed(rounds=8), rounds=4)
+    run_toy(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
         shown = {model: parts for who, model, parts in seen if who == client}
@@ -158,7 +158,7 @@ def test_prior_adjustment_of_no_strength_is_the_plain_loss():
 def test_a_shadow_votes_as_if_there_were_no_consensus():
     toy = BIG.changed(rounds=5)
     method = ExtendedFedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
-    shadows = [client.state["voter"] for client in played(method, toy, rounds=5).state.clients]
+    shadows = [client.state["voter"] for client in run_toy(method, toy, rounds=5).state.clients]
     assert same(shadows, models(Local(), toy, rounds=5))
     assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
 
@@ -208,7 +208,7 @@ def test_a_doubting_voter_never_hears_of_the_consensus():
     toy = BIG.changed(rounds=6)
     trusting = ExtendedFedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
     votes = [
-        [client.state["voter"] for client in played(method, toy, rounds=6).state.clients]
+        [client.state["voter"] for client in run_toy(method, toy, rounds=6).state.clients]
         for method in (trusting, replace(trusting, trust=0.0))
     ]
     assert same(*votes)
@@ -221,7 +221,7 @@ def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
     unsure = {}
     for doubt in (0.0, 1.0):
         method = ExtendedFedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
-        client = played(method, toy, rounds=3).state.clients[0]
+        client = run_toy(method, toy, rounds=3).state.clients[0]
         unsure[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
     assert unsure[1.0] < unsure[0.0] - 0.1
 
@@ -231,7 +231,7 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
     rows = rows_of(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, 4)
     plain = rows_of(ExtendedFedMosaic(trust="paper"), toy, 4)
     assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
-    federation = played(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
+    federation = run_toy(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
     client, labels = federation.state.clients[0], federation.state.server["labels"]
     own = torch.nn.functional.cross_entropy(client.predict_public(client.state["model"]), labels).item()
     assert rows[1][0]["loss_public"] == pytest.approx(own)
@@ -265,7 +265,7 @@ def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(SimulatedClient, "train", counted)
-    played(method, BIG.changed(rounds=10), rounds=10)
+    run_toy(method, BIG.changed(rounds=10), rounds=10)
     most = max(trained.count(client) for client in range(3))
     assert most <= method.local_passes(10)
     if method.gate_z == -1e30:

@@ -11,7 +11,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from tests.methods.problems import WEIGHT, normal_equations, quadratic_toy, server_model, uploads
-from tests.toys import TOYS, close, models, personal_models, played, repainted, same
+from tests.toys import TOYS, close, models, personal_models, run_toy, same, with_other_pixels
 
 VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
 
@@ -114,7 +114,7 @@ def test_a_step_by_hand_on_three_independent_batches(version):
 
 def test_it_adapts_by_one_step_on_training_data():
     toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
-    federation = played(method, toy)
+    federation = run_toy(method, toy)
     model = federation.state.server["model"]
     for client in federation.state.clients:
         gradient = client.gradient(model, "adaptation")
@@ -126,7 +126,7 @@ def test_it_adapts_by_one_step_on_training_data():
 
 def test_adapting_on_test_data_would_be_seen():
     toy = TOYS["even"]
-    other = toy.changed(dataset=repainted(toy.dataset, np.concatenate([s.test for s in toy.partition.shards])))
+    other = toy.changed(dataset=with_other_pixels(toy.dataset, np.concatenate([s.test for s in toy.partition.shards])))
 
     def adapted(method, toy):
         federation = toy.federation(method)

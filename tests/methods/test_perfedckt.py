@@ -14,7 +14,7 @@ from fedmosaic_cli.engine.losses import LogitMatchingLoss
 from fedmosaic_cli.engine.messages import Logits
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
-from tests.toys import TOYS, close, dealt, models, played, same
+from tests.toys import TOYS, close, make_toy, models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
@@ -41,7 +41,7 @@ def test_the_first_round_is_local_training_and_the_second_is_not(toy):
 
 
 def test_one_cluster_means_the_mean_of_all():
-    federation = played(PerFedCKT(clusters=1), TOYS["even"], rounds=1)
+    federation = run_toy(PerFedCKT(clusters=1), TOYS["even"], rounds=1)
     logits = [client.predict_public(client.state["model"]) for client in federation.state.clients]
     mean = torch.stack(logits).mean(dim=0)
     for client in federation.state.clients:
@@ -50,7 +50,7 @@ def test_one_cluster_means_the_mean_of_all():
 
 def test_with_a_cluster_for_everybody_the_target_is_one_s_own_and_the_next_step_local():
     toy = TOYS["even"].changed(local_steps=1)
-    federation = played(PerFedCKT(clusters=3, mu=1.0), toy, rounds=1)
+    federation = run_toy(PerFedCKT(clusters=3, mu=1.0), toy, rounds=1)
     for client in federation.state.clients:
         own = client.predict_public(client.state["model"])
         assert torch.equal(federation.state.server[str(client.id)], own)
@@ -70,7 +70,7 @@ def test_distances_are_averaged_over_classes():
 
 
 def test_targets_carry_no_gradient_and_no_message_holds_weights():
-    federation = played(PerFedCKT(), TOYS["even"], rounds=1)
+    federation = run_toy(PerFedCKT(), TOYS["even"], rounds=1)
     message = federation.method.broadcast(federation.state.server, 0, federation.ctx)
     target = message["target"].values
     assert target.shape == (7, 3)
@@ -86,7 +86,7 @@ def test_equal_clients_learn_together():
     shards = toy.partition.shards
     twins = (shards[0], replace(shards[0], client=1), shards[2])
     toy = toy.changed(partition=replace(toy.partition, shards=twins), batch_size=100)
-    federation = played(PerFedCKT(clusters=2), toy, rounds=2)
+    federation = run_toy(PerFedCKT(clusters=2), toy, rounds=2)
     server = federation.state.server
     assert torch.equal(server["0"], server["1"])
     assert not torch.equal(server["0"], server["2"])
@@ -124,6 +124,6 @@ def test_more_clusters_than_different_answers_are_no_trouble():
 
 
 def test_who_sits_a_round_out_keeps_its_target():
-    toy = dealt([8, 8, 8]).changed(clients_per_round=2, rounds=4)
-    federation = played(PerFedCKT(clusters=1), toy, rounds=4)
+    toy = make_toy([8, 8, 8]).changed(clients_per_round=2, rounds=4)
+    federation = run_toy(PerFedCKT(clusters=1), toy, rounds=4)
     assert federation.state.server.keys() == {"0", "1", "2"}

@@ -9,7 +9,7 @@ from fedmosaic_cli.engine import params
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
 from tests.methods.problems import WEIGHT, pulled_optimum, quadratic_toy, server_model, uploads
-from tests.toys import TOYS, close, models, personal_models, played, same
+from tests.toys import TOYS, close, models, personal_models, run_toy, same
 
 
 class Alias(PFedMe):
@@ -30,7 +30,7 @@ class NeverUpdated(PFedMe):
 
 def test_without_its_pull_the_global_model_rests_and_theta_goes_its_own_way():
     toy, method = TOYS["uneven"], PFedMe(mu=0.0, inner_steps=2, inner_lr=0.1)
-    federation = played(method, toy)
+    federation = run_toy(method, toy)
     assert same([federation.state.server["model"]], [federation.ctx.initial_model])
     for client in federation.state.clients:
         theta = federation.ctx.initial_model
@@ -86,7 +86,7 @@ def test_theta_is_pulled_towards_the_copy_as_it_moves():
 
 def test_theta_is_examined_and_is_neither_the_copy_nor_the_global_model():
     toy = TOYS["uneven"]
-    federation = played(PFedMe(), toy)
+    federation = run_toy(PFedMe(), toy)
     ours = list(personal_models(federation).values())
     for client, model in zip(federation.state.clients, ours, strict=True):
         assert model is client.state["personal"]

@@ -58,8 +58,13 @@ def test_fedmosaic_without_extensions_is_the_papers_method():
 
 @pytest.mark.parametrize(
     "options",
-    [{"trust": "gated"}, {"trust": "agreement"}, {"votes_from": "shadow"}, {"warmup_share": 0.2}]
-    + [{"public_loss": "prior-adjusted"}],
+    [
+        {"trust": "gated"},
+        {"trust": "agreement"},
+        {"votes_from": "shadow"},
+        {"warmup_share": 0.2},
+        {"public_loss": "prior-adjusted"},
+    ],
 )
 def test_options_of_version_0_1_0_keep_the_extended_method(options):
     method = ExtendedFedMosaic(**options)
