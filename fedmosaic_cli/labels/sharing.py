@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,9 @@ class SharesLabels(Method):
     shares_labels = True
     needs_public_set = True
 
+    @abstractmethod
     def message_spec(self, ctx: FederationInfo) -> MessageSpec:
         """Return the encoding of an upload."""
-        raise NotImplementedError
 
     def pseudo_labels(self, server: State) -> Tensor | None:
         """Return the consensus label of each public example; None before the first vote."""
