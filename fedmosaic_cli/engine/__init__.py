@@ -1,1 +1,1 @@
-"""What every method runs on: the contract, the one loop, the one trainer, the one evaluator, the one channel."""
+"""The method contract, the training loop, local training, evaluation and in-process messages."""

@@ -64,7 +64,7 @@ class Federation:
     filters: tuple[UploadFilter, ...] = ()
     """The steps between the uploads of a round and `Method.aggregate`, in order."""
     client_context: Callable[[SimulatedClient], FederationInfo] | None = None
-    """What a client is told about the federation, if that differs from `ctx`: simulated attackers use it."""
+    """Returns the `FederationInfo` of a client, if it differs from `ctx`. Used for simulated attackers."""
     remote_pool: ClientPool | None = None
     """The clients, if they run on remote sites."""
 

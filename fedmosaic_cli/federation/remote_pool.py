@@ -34,7 +34,7 @@ HEADER_ALLOWANCE_BYTES = protocol.MAX_HEADER_BYTES + (1 << 12)
 DEVICE_PATTERN = re.compile(r"[a-z]{1,10}(:\d{1,3})?")
 JOIN_POLL_SECONDS = 0.5
 JOIN_TIMEOUT_SECONDS = 120.0
-EVAL_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
+RESPONSE_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
 
 
 @dataclass
@@ -364,7 +364,7 @@ def check_join_response(client: RemoteClient, response: Response) -> None:
 def decode_eval_result(response: Response, client_id: int) -> EvalResult:
     """Return a client's evaluation. Raise `ProtocolError` if a value is missing, unknown or out of range."""
     metrics = response.header.get("mark")
-    if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= EVAL_METRICS:
+    if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= RESPONSE_METRICS:
         protocol.reject_message("bad_mark")
     if not all(map(protocol.is_bounded_number, metrics.values())):
         protocol.reject_message("bad_mark")

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.label_settings import DefenceSettings
+from fedmosaic_cli.labels.voting import ReportingRates
+from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.labels.wire import MessageSpec
 
 EXTENSION_KEY = "label_sharing"
+AUTO_CAP_SHARE, AUTO_CAP_MIN_CLIENTS = 0.2, 10
 VOTE_LOG_KEY = "vote_log"
 """Where `SharesLabels.aggregate` leaves a `VoteLog` in the server state. It is logged and removed in the same round."""
 
@@ -60,6 +64,47 @@ def label_sharing(ctx: FederationInfo) -> LabelSharing:
 def with_label_sharing(ctx: FederationInfo, **changes: Any) -> FederationInfo:
     """Return `ctx` with these fields of its `LabelSharing` changed."""
     return replace(ctx, extensions={**ctx.extensions, EXTENSION_KEY: replace(label_sharing(ctx), **changes)})
+
+
+def label_encoding(ctx: FederationInfo) -> LabelEncoding:
+    """Return how labels are encoded: one bit per class if bits are flipped independently, else the class index."""
+    noise = label_sharing(ctx).privacy_noise
+    return LabelEncoding.BITS if noise is not None and noise.label_mechanism == "xor" else LabelEncoding.INDEX
+
+
+def expertise_encoding(ctx: FederationInfo, default: ExpertiseEncoding) -> ExpertiseEncoding:
+    """Return how expertise is encoded; `default` without noise.
+
+    Noisy values are always quantised: the last bits of a floating-point number could reveal the value below the noise.
+    """
+    noise = label_sharing(ctx).privacy_noise
+    if noise is None:
+        return default
+    encodings = {
+        "none": ExpertiseEncoding.NONE,
+        "gaussian": ExpertiseEncoding.LEVELS,
+        "histogram": ExpertiseEncoding.HISTOGRAM,
+    }
+    return encodings[noise.expertise_mechanism]
+
+
+def reporting_rates(ctx: FederationInfo) -> ReportingRates:
+    """Return how often labels are reported correctly under the noise of the run."""
+    noise = label_sharing(ctx).privacy_noise
+    if noise is None:
+        return ReportingRates()
+    if noise.label_mechanism == "xor":
+        return ReportingRates(1 - noise.flip_probability(), noise.flip_probability())
+    return ReportingRates(noise.keep_probability(ctx.num_classes), noise.other_label_probability(ctx.num_classes))
+
+
+def voting_rules(ctx: FederationInfo, num_voters: int) -> VotingRules:
+    """Return how the server counts the votes of `num_voters` clients."""
+    defence = label_sharing(ctx).defence
+    share = defence.cap_share
+    if share == "auto":
+        share = AUTO_CAP_SHARE if num_voters >= AUTO_CAP_MIN_CLIENTS else None
+    return VotingRules(defence.normalise, share, defence.vote, defence.trim)
 
 
 class SharesLabels(Method):

@@ -20,8 +20,16 @@ from fedmosaic_cli.engine.method import LearnerSupport, MethodFamily, Traffic, h
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.defences import client_reputations, update_agreement_ema
 from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
-from fedmosaic_cli.labels.privacy.privatize import label_encoding, privatize, reporting_rates, voting_rules
-from fedmosaic_cli.labels.sharing import VOTE_LOG_KEY, SharesLabels, VoteLog, label_sharing
+from fedmosaic_cli.labels.privacy.privatize import privatize
+from fedmosaic_cli.labels.sharing import (
+    VOTE_LOG_KEY,
+    SharesLabels,
+    VoteLog,
+    label_encoding,
+    label_sharing,
+    reporting_rates,
+    voting_rules,
+)
 from fedmosaic_cli.labels.voting import aggregate_votes
 
 if TYPE_CHECKING:

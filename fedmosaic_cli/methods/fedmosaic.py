@@ -18,8 +18,7 @@ from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.losses import mean_cross_entropy, select_labelled
 from fedmosaic_cli.engine.method import hyperparameters
-from fedmosaic_cli.labels.privacy.privatize import expertise_encoding
-from fedmosaic_cli.labels.sharing import label_sharing
+from fedmosaic_cli.labels.sharing import expertise_encoding, label_sharing
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
 from fedmosaic_cli.methods.fedct import FedCT
 

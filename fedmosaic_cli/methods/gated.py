@@ -22,7 +22,7 @@ from fedmosaic_cli.cotraining.trust import MIN_TRUST, agreement_trust, weighted_
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
 from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
-from fedmosaic_cli.labels.privacy.privatize import reporting_rates, voting_rules
+from fedmosaic_cli.labels.sharing import reporting_rates, voting_rules
 from fedmosaic_cli.labels.voting import leave_one_out_votes
 from fedmosaic_cli.methods.fedct import labels_to_tensor
 from fedmosaic_cli.methods.fedmosaic import ConstantTrust, ExpertiseName, FedMosaic
@@ -63,14 +63,15 @@ class GatedCoTraining(FedMosaic):
     Attributes:
         trust: `agreement` computes lambda once, from the client's agreement with the first consensus. `gated` is the
             same for clients that pass the gate, and 0 for all others. Otherwise as in FedMosaic.
-        warmup_share: The first upload comes after this fraction of all rounds, or after `warmup_rounds` if later.
+        warmup_share: `warmup_fraction` in configurations. The first upload comes after this fraction of all rounds, or after `warmup_rounds` if later.
         public_loss: `prior-adjusted` corrects for the difference between the class distributions of the client and of
             the public set.
         prior_strength: Strength of that correction, from 0 (none) to 1 (full).
         prior_smoothing: Added to every class count.
-        votes_from: The model that votes: the trained model (`self`), a copy that never sees the consensus (`shadow`),
-            or such a copy that is also trained to be uncertain on the public set (`doubting`, outlier exposure).
-        doubt: Weight of the uniform-target loss of `doubting` models.
+        votes_from: `voter` in configurations. The model that votes: the trained model (`self`), a copy that never sees
+            the consensus (`shadow`), or such a copy that is also trained to be uncertain on the public set (`doubting`,
+            outlier exposure). Configurations say `model`, `local` and `outlier-exposed`.
+        doubt: `outlier_weight` in configurations. Weight of the uniform-target loss of `doubting` models.
         trust_power: Exponent of the agreement.
         trust_min: Smaller values of lambda become 0.
         gate_folds: Folds of the cross-fitted test.
@@ -186,7 +187,7 @@ class GatedCoTraining(FedMosaic):
         gate = self.gate
         if consensus is not None and not gate.has_candidate(client):
             # A client that missed the round after the first vote was not part of the consensus that it gets now.
-            peer_labels = received.get("without", consensus)
+            peer_labels = received.get(PEER_LABELS_KEY, consensus)
             if self.trust_from_agreement(consensus, client) and (peer_labels != NO_LABEL).any():
                 gate.start_test(client, peer_labels)
             else:
@@ -305,8 +306,8 @@ class CrossFitGate:
     clients. Neither copy nor the pseudo-labels have seen the fold, so the fold compares them fairly. This takes several
     rounds and can be checkpointed in between.
 
-    Meanwhile the client shows and votes with a model trained as in Local, and trains a candidate with the consensus.
-    If the test is passed, the candidate replaces the model.
+    Until the decision, the client is evaluated and votes with a model trained as in Local, and trains a candidate with
+    the consensus. If the test is passed, the candidate replaces the model.
 
     Attributes:
         num_folds: Number of folds.

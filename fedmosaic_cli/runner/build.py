@@ -22,8 +22,7 @@ from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
 from fedmosaic_cli.labels.label_uploads import LabelUploadFilter
-from fedmosaic_cli.labels.privacy.privatize import reporting_rates
-from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels
+from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels, reporting_rates
 from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
 from fedmosaic_cli.seeds import derive_seed
 

@@ -13,7 +13,7 @@ from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.attacks import MALFORMED_VARIANTS, AttackContext, LabelAttack, least_similar_classes
 from fedmosaic_cli.labels.inbox import LabelInbox
 from fedmosaic_cli.labels.label_settings import AttackSettings
-from fedmosaic_cli.labels.privacy.privatize import voting_rules
+from fedmosaic_cli.labels.sharing import voting_rules
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding, MessageHeader, MessageSpec, RejectionReason
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic

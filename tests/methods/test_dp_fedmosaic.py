@@ -11,7 +11,8 @@ import torch
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.labels.privacy.accounting import Release
-from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, LEDGER_KEY, privatize, reporting_rates
+from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, LEDGER_KEY, privatize
+from fedmosaic_cli.labels.sharing import reporting_rates
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic

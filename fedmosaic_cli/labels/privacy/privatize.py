@@ -6,13 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedmosaic_cli.labels.defences import VotingRules
 from fedmosaic_cli.labels.privacy import mechanisms
 from fedmosaic_cli.labels.privacy.noise import require_budget
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.sharing import label_sharing
-from fedmosaic_cli.labels.voting import ReportingRates
-from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding, MessageSpec
+from fedmosaic_cli.labels.wire import MessageSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-AUTO_CAP_SHARE, AUTO_CAP_MIN_CLIENTS = 0.2, 10
 LEDGER_KEY, HISTOGRAM_KEY = "ledger", "released_histogram"
 
 
@@ -40,47 +37,6 @@ class LabelClient(Protocol):
     def class_counts(self) -> Tensor: ...
 
     def privacy_rng(self, purpose: str) -> RandomSource: ...
-
-
-def label_encoding(ctx: FederationInfo) -> LabelEncoding:
-    """Return how labels are encoded: one bit per class if bits are flipped independently, else the class index."""
-    noise = label_sharing(ctx).privacy_noise
-    return LabelEncoding.BITS if noise is not None and noise.label_mechanism == "xor" else LabelEncoding.INDEX
-
-
-def expertise_encoding(ctx: FederationInfo, default: ExpertiseEncoding) -> ExpertiseEncoding:
-    """Return how expertise is encoded; `default` without noise.
-
-    Noisy values are always quantised: the last bits of a floating-point number could reveal the value below the noise.
-    """
-    noise = label_sharing(ctx).privacy_noise
-    if noise is None:
-        return default
-    encodings = {
-        "none": ExpertiseEncoding.NONE,
-        "gaussian": ExpertiseEncoding.LEVELS,
-        "histogram": ExpertiseEncoding.HISTOGRAM,
-    }
-    return encodings[noise.expertise_mechanism]
-
-
-def reporting_rates(ctx: FederationInfo) -> ReportingRates:
-    """Return how often labels are reported correctly under the noise of the run."""
-    noise = label_sharing(ctx).privacy_noise
-    if noise is None:
-        return ReportingRates()
-    if noise.label_mechanism == "xor":
-        return ReportingRates(1 - noise.flip_probability(), noise.flip_probability())
-    return ReportingRates(noise.keep_probability(ctx.num_classes), noise.other_label_probability(ctx.num_classes))
-
-
-def voting_rules(ctx: FederationInfo, num_voters: int) -> VotingRules:
-    """Return how the server counts the votes of `num_voters` clients."""
-    defence = label_sharing(ctx).defence
-    share = defence.cap_share
-    if share == "auto":
-        share = AUTO_CAP_SHARE if num_voters >= AUTO_CAP_MIN_CLIENTS else None
-    return VotingRules(defence.normalise, share, defence.vote, defence.trim)
 
 
 def privatize(
