@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.messages import send_message
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.engine.rounds import evaluate_round, run_rounds
@@ -237,8 +237,8 @@ def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
     before = {n: t.clone() for n, t in client.state[entry].items()}
     for tensor in federation.state.server["model"].values():
         tensor.normal_()
-    monkeypatch.setattr(SimulatedClient, "train", lambda *_, **__: None)
-    monkeypatch.setattr(SimulatedClient, "steps", lambda *_: iter(()))
+    monkeypatch.setattr(InProcessClient, "train", lambda *_, **__: None)
+    monkeypatch.setattr(InProcessClient, "steps", lambda *_: iter(()))
     monkeypatch.setattr(FedPHP, "history_weight", lambda *_: 1.0)
     one_turn(VARIANTS[name], federation, client=0)
     assert same([before], [client.state[entry]])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import ProgressCallback
     from fedmosaic_cli.data.partitioning.partition import Partition
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.method import State
@@ -133,7 +133,7 @@ def replay_run(
 
 
 def round_message_scores(
-    client: SimulatedClient, federation: Federation, candidates: MembershipCandidates, config: RunConfig
+    client: InProcessClient, federation: Federation, candidates: MembershipCandidates, config: RunConfig
 ) -> AttackScores:
     """Query a client about the candidates after the current round."""
     model = federation.method.personal_model(federation.state.server, client)

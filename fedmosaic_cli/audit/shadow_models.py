@@ -10,7 +10,7 @@ import torch
 
 from fedmosaic_cli.audit.membership_attacks import logit_scaled_confidence, shadow_training_masks
 from fedmosaic_cli.audit.replay import candidate_examples
-from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.execution.modes import num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import Federation, init_state
@@ -86,7 +86,7 @@ def shadow_config(config: RunConfig, shard: Shard, num_models: int) -> RunConfig
 
 def shadow_clients(
     config: RunConfig, device_data: DeviceDataset, examples: Examples, training_masks: NDArray[np.bool_], seed: int
-) -> list[SimulatedClient]:
+) -> list[InProcessClient]:
     """Create one client per row of the training masks."""
     factory, clients = LearnerFactory(config), []
     for number, mask in enumerate(training_masks):
@@ -98,5 +98,5 @@ def shadow_clients(
         )
         learner = factory.learner(number, private, device_data)
         public, num_classes = device_data.public_examples, device_data.dataset.num_classes
-        clients.append(SimulatedClient(number, seed, private, public, learner, config.train, num_classes))
+        clients.append(InProcessClient(number, seed, private, public, learner, config.train, num_classes))
     return clients

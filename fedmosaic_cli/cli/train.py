@@ -27,7 +27,7 @@ from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, sum
 from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
 from fedmosaic_cli.cli.views.summary_view import print_results
 from fedmosaic_cli.errors import RequestError, RunFailedError
-from fedmosaic_cli.federation.flower_engine import SiteTransports
+from fedmosaic_cli.federation.flower_backend import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_description
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.events import (
@@ -57,7 +57,7 @@ from fedmosaic_cli.storage.shards import read_shards
 if TYPE_CHECKING:
     from fedmosaic_cli.cli.views.progress_view import RunProgressView
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.federation.flower_engine import FlowerOptions
+    from fedmosaic_cli.federation.flower_backend import FlowerOptions
     from fedmosaic_cli.storage.shards import ShardSet
 
     Shards = dict[int, ShardSet | UnsavedPartition]

@@ -10,7 +10,7 @@ import torch
 from fedmosaic_cli.engine import batching, optim, params, training
 from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
-from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
@@ -30,7 +30,7 @@ OPTIMIZER_SUFFIX = ".optimizer"
 """`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
 
 
-class SimulatedClient:
+class InProcessClient:
     """Implements `engine.method.Client`.
 
     Args:
@@ -191,8 +191,8 @@ class SimulatedClient:
         self.metrics.update(values)
 
     @property
-    def _network(self) -> NetworkRunner:
-        if not isinstance(self.learner, NetworkRunner):
+    def _network(self) -> NetworkLearner:
+        if not isinstance(self.learner, NetworkLearner):
             raise FedMosaicError(f"client {self.id} has no network (model.name): this method needs one")
         return self.learner
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.client_pool import ClientPool
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
@@ -63,7 +63,7 @@ class Federation:
     """Whether a client that diverges is skipped in the round. Otherwise the run stops."""
     filters: tuple[UploadFilter, ...] = ()
     """The steps between the uploads of a round and `Method.aggregate`, in order."""
-    client_context: Callable[[SimulatedClient], FederationInfo] | None = None
+    client_context: Callable[[InProcessClient], FederationInfo] | None = None
     """Returns the `FederationInfo` of a client, if it differs from `ctx`. Used for simulated attackers."""
     remote_pool: ClientPool | None = None
     """The clients, if they run on remote sites."""
@@ -79,7 +79,7 @@ class Federation:
         return list(dict.fromkeys(client.device for client in self.state.clients))
 
 
-def init_state(method: Method, clients: list[SimulatedClient], ctx: FederationInfo) -> RunState:
+def init_state(method: Method, clients: list[InProcessClient], ctx: FederationInfo) -> RunState:
     """Return the state of a run before its first round."""
     for client in clients:
         method.init_client(client, ctx)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.client_pool import MessageFactory
     from fedmosaic_cli.engine.federation import EvalTask, Federation
     from fedmosaic_cli.engine.messages import Message
@@ -32,11 +32,11 @@ class LocalClientPool:
 
     federation: Federation
 
-    def run_round(self, clients: Sequence[SimulatedClient], make_message: MessageFactory) -> dict[int, ClientResult]:
+    def run_round(self, clients: Sequence[InProcessClient], make_message: MessageFactory) -> dict[int, ClientResult]:
         """Run one local round on each of these clients. No client is ever lost."""
         federation, ctx = self.federation, self.federation.ctx
 
-        def run_client(client: SimulatedClient) -> ClientResult:
+        def run_client(client: InProcessClient) -> ClientResult:
             to_client = make_route(client.private.device, ctx, client.round, SERVER_ID)
             to_server = make_route(federation.server_device, ctx, client.round, client.id)
             received, bits_down = send_message(make_message(client.id), to_client)
@@ -68,7 +68,7 @@ class LocalClientPool:
 
 
 def run_local_round(
-    method: Method, client: SimulatedClient, received: ReceivedMessage, ctx: FederationInfo, skip_diverged: bool
+    method: Method, client: InProcessClient, received: ReceivedMessage, ctx: FederationInfo, skip_diverged: bool
 ) -> Message:
     """Run a client's local round and return its message.
 
@@ -96,7 +96,7 @@ def run_local_round(
     return message
 
 
-def evaluate_client(method: Method, client: SimulatedClient, task: EvalTask, server: State) -> EvalResult:
+def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, server: State) -> EvalResult:
     """Evaluate the personal model of a client and, where the method has one, the global model."""
     personal, shared = method.personal_model(server, client), method.global_model(server, client)
     score = evaluate_model(client.learner, personal, task.test)

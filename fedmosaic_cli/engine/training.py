@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import TrainingTask
     from fedmosaic_cli.engine.method import Parameters, State
-    from fedmosaic_cli.engine.network_runner import NetworkRunner
+    from fedmosaic_cli.engine.network_learner import NetworkLearner
     from fedmosaic_cli.models.classifier import Classifier
 
 
@@ -37,7 +37,7 @@ class BatchOutputs:
 
 
 def fit_network(
-    runner: NetworkRunner, parameters: Parameters, optimizer_state: State, task: TrainingTask
+    runner: NetworkLearner, parameters: Parameters, optimizer_state: State, task: TrainingTask
 ) -> TrainingLosses:
     """Train a network for one round.
 
@@ -87,7 +87,7 @@ def fit_network(
 
 
 def forward(
-    runner: NetworkRunner, module: Classifier, task: TrainingTask, private_batch: Batch, public_batch: Batch | None
+    runner: NetworkLearner, module: Classifier, task: TrainingTask, private_batch: Batch, public_batch: Batch | None
 ) -> BatchOutputs:
     """Outputs on a private and a public batch: in one pass, or in two if the network has batch normalisation."""
     if public_batch is None:
@@ -131,7 +131,7 @@ class ManualStep:
 class ManualSteps:
     """The steps of a round for a method with its own step rule."""
 
-    def __init__(self, runner: NetworkRunner, private: Examples, batches_by_stream: dict[str, list[Tensor]]) -> None:
+    def __init__(self, runner: NetworkLearner, private: Examples, batches_by_stream: dict[str, list[Tensor]]) -> None:
         self.runner = runner
         self._private = private
         self._batches_by_stream = {
@@ -159,7 +159,7 @@ class ManualSteps:
 
 
 def batch_gradient(
-    runner: NetworkRunner, parameters: Parameters, inputs: Tensor, labels: Tensor, update_running_stats: bool
+    runner: NetworkLearner, parameters: Parameters, inputs: Tensor, labels: Tensor, update_running_stats: bool
 ) -> tuple[Tensor, Parameters]:
     """The mean cross-entropy on a batch and its gradient."""
     if not update_running_stats:

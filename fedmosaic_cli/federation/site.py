@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.method import ReceivedMessage
     from fedmosaic_cli.federation.protocol import EncodedParts
@@ -73,8 +73,8 @@ class SiteRun:
     files: RunDirectory
 
     @property
-    def client(self) -> SimulatedClient:
-        client: SimulatedClient = self.federation.state.clients[0]
+    def client(self) -> InProcessClient:
+        client: InProcessClient = self.federation.state.clients[0]
         return client
 
     @property

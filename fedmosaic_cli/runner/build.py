@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from fedmosaic_cli.data.partitioning.partition import poison_clients
-from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
-from fedmosaic_cli.engine.execution.modes import NETWORK_RUNNERS, choose_execution, num_workers
+from fedmosaic_cli.engine.execution.modes import NETWORK_LEARNERS, choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
 from fedmosaic_cli.engine.method import FederationInfo
-from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
-from fedmosaic_cli.labels.label_uploads import LabelUploadFilter
+from fedmosaic_cli.labels.label_upload_filter import LabelUploadFilter
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels, reporting_rates
 from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
 from fedmosaic_cli.seeds import derive_seed
@@ -116,7 +116,7 @@ class LearnerFactory:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._network_runners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkRunner] = {}
+        self._network_runners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
 
     def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
         model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
@@ -126,7 +126,7 @@ class LearnerFactory:
         key = (model, train, device_dataset.device)
         if key not in self._network_runners:
             how = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
-            self._network_runners[key] = NETWORK_RUNNERS[how](
+            self._network_runners[key] = NETWORK_LEARNERS[how](
                 model, train, shape, classes, device_dataset.device, device_dataset.dtype
             )
         return self._network_runners[key]
@@ -136,7 +136,7 @@ class LearnerFactory:
         """How networks are trained here; a client that is none is fitted alone in any case."""
         kinds = {
             how
-            for how, kind in NETWORK_RUNNERS.items()
+            for how, kind in NETWORK_LEARNERS.items()
             for each in self._network_runners.values()
             if type(each) is kind
         }
@@ -174,7 +174,7 @@ def build_federation(
     for number, private in enumerate(holdings):
         table = table_of(number)
         clients.append(
-            SimulatedClient(
+            InProcessClient(
                 number,
                 config.seed,
                 private,
@@ -186,7 +186,7 @@ def build_federation(
                 num_total_clients=everybody if pooled else 1,
             )
         )
-    network = clients[0].learner if isinstance(clients[0].learner, NetworkRunner) else None
+    network = clients[0].learner if isinstance(clients[0].learner, NetworkLearner) else None
     sizes = {client.id: len(client.private) for client in clients}
     world = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
     exams = [build_eval_task(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
@@ -231,7 +231,7 @@ def build_site_federation(
     number = own.client
     private = table.examples(own, "train")
     learner, train = classroom.learner(number, private, table), config.train_settings_for(number)
-    client = SimulatedClient(
+    client = InProcessClient(
         number, config.seed, private, table.public_examples, learner, train, dataset.num_classes, use_system_rng=True
     )
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
@@ -250,10 +250,10 @@ def build_site_federation(
     )
 
 
-def build_reference_network(config: RunConfig, dataset: Dataset, device: torch.device) -> NetworkRunner:
+def build_reference_network(config: RunConfig, dataset: Dataset, device: torch.device) -> NetworkLearner:
     """The network of the first client, which models that are averaged are like."""
     model, train = config.model_settings_for(0), config.train_settings_for(0)
-    return NETWORK_RUNNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
+    return NETWORK_LEARNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
 
 
 def build_federation_info(
@@ -261,7 +261,7 @@ def build_federation_info(
     dataset: Dataset,
     partition: Partition,
     sizes: dict[int, int],
-    network: NetworkRunner | None,
+    network: NetworkLearner | None,
     shards_digest: str,
     dtype: torch.dtype = torch.float32,
 ) -> FederationInfo:

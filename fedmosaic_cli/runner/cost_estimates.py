@@ -13,7 +13,7 @@ from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
 from fedmosaic_cli.engine.method import FederationInfo
-from fedmosaic_cli.engine.network_runner import batch_norm_names, buffer_names
+from fedmosaic_cli.engine.network_learner import batch_norm_names, buffer_names
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from fedmosaic_cli.engine.client import SimulatedClient
+from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError
 from fedmosaic_cli.methods.registry import METHODS
@@ -27,7 +27,7 @@ def make_diverge(monkeypatch):
             if (self.id, self.round) == (client, number):
                 raise DivergenceError(self.id, self.round, "everything")
 
-        monkeypatch.setattr(SimulatedClient, "require_finite", check)
+        monkeypatch.setattr(InProcessClient, "require_finite", check)
 
     return at
 

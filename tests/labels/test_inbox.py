@@ -14,7 +14,7 @@ from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.attacks import AttackContext, LabelAttack, UploadDelivery
 from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, LabelInbox
 from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings
-from fedmosaic_cli.labels.label_uploads import CollectedUploads, receive_uploads
+from fedmosaic_cli.labels.label_upload_filter import CollectedUploads, receive_uploads
 from fedmosaic_cli.labels.sharing import with_label_sharing
 from fedmosaic_cli.labels.voting import Ballot, aggregate_votes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, LabelEncoding, LabelMessageKind, MessageSpec

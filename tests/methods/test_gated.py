@@ -126,17 +126,17 @@ def test_stacked_clients_come_to_the_same(method):
 
 def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
     """Each fold's models are trained on all other examples and on none of its own."""
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
 
     seen: list[tuple[int, str, frozenset[int]]] = []
-    original = SimulatedClient.train
+    original = InProcessClient.train
 
     def watched(self, model, terms=(), proximal=None, private_weight=1.0, examples=None):
         if examples is not None:
             seen.append((self.id, model, frozenset(examples.tolist())))
         original(self, model, terms, proximal, private_weight, examples)
 
-    monkeypatch.setattr(SimulatedClient, "train", watched)
+    monkeypatch.setattr(InProcessClient, "train", watched)
     run_toy(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
@@ -255,16 +255,16 @@ def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected):
 @pytest.mark.parametrize("method", [THREE, ALWAYS, GatedCoTraining(), replace(ALWAYS, votes_from="shadow")], ids=str)
 def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
     """Who passes the gate trains exactly as often."""
-    from fedmosaic_cli.engine.client import SimulatedClient
+    from fedmosaic_cli.engine.client import InProcessClient
 
     trained: list[int] = []
-    original = SimulatedClient.train
+    original = InProcessClient.train
 
     def counted(self, *args, **kwargs):
         trained.append(self.id)
         original(self, *args, **kwargs)
 
-    monkeypatch.setattr(SimulatedClient, "train", counted)
+    monkeypatch.setattr(InProcessClient, "train", counted)
     run_toy(method, BIG.changed(rounds=10), rounds=10)
     most = max(trained.count(client) for client in range(3))
     assert most <= method.local_passes(10)

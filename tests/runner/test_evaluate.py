@@ -8,7 +8,7 @@ import pytest
 
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.datasets import digits
-from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.runner.evaluate import ClientEvaluated, RunEvaluated, evaluate_saved_models
 from fedmosaic_cli.storage import shards as shard_records
@@ -43,9 +43,9 @@ def test_data_is_read_once_for_runs_that_share_it(runs, monkeypatch):
 
 def test_a_network_is_built_once_for_clients_that_share_it(runs, monkeypatch):
     built = []
-    first = NetworkRunner.initial_parameters
+    first = NetworkLearner.initial_parameters
     monkeypatch.setattr(
-        NetworkRunner, "initial_parameters", lambda self, seed: (built.append(seed), first(self, seed))[1]
+        NetworkLearner, "initial_parameters", lambda self, seed: (built.append(seed), first(self, seed))[1]
     )
     list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
     assert len(built) == 1
@@ -85,7 +85,7 @@ def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
 
 
 def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
-    predict = NetworkRunner.predict
-    monkeypatch.setattr(NetworkRunner, "predict", lambda *arguments: predict(*arguments) * float("inf"))
+    predict = NetworkLearner.predict
+    monkeypatch.setattr(NetworkLearner, "predict", lambda *arguments: predict(*arguments) * float("inf"))
     with pytest.raises(FedMosaicError, match="the model of client 0"):
         list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))

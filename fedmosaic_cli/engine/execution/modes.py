@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import is_stackable, num_multiplications
-from fedmosaic_cli.engine.execution.stacked.stacked_runner import StackedNetworkRunner
-from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.execution.stacked.stacked_learner import StackedNetworkLearner
+from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.machine import num_available_cores
 from fedmosaic_cli.models.architectures import build_network
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 ExecutionMode = Literal["threads", "stacked"]
 
-NETWORK_RUNNERS: dict[ExecutionMode, type[NetworkRunner]] = {"threads": NetworkRunner, "stacked": StackedNetworkRunner}
+NETWORK_LEARNERS: dict[ExecutionMode, type[NetworkLearner]] = {
+    "threads": NetworkLearner,
+    "stacked": StackedNetworkLearner,
+}
 
 # On a CPU, stacking is faster below this number of multiplications in the forward pass of a step: calling kernels takes
 # longer than running them. `benchmarks/speed.py --only tiny` measures networks on both sides.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.learner import TrainingTask
     from fedmosaic_cli.engine.method import LossTerm, Parameters, State
-    from fedmosaic_cli.engine.network_runner import NetworkRunner
+    from fedmosaic_cli.engine.network_learner import NetworkLearner
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class StackedOutputs:
 class StackedTerm:
     """The same loss term of all clients."""
 
-    def __init__(self, terms: Sequence[LossTerm], runner: NetworkRunner) -> None:
+    def __init__(self, terms: Sequence[LossTerm], runner: NetworkLearner) -> None:
         self._terms = [term.to_device(runner.device) for term in terms]
         self.weight = torch.tensor([term.weight for term in terms], dtype=runner.dtype, device=runner.device)
         self._targets = None
@@ -116,7 +116,7 @@ class StackedTerm:
 class StackedTrainer:
     """Trains clients that are sorted by `sort_key`, so that those with steps left always come first."""
 
-    def __init__(self, runner: NetworkRunner, clients: list[StackedClient]) -> None:
+    def __init__(self, runner: NetworkLearner, clients: list[StackedClient]) -> None:
         self._runner = runner
         self._clients = clients
         self._network = StackedNetwork(runner.template)

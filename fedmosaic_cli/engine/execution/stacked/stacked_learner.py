@@ -24,7 +24,7 @@ from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     task_group_key,
     training_steps,
 )
-from fedmosaic_cli.engine.network_runner import NetworkRunner
+from fedmosaic_cli.engine.network_learner import NetworkLearner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -42,8 +42,8 @@ R = TypeVar("R")
 STACKED_EVAL_EXAMPLES = 4096
 
 
-class StackedNetworkRunner(NetworkRunner):
-    """Computes the requests of a lockstep group together; outside a group it equals `NetworkRunner`."""
+class StackedNetworkLearner(NetworkLearner):
+    """Computes the requests of a lockstep group together; outside a group it equals `NetworkLearner`."""
 
     @property
     def stack_key(self) -> Hashable:

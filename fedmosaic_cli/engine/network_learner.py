@@ -36,7 +36,7 @@ GLOBAL_RNG_LOCK = threading.Lock()
 EVAL_BATCH_SIZE = 128
 
 
-class NetworkRunner:
+class NetworkLearner:
     """Implements `engine.learner.Learner` for networks."""
 
     def __init__(
