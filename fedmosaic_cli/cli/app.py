@@ -35,7 +35,7 @@ MAX_LINE_CHARS = 2000
 COMMANDS = {
     "partition": "Partition a data set into shards, with class counts and plots.",
     "train": "Train FedMosaic, or another method with --method.",
-    "baseline": "Train the methods that FedMosaic is compared with, on the same shards.",
+    "baseline": "Train baselines for comparison with FedMosaic, on the same shards.",
     "reproduce": "Execute the runs of one of the paper's tables or figures, and report them.",
     "watch": "Show the progress of runs that other processes execute, read from their files.",
     "evaluate": "Evaluate the saved personal models of finished runs, without training.",

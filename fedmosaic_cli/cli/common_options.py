@@ -51,23 +51,27 @@ class SharingLevel(StrEnum):
     models = "models"
 
 
-DeviceOption = Annotated[DeviceChoice, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+DeviceOption = Annotated[DeviceChoice, typer.Option(help="Device for training; auto uses a GPU if available.")]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option(envvar="FEDMOSAIC_DATA", help="Where data sets lie; your own images or arrays.", show_default="data"),
+    typer.Option(
+        envvar="FEDMOSAIC_DATA", help="Directory of data sets, or your own images or arrays.", show_default="data"
+    ),
 ]
-RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", help="Where run directories lie.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="More detail: every client's accuracy.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Tracebacks on failure.")]
+RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", help="Directory of runs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout instead of text.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show more detail, e.g. the accuracy of each client.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.")]
 PresetOption = Annotated[
-    str | None, typer.Option(help="A preset's name, or a YAML file; 'fedmosaic presets list' shows all.")
+    str | None, typer.Option(help="Name of a preset, or a YAML file; 'fedmosaic presets list' shows all.")
 ]
 
 
 def parse_names(text: str, option: str) -> tuple[str, ...]:
-    """The names of a list such as amazon,dslr."""
+    """Parse names such as amazon,dslr."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
         raise RequestError(f"cannot read '{text}' ({option}): write names such as amazon,dslr")
@@ -75,11 +79,11 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    """The numbers of a list such as 0,1,2, each at least 0 and none twice."""
+    """Parse distinct non-negative integers such as 0,1,2."""
     parts = [part.strip() for part in text.split(",")]
-    fine = all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)
-    if not fine or len(set(map(int, parts))) < len(parts):
-        raise RequestError(f"cannot read '{text}' ({option}): write different whole numbers such as 0,1,2")
+    is_valid = all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)
+    if not is_valid or len(set(map(int, parts))) < len(parts):
+        raise RequestError(f"cannot read '{text}' ({option}): write distinct whole numbers such as 0,1,2")
     return tuple(map(int, parts))
 
 

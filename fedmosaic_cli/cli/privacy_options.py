@@ -1,4 +1,4 @@
-"""The options of `train` and `baseline` about noise, and what is said of it before and after."""
+"""Privacy options of `train` and `baseline`, and the output about privacy budgets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERTISE_MECHANISMS = ("gaussian", "histogram", "none")
 
 
 def privacy_config_layer(options: TrainOptions) -> dict[str, Any]:
-    """What the options say of the section `privacy`."""
+    """Return the values of the section `privacy` that the options set."""
     values = {
         **(parse_mechanisms(options.dp) if options.dp is not None else {}),
         "epsilon": None if options.dp_epsilon is None else parse_epsilon(options.dp_epsilon),
@@ -34,18 +34,18 @@ def privacy_config_layer(options: TrainOptions) -> dict[str, Any]:
 
 
 def parse_mechanisms(text: str) -> dict[str, str]:
-    """The keys that `krr` or `xor,gaussian` stands for."""
+    """Parse `krr`, `xor,gaussian` and the like."""
     labels, comma, expertise = (part.strip() for part in text.partition(","))
     if labels not in LABEL_MECHANISMS or (comma and (labels == "off" or expertise not in EXPERTISE_MECHANISMS)):
         raise RequestError(
-            f"cannot read '{text}' (--dp): write krr or xor, and {', '.join(EXPERTISE_MECHANISMS[:-1])} or none behind a comma, "
-            "e.g. krr,histogram; or off"
+            f"cannot read '{text}' (--dp): write off, or krr or xor, optionally followed by a comma and gaussian, "
+            "histogram or none, e.g. krr,histogram"
         )
     return {"labels": labels, **({"expertise": expertise} if comma else {})}
 
 
 def parse_epsilon(text: str) -> float | str:
-    """A number, or `inf` for no noise at all."""
+    """Parse a number, or `inf` for no noise."""
     if text == "inf":
         return text
     try:
@@ -55,7 +55,7 @@ def parse_epsilon(text: str) -> float | str:
 
 
 def privacy_option_values(options: TrainOptions) -> dict[str, object]:
-    """The same options, as they are typed."""
+    """Return the privacy options with their values on the command line."""
     return {
         "--dp": options.dp,
         "--dp-epsilon": options.dp_epsilon,
@@ -75,27 +75,27 @@ def print_planned_privacy(runs: Iterable[tuple[RunConfig, dict[str, Any]]], is_r
     printed: set[str] = set()
     for config, manifest in runs:
         sizes = list(train_sizes(manifest).values())
-        block = planned_privacy_section(config, len(manifest["class_names"]), sizes, is_remote)
-        if block is None or config.method.variant in printed:
+        section = planned_privacy_section(config, len(manifest["class_names"]), sizes, is_remote)
+        if section is None or config.method.variant in printed:
             continue
         printed.add(config.method.variant)
-        for line in privacy_section_lines(config.method.variant, block):
+        for line in privacy_section_lines(config.method.variant, section):
             print_stderr(line)
         if warning := delta_warning(config.privacy.delta, sizes):
             print_stderr(f"warning: {warning}")
 
 
 def privacy_section_lines(variant: str, section: Mapping[str, Any]) -> list[str]:
-    """A block under the name of what it is about."""
+    """Return the lines about one privacy budget."""
     return [f"{variant}, {section['stage']}:", *(f"  {line}" for line in privacy_lines(dict(section)))]
 
 
 def spent_privacy_lines(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The blocks of finished runs: of each kind, the one that gave away most."""
+    """Return the lines about finished runs: per variant, the run with the largest epsilon."""
     worst: dict[str, Mapping[str, Any]] = {}
     for summary in summaries:
-        block = summary.get("privacy")
-        held = worst.get(summary["variant"])
-        if block and (held is None or float(block["total_epsilon"]) > float(held["total_epsilon"])):
-            worst[summary["variant"]] = block
-    return [line for variant, block in worst.items() for line in privacy_section_lines(variant, block)]
+        section = summary.get("privacy")
+        largest = worst.get(summary["variant"])
+        if section and (largest is None or float(section["total_epsilon"]) > float(largest["total_epsilon"])):
+            worst[summary["variant"]] = section
+    return [line for variant, section in worst.items() for line in privacy_section_lines(variant, section)]

@@ -98,11 +98,11 @@ def train(
 def baseline(
     request: TrainOptions,
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD", help="Methods, or 'all' for all but fedmosaic.")
+        list[str] | None, typer.Argument(metavar="METHOD", help="Methods, or 'all' for all except fedmosaic.")
     ] = None,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods and exit.")] = False,
 ) -> None:
-    """Train the methods that FedMosaic is compared with, on the same shards.
+    """Train baselines for comparison with FedMosaic, on the same shards.
 
     \b
     [bold]Examples[/bold]
@@ -117,7 +117,7 @@ def baseline(
         show_methods(request.as_json)
         return
     if not methods:
-        raise RequestError("no method is named (fedmosaic baseline): add one or 'all'; --list shows them")
+        raise RequestError("no method is given (fedmosaic baseline): add one or 'all'; --list shows them")
     launch_runs(*select_methods(methods), request)
 
 
@@ -298,7 +298,7 @@ def show_results(
 
 
 def show_methods(as_json: bool) -> None:
-    """The methods, with what travels and where they come from."""
+    """Print the methods with what they share and their papers."""
     keys = ("name", "title", "family", "travels", "evaluated", "citation")
     methods = [{key: getattr(method, key) for key in keys} for method in METHODS.values()]
     if as_json:

@@ -1,4 +1,4 @@
-"""What `train` and `baseline` can be asked for: their options, declared once."""
+"""The options of `train` and `baseline`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-FLOWER_HELP_PANEL = "Clients at sites (--engine flower)"
-"""The heading of what concerns nobody else, in help texts."""
+FLOWER_HELP_PANEL = "Clients at remote sites (--engine flower)"
 
 RENAMED_OPTIONS = {
     "--grace": "--stop-timeout",
@@ -47,59 +46,61 @@ RENAMED_OPTIONS = {
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of a training command. A field is an option: its annotation says how it looks on the command line."""
+    """The options of a training command. Each field is an option, declared by its annotation."""
 
     preset: PresetOption = None
-    shards: Annotated[Path | None, typer.Option(help="Shards of 'fedmosaic partition' to train on.")] = None
+    shards: Annotated[Path | None, typer.Option(help="Train on these shards, made by 'fedmosaic partition'.")] = None
     expertise: Annotated[
         str | None,
         typer.Option(
-            help="fedmosaic: frequency, entropy, count, count-confidence or uniform votes.", show_default="the preset's"
+            help="Expertise rule of fedmosaic: frequency, entropy, count, count-confidence or uniform.",
+            show_default="the preset's",
         ),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
-    seeds: Annotated[str | None, typer.Option(help="Several seeds, a run each, e.g. 0,1,2.")] = None
-    config: Annotated[Path | None, typer.Option(help="A YAML file laid over the preset.")] = None
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, one run each, e.g. 0,1,2.")] = None
+    config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One value, e.g. train.lr=0.01. May be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.lr=0.01. May be repeated."),
     ] = None
     dp: Annotated[
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Noise in what clients send: krr or xor labels; ',gaussian', ',histogram' or ',none' for expertise. "
-            "What is paid for is public examples times rounds, and worst-case totals that mean anything leave little "
-            "of the consensus: histogram, fewer public examples and fewer rounds cost least.",
+            help="Differential privacy of uploads: krr or xor for labels; append ',gaussian', ',histogram' or ',none' "
+            "for expertise. The cost grows with public examples x rounds; histogram is the cheapest. See docs/privacy.md.",
             show_default="off",
         ),
     ] = None
     dp_epsilon: Annotated[
         str | None,
-        typer.Option(metavar="EPSILON", help="Its whole budget over all rounds; inf: no noise.", show_default=False),
+        typer.Option(
+            metavar="EPSILON", help="Total privacy budget over all rounds; inf: no noise.", show_default=False
+        ),
     ] = None
-    dp_delta: Annotated[float | None, typer.Option(help="Its delta.", show_default="1e-05")] = None
+    dp_delta: Annotated[float | None, typer.Option(help="Delta of the privacy guarantee.", show_default="1e-05")] = None
     dp_unit: Annotated[
         PrivacyUnit | None,
         typer.Option(
-            help="What may change unseen: all data of a client; or a record, on your word (privacy.changed_rows).",
+            help="Protected unit: all data of a client, or a record under the assumption privacy.changed_rows.",
             show_default="client",
         ),
     ] = None
     dp_max_eps: Annotated[
-        float | None, typer.Option(metavar="EPSILON", help="Refuse what would spend more.", show_default=False)
+        float | None, typer.Option(metavar="EPSILON", help="Refuse runs that would spend more.", show_default=False)
     ] = None
     name: Annotated[
         str | None,
         typer.Option(
-            help="What this setting is called, in directories and reports.", show_default="the preset's or shards' name"
+            help="Name of the experiment in directories and reports.", show_default="the preset's or shards' name"
         ),
     ] = None
     tag: Annotated[
         str | None,
         typer.Option(
-            help="A word behind the method's name in directories, for runs with other hyper-parameters.",
+            help="Suffix of the method's name in directories, e.g. for other hyper-parameters.",
             show_default=False,
         ),
     ] = None
@@ -107,40 +108,40 @@ class TrainOptions:
     runs_dir: RunsDirOption = Path("runs")
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Where to write the one run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
+        typer.Option(help="Directory of a single run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from checkpoints; finished runs are left alone.")] = (
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from checkpoints; finished runs are skipped.")] = (
         False
     )
     execution: Annotated[
-        ExecutionChoice | None, typer.Option(help="Clients one by one (threads) or together.", show_default="auto")
+        ExecutionChoice | None,
+        typer.Option(help="Train clients one by one (threads) or together (stacked).", show_default="auto"),
     ] = None
     workers: Annotated[
-        int | None, typer.Option(help="Threads; results do not depend on it.", show_default="0: one a core or GPU")
+        int | None,
+        typer.Option(help="Number of threads, without effect on results.", show_default="0: one per core or GPU"),
     ] = None
     on_nan: Annotated[
         NanPolicy | None,
-        typer.Option(help="If a client diverges: stop, or skip its part in the round.", show_default="stop"),
+        typer.Option(help="If a client diverges: stop the run, or skip the client in that round.", show_default="stop"),
     ] = None
     stop_timeout: Annotated[
-        float, typer.Option(help="Told to stop, seconds to wait for the round to end before it is dropped.")
+        float, typer.Option(help="Seconds to let the current round finish after Ctrl-C before it is aborted.")
     ] = 30.0
     allow_nonidentical: Annotated[
         bool,
         typer.Option(
             "--allow-nonidentical",
-            help="With --resume: go on under other versions, devices or hyper-parameters; reports mark such a run.",
+            help="With --resume: accept other versions, devices or hyper-parameters; reports mark such runs.",
         ),
     ] = False
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write each round's values for TensorBoard, beside the run.")
-    ] = False
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False
     device: DeviceOption = DeviceChoice.auto
     engine: Annotated[
         TrainEngine,
         typer.Option(
             rich_help_panel=FLOWER_HELP_PANEL,
-            help="Clients in this process, or at sites of their own by way of Flower.",
+            help="Run clients in this process, or at remote sites through Flower.",
         ),
     ] = TrainEngine.local
     simulate_sites: Annotated[
@@ -149,7 +150,7 @@ class TrainOptions:
             min=1,
             max=64,
             rich_help_panel=FLOWER_HELP_PANEL,
-            help="Rehearse with so many sites on this machine.",
+            help="Start this number of sites on this machine.",
             show_default=False,
         ),
     ] = None
@@ -158,20 +159,25 @@ class TrainOptions:
         typer.Option(
             metavar="HOST:PORT",
             rich_help_panel=FLOWER_HELP_PANEL,
-            help="Where to listen for sites.",
+            help="Address to listen on for sites.",
             show_default="127.0.0.1:9443",
         ),
     ] = None
     federation: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=FLOWER_HELP_PANEL, help="Certificates, and keys of the sites.", show_default="federation"
+            rich_help_panel=FLOWER_HELP_PANEL,
+            help="Directory with certificates and the keys of the sites.",
+            show_default="federation",
         ),
     ] = None
     quorum: Annotated[
         int | None,
         typer.Option(
-            min=1, rich_help_panel=FLOWER_HELP_PANEL, help="How many clients a round needs.", show_default="all but one"
+            min=1,
+            rich_help_panel=FLOWER_HELP_PANEL,
+            help="Number of clients that a round needs.",
+            show_default="all but one",
         ),
     ] = None
     round_timeout: Annotated[
@@ -179,20 +185,23 @@ class TrainOptions:
         typer.Option(
             min=1,
             rich_help_panel=FLOWER_HELP_PANEL,
-            help="Seconds that a round may take.",
-            show_default="3600 for the first, then 90 or 3 times what rounds take",
+            help="Maximum seconds per round.",
+            show_default="3600 for the first, then 90 or 3 times the usual duration",
         ),
     ] = None
     join_timeout: Annotated[
         float | None,
         typer.Option(
-            min=1, rich_help_panel=FLOWER_HELP_PANEL, help="Seconds until all sites must be there.", show_default="600"
+            min=1,
+            rich_help_panel=FLOWER_HELP_PANEL,
+            help="Maximum seconds until all sites have joined.",
+            show_default="600",
         ),
     ] = None
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", rich_help_panel=FLOWER_HELP_PANEL, help="No TLS and no keys; on this machine alone."
+            "--insecure", rich_help_panel=FLOWER_HELP_PANEL, help="No TLS and no keys; allowed on this machine only."
         ),
     ] = False
     allow_unauthenticated_network: Annotated[
@@ -200,10 +209,11 @@ class TrainOptions:
         typer.Option(
             "--allow-unauthenticated-network",
             rich_help_panel=FLOWER_HELP_PANEL,
-            help="Listen where others could start runs too: trusted networks.",
+            help="Listen on a non-loopback address without the proxy. Anyone who can reach the port can submit runs; "
+            "use on trusted networks only.",
         ),
     ] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work, write nothing.")] = (
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show configuration and planned work; write nothing.")] = (
         False
     )
     as_json: JsonOption = False

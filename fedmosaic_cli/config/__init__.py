@@ -1,1 +1,1 @@
-"""From defaults, presets, files and flags to one checked configuration a run. Nothing here needs torch."""
+"""Build and check the configuration of a run from defaults, presets, files and options. Does not import torch."""

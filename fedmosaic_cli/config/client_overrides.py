@@ -1,4 +1,4 @@
-"""The `clients` section: what some clients do differently, e.g. `0-4: {model: cnn}` or `5: {lr: 0.1}`."""
+"""The `clients` section: values for some clients, e.g. `0-4: {model: cnn}` or `5: {lr: 0.1}`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ClientOverrides(ConfigSection):
-    """What is not said is as in the sections `model` and `train`."""
+    """Overrides of the sections `model` and `train` for some clients."""
 
     model: dict[str, Any] = Field(default_factory=dict)
     optimizer: Literal["adam", "sgd"] | None = None
@@ -30,37 +30,36 @@ class ClientOverrides(ConfigSection):
     momentum: float | None = None
 
     def train_overrides(self) -> dict[str, Any]:
-        """The keys of the section `train` that it changes."""
         return self.model_dump(include={"optimizer", "lr", "momentum"}, exclude_none=True)
 
 
 def parse_client_range(text: str, num_clients: int) -> range:
-    """The clients that `4` or `0-4` stands for, of so many."""
+    """Return the client ids that `4` or `0-4` names."""
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     if not match:
         raise RequestError(f"cannot read clients '{text}' (clients): write a number or a range, e.g. 4 or 0-4")
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        raise RequestError(f"no clients {text} (clients): write {last}-{first}")
+        raise RequestError(f"invalid range {text} (clients): write {last}-{first}")
     if last >= num_clients:
-        raise RequestError(f"no clients {text} (clients): they are numbered from 0 to {num_clients - 1}")
+        raise RequestError(f"unknown clients {text} (clients): they are numbered from 0 to {num_clients - 1}")
     return range(first, last + 1)
 
 
 def expand_client_ranges(sections: Mapping[str, T], num_clients: int) -> dict[int, T]:
-    """What is said of clients, by client; nobody may be named twice."""
+    """Map client ids to the sections of their ranges; ranges must not overlap."""
     settings: dict[int, T] = {}
     for text, section in sections.items():
         for client in parse_client_range(text, num_clients):
             if client in settings:
-                raise RequestError(f"client {client} is named twice (clients.{text}): let ranges not overlap")
+                raise RequestError(f"client {client} is in two ranges (clients.{text}): make the ranges disjoint")
             settings[client] = section
     return settings
 
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """What a method needs, why that is not there, and what to do."""
+    """A requirement of a method that the configuration does not meet, and the remedy."""
 
     requirement: str
     problem: str
@@ -70,18 +69,23 @@ class Incompatibility:
 def find_incompatibility(
     method: Method, models: Mapping[int, ModelSettings], overridden_clients: Collection[int]
 ) -> Incompatibility | None:
-    """Why a method cannot be played by clients with these models, some of them their `own`; None where it can."""
+    """Return why a method does not support these clients, or None.
+
+    Args:
+        models: One model per group of equal clients, by the id of its first client.
+        overridden_clients: Clients whose model is set in the section `clients`.
+    """
     if method.supported_learners == "anything":
         return None
-    way_out = "use fedmosaic, fedct or local"
+    remedy = "use fedmosaic, fedct or local"
     one = method.supported_learners == "one network"
     needs = "needs the same network for all clients" if one else "needs networks"
-    strangers = [client for client, model in models.items() if not model.is_network]
-    if strangers:
-        where = "clients" if strangers[0] in overridden_clients else "model.name"
-        return Incompatibility(needs, f"client {strangers[0]} has a {models[strangers[0]].name} ({where})", way_out)
+    estimators = [client for client, model in models.items() if not model.is_network]
+    if estimators:
+        where = "clients" if estimators[0] in overridden_clients else "model.name"
+        return Incompatibility(needs, f"client {estimators[0]} has a {models[estimators[0]].name} ({where})", remedy)
     if not one or len(set(models.values())) == 1:
         return None
     names = list(dict.fromkeys(model.name for model in models.values()))
-    but = f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"
-    return Incompatibility(needs, f"{but} (clients)", way_out)
+    problem = f"theirs are {', '.join(names)}" if len(names) > 1 else f"not all are the same {names[0]}"
+    return Incompatibility(needs, f"{problem} (clients)", remedy)

@@ -1,4 +1,4 @@
-"""Layering: later layers win, key by key, and every value remembers where it came from."""
+"""Configuration layers: later layers override earlier ones key by key, and every value keeps its origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from fedmosaic_cli.models.model_settings import ModelSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# What a run has beside its method; the last three are about messages, and most runs say nothing of them.
 CONFIG_SECTIONS = {
     "data": DataSettings,
     "model": ModelSettings,
@@ -29,7 +28,7 @@ CONFIG_SECTIONS = {
     "defence": DefenceSettings,
 }
 SECTION_GROUPS = ("methods", "clients")
-# One setting with two spellings: a later layer with one of them means that one, and puts an end to the other.
+# Keys that exclude each other: setting one in a later layer removes the others.
 EXCLUSIVE_KEYS = {
     "train": {"local_epochs": {"local_steps"}, "local_steps": {"local_epochs"}},
     "privacy": {"epsilon": {"label_epsilon", "noise_multiplier"}, "label_epsilon": {"epsilon", "label_share"}},
@@ -71,7 +70,7 @@ class ConfigLayers:
                 self._merge_section(origin, f"{section}.{name}", inner, is_stored)
 
     def origin(self, key: str) -> str:
-        """Who set a key, or the mapping that it is a part of."""
+        """Return the layer that set a key or the mapping that contains it."""
         while key:
             if key in self.origins:
                 return self.origins[key]
@@ -79,20 +78,19 @@ class ConfigLayers:
         return "default"
 
     def section_names(self, group: str) -> list[str]:
-        """The sections of a group that anything is said about, e.g. the ranges of `clients`."""
+        """Return the names of the sections in a group, e.g. the ranges of `clients`."""
         return [section.partition(".")[2] for section in self.values if section.startswith(f"{group}.")]
 
     def add_all(self, layers: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Lay several layers over what is there, in order."""
         for origin, content in layers:
             self.add(origin, content)
 
     def section(self, name: str, section_type: Callable[..., T]) -> T:
-        """The checked content of a section, or of a method's (`methods.fedct`)."""
+        """Validate and return a section such as `data` or `methods.fedct`."""
         return build_validated(section_type, self.values.get(name, {}), field_names(section_type), name, self.origins)
 
     def add_assignment(self, assignment: str) -> None:
-        """Lay one `section.key=value` over what is there."""
+        """Add a layer of one `section.key=value`."""
         path, equals, text = assignment.partition("=")
         *sections, key = path.strip().split(".")
         if not equals or not 0 < len(sections) < MAX_YAML_DEPTH or not all((*sections, key)):
@@ -111,14 +109,14 @@ class ConfigLayers:
         reject_unknown_keys(require_mapping(values, section, origin), field_names(known), section)
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}
-            self.values.get(section, {}).pop("model", None)  # a name alone is all there is to say of the model
+            self.values.get(section, {}).pop("model", None)  # a name alone resets all options of the model
         for key in self._replaced_keys(origin, section, values):
             del self.values[section][key]
             del self.origins[f"{section}.{key}"]
         held = self.values.setdefault(section, {})
         for key, value in values.items():
             if isinstance(value, dict) and isinstance(held.get(key), dict):
-                # Several keys at once, as in a client's `model`: laid over those that are there, one by one.
+                # A nested mapping, e.g. the `model` of a client, is merged key by key.
                 held[key] = {**held[key], **value}
                 self.origins.update({f"{section}.{key}.{inner}": origin for inner in value})
             else:
@@ -127,13 +125,13 @@ class ConfigLayers:
                 self.origins[f"{section}.{key}"] = origin
 
     def _replaced_keys(self, origin: str, section: str, values: dict[str, Any]) -> list[str]:
-        """The keys of a section that later `values` put an end to, beside those that they set anew."""
+        """Return the keys of a section that new `values` remove without setting them."""
         other = set().union(*(EXCLUSIVE_KEYS.get(section, {}).get(key, set()) for key in values)) - values.keys()
         if section == "privacy":
             held = self.values.get(section, {})
-            # Whoever wants no noise wants none, whatever a preset says of it.
+            # `labels: off` turns all noise off, also that of a preset.
             other |= held.keys() - values.keys() if values.get("labels") == "off" else set()
-            # Of what was typed side by side nobody knows which was meant: then it is refused.
+            # Two excluding options on the command line are ambiguous: both stay, and validation refuses them.
             other = {key for key in other if not {origin, self.origins.get(f"{section}.{key}")} <= CLI_ORIGINS}
         return [key for key in self.values.get(section, {}) if key in other]
 
@@ -143,17 +141,16 @@ class ConfigLayers:
 
 
 def field_names(section_type: object) -> list[str]:
-    """The keys that a section or a method reads."""
+    """Return the keys of a section or of a method."""
     return list(getattr(section_type, "model_fields", None) or getattr(section_type, "__pydantic_fields__", {}))
 
 
 def require_mapping(values: Any, section: str, origin: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise RequestError(f"section '{section}' is {values!r}, not a mapping ({origin}): write its keys below it")
+        raise RequestError(f"section '{section}' is {values!r}, not a mapping ({origin}): indent its keys below it")
     return values
 
 
 def require_known_method(name: str, where: str) -> None:
-    """Refuse a method that does not exist."""
     if name not in METHODS:
         raise unknown_name_error("method", name, METHODS, where, "'fedmosaic baseline --list' shows all")

@@ -1,4 +1,4 @@
-"""Presets: named configurations, shipped with the package or lying anywhere as a file."""
+"""Presets: named configurations, shipped with the package or read from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE_DIR = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Preset:
-    """`layers` are the preset it extends, if any, and then its own: (origin, content)."""
+    """A preset. `layers` are pairs (origin, content): those of the preset that it extends, then its own."""
 
     name: str
     path: Path
@@ -23,7 +23,7 @@ class Preset:
 
 
 def presets_directory() -> Path:
-    """The shipped presets: inside an installed package, or at the top of a checkout."""
+    """Return the directory of the shipped presets, inside an installed package or at the top of a checkout."""
     inside, checkout = PACKAGE_DIR / "presets", PACKAGE_DIR.parent
     if not inside.is_dir() and (checkout / "pyproject.toml").is_file():
         return checkout / "presets"
@@ -31,12 +31,12 @@ def presets_directory() -> Path:
 
 
 def preset_names() -> list[str]:
-    """All shipped presets."""
+    """Return the names of all shipped presets."""
     return sorted(path.stem for path in presets_directory().glob("*.yaml"))
 
 
 def preset_path(name: str) -> Path:
-    """The file of a shipped preset, or the file that `name` is a path of."""
+    """Return the file of a shipped preset; a name that ends in .yaml or .yml is a path."""
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     if name not in preset_names():
@@ -45,7 +45,7 @@ def preset_path(name: str) -> Path:
 
 
 def load_preset(name: str) -> Preset:
-    """The preset, with the one that it extends."""
+    """Read a preset and the one that it extends."""
     path = preset_path(name)
     content = read_yaml(path)
     description, parent = content.pop("description", ""), content.pop("extends", None)
@@ -53,16 +53,18 @@ def load_preset(name: str) -> Preset:
     if parent is not None:
         base = read_yaml(base_preset_path(str(parent), path))
         if "extends" in base:
-            raise RequestError(f"preset '{parent}' extends another one ({path}): a preset may extend one that does not")
+            raise RequestError(
+                f"preset '{parent}' extends another preset ({path}): only one level of `extends` is allowed"
+            )
         base.pop("description", None)
         layers = ((f"preset {parent}", base), *layers)
     return Preset(path.stem, path, str(description), layers)
 
 
 def base_preset_path(name: str, path: Path) -> Path:
-    """The file of the preset that another one extends: a shipped one, or one that lies beside it."""
+    """Return the file that a preset extends: a shipped preset, or a file in the same directory."""
     if not name.endswith((".yaml", ".yml")):
         return preset_path(name)
     if Path(name).name != name:
-        raise RequestError(f"'{name}' does not lie beside the preset that extends it ({path}): put it there")
+        raise RequestError(f"'{name}' is not in the directory of the preset that extends it ({path}): move it there")
     return path.parent / name

@@ -1,4 +1,4 @@
-"""The options that make more runs under the conditions of one that is there: other methods, other seeds."""
+"""Recover the command-line options of an existing run, to repeat it with other methods or seeds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.key_names import display_assignment
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
-from fedmosaic_cli.config.run_config import flatten_keys, resolve_run_config
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys, resolve_run_config
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.files import read_json
@@ -23,77 +22,81 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
 
-# Noise is the business of the methods that have any, like their hyper-parameters.
+# Without privacy: noise belongs to the methods that share labels, as their hyper-parameters do.
 RERUN_SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
 ROUND_LENGTH_KEYS = ("train.local_epochs", "train.local_steps")
-# Where data lies and what computes is in no configuration: whoever said it will have to say it again.
+# Recorded on the command line only, not in the configuration.
 MACHINE_OPTIONS = ("--data-dir", "--device")
-# The same goes for where the clients are; those of a rehearsal are here.
 FEDERATION_OPTIONS = ("--engine", "--superlink", "--federation")
 SIMULATE_SITES_OPTIONS = {"--simulate-sites", "--local-sites"}
 RUNS_DIR_VARIABLE = "FEDMOSAIC_RUNS"
 
 
 def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: DataDirs) -> list[str]:
-    """The options under which a run was made, but for its method and seed, as one would type them here.
+    """Return the options of a run except method and seed, with paths relative to the current directory.
 
-    What it was made from (a preset, shards, a file) as `environment` tells, and every value that is another one.
+    Args:
+        config: The configuration of the run.
+        environment: Its env.json, which names preset, shards and configuration file.
+
+    Returns:
+        These sources, and `--set` for every value that differs from them.
     """
-    told = parse_option_values(environment.get("arguments"))
+    recorded = parse_option_values(environment.get("arguments"))
     layers, words = ConfigLayers(), list[str]()
-    for name in {"--preset", "--config"} & told.keys():
-        told[name] = resolve_recorded_path(told[name], environment)
-    preset = preset_for_run(config, told)
+    for name in {"--preset", "--config"} & recorded.keys():
+        recorded[name] = resolve_recorded_path(recorded[name], environment)
+    preset = preset_for_run(config, recorded)
     if preset is not None:
         words += ["--preset", preset]
         if preset not in preset_names() and not Path(preset).is_file():
-            return words  # whatever else is said, it has to be put back first
+            return words  # without the file of the preset, differences from it are unknown
         layers.add_all(load_preset(preset).layers)
-    if preset is None or "--shards" in told or config.partition_seed != config.seed:
-        shards = shards_path_for_run(told.get("--shards"), config.experiment_name, environment)
+    if preset is None or "--shards" in recorded or config.partition_seed != config.seed:
+        shards = shards_path_for_run(recorded.get("--shards"), config.experiment_name, environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")}, is_stored=True)
         words += ["--shards", shards]
-    file = Path(told.get("--config", ""))
+    file = Path(recorded.get("--config", ""))
     if file.is_file():
         layers.add(str(file), read_yaml(file))
         words += ["--config", str(file)]
     words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
     plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
-    passed_on = MACHINE_OPTIONS if SIMULATE_SITES_OPTIONS & told.keys() else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
-    kept = [word for name in passed_on if name in told for word in (name, told[name])]
+    passed_on = MACHINE_OPTIONS if SIMULATE_SITES_OPTIONS & recorded.keys() else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
+    kept = [word for name in passed_on if name in recorded for word in (name, recorded[name])]
     return [*words, *override_args(plain, config), *kept]
 
 
 def experiment_name_from_args(args: list[str]) -> str:
-    """What runs of these options are called: after the shards, if there are any, else after the preset."""
-    told = parse_option_values(args)
-    if "--shards" in told:
-        return Path(told["--shards"]).resolve().name
-    return Path(told["--preset"]).name.removesuffix(".yaml").removesuffix(".yml")
+    """Return the default name of runs with these options: that of the shards, else of the preset."""
+    values = parse_option_values(args)
+    if "--shards" in values:
+        return Path(values["--shards"]).resolve().name
+    return Path(values["--preset"]).name.removesuffix(".yaml").removesuffix(".yml")
 
 
 def parse_option_values(args: object) -> dict[str, str]:
-    """The values of the options that a command was given; of one that was given twice, the last."""
+    """Return the values of the options in a command line; the last one of repeated options."""
     words = [str(word) for word in args] if isinstance(args, list) else []
-    told = {}
+    values = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         name, joined, value = word.partition("=")
         if name.startswith("--"):
-            told[name] = value if joined else following
-    return told
+            values[name] = value if joined else following
+    return values
 
 
 def resolve_recorded_path(name: str, environment: Mapping[str, Any]) -> str:
-    """A file as one would type it here, if it is where it was then; else as it was typed."""
-    place = Path(str(environment.get("directory", ""))) / name
-    return relative_to_cwd(place) if not Path(name).is_file() and place.is_file() else name
+    """Return the path to a recorded file from the current directory, or the recorded path if the file is gone."""
+    path = Path(str(environment.get("directory", ""))) / name
+    return relative_to_cwd(path) if not Path(name).is_file() and path.is_file() else name
 
 
 def preset_for_run(config: RunConfig, option_values: Mapping[str, str]) -> str | None:
-    """The preset that a run was made from."""
+    """Return the preset of a run, or None."""
     if "--preset" in option_values:
         return option_values["--preset"]
-    # Without a word about it, runs on shards of their own may just be called so.
+    # A run on given shards may have the name of a preset by chance.
     return (
         config.experiment_name
         if config.experiment_name in preset_names() and config.partition_seed == config.seed
@@ -102,28 +105,27 @@ def preset_for_run(config: RunConfig, option_values: Mapping[str, str]) -> str |
 
 
 def shards_path_for_run(shards_option: str | None, experiment_name: str, environment: Mapping[str, Any]) -> str:
-    """Where the shards of a run are: here, if they came along with it (their digest tells), else where they were."""
-    place = Path(str(environment.get("shards", "")))
-    called = place.name or experiment_name
-    for name in filter(None, (shards_option, called, f"shards/{called}")):
+    """Return the path to shards with the recorded digest near the current directory, else the recorded path."""
+    recorded = Path(str(environment.get("shards", "")))
+    name_on_disk = recorded.name or experiment_name
+    for name in filter(None, (shards_option, name_on_disk, f"shards/{name_on_disk}")):
         with suppress(RequestError, OSError, ValueError, AttributeError):
             if read_json(Path(name) / "manifest.json").get("digest") == environment.get("shards_digest"):
                 return name
-    return relative_to_cwd(place) if place.name else experiment_name
+    return relative_to_cwd(recorded) if recorded.name else experiment_name
 
 
 def default_runs_dir() -> Path:
-    """Where runs are written if nobody says otherwise."""
+    """Return the default directory of runs."""
     return Path(os.environ.get(RUNS_DIR_VARIABLE) or "runs")
 
 
 def relative_to_cwd(path: Path) -> str:
-    """A path as one would type it here."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def override_args(base: RunConfig, target: RunConfig) -> list[str]:
-    """The options that make the first configuration the second, but for the method."""
+    """Return the options that change the first configuration to the second, except the method."""
     before, after = result_relevant_values(base), result_relevant_values(target)
     words: list[str] = []
     for key, value in after.items():
@@ -136,7 +138,7 @@ def override_args(base: RunConfig, target: RunConfig) -> list[str]:
 
 
 def result_relevant_values(config: RunConfig) -> dict[str, Any]:
-    """The values that decide about a run. Of the two lengths of a round, one has no effect."""
+    """Return the values that affect the result. Only one of the two lengths of a round does."""
     content = config.to_dict()
     values = flatten_keys({section: content.get(section, {}) for section in RERUN_SECTIONS})
     idle = ROUND_LENGTH_KEYS[values["train.local_steps"] is None]

@@ -39,18 +39,35 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", ModelSettings, TrainSettings)
 REQUIRED_SECTIONS = ("data", "model", "train")
-# What a section of messages asks for, as the reason why a method without such messages is not played.
+# Why a method that shares no labels does not support a section.
 MESSAGE_SECTION_REASONS = {
-    "privacy": "noise is asked for in them (privacy)",
-    "attack": "they are what is attacked (attack)",
-    "defence": "they are what is defended (defence)",
+    "privacy": "noise is configured for them (privacy)",
+    "attack": "an attack on them is configured (attack)",
+    "defence": "a defence for them is configured (defence)",
+}
+# Keys that may differ when a run is resumed. None of them affects earlier rounds; the execution mode affects the last
+# bits of a result, so env.json records the one in use and `runner.resume_checks` compares it.
+RESUME_SAFE_KEYS = {
+    "train.rounds",
+    "train.workers",
+    "train.images",
+    "train.checkpoint_every",
+    "train.execution",
+    "train.on_nan",
+    "privacy.max_epsilon",
 }
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides the outcome of a run. `setting` names the column of the report that it belongs to."""
+    """Everything that determines the result of a run.
+
+    Attributes:
+        experiment_name: The column of reports; `setting` in config.yaml.
+        client_models: Models of clients that override `model`.
+        client_train_settings: Training settings of clients that override `train`.
+    """
 
     experiment_name: str
     seed: int
@@ -61,15 +78,13 @@ class RunConfig:
     partition_seed: int
     client_overrides: dict[str, ClientOverrides] = field(default_factory=dict)
     client_models: dict[int, ModelSettings] = field(default_factory=dict)
-    """The models of clients that have one of their own."""
     client_train_settings: dict[int, TrainSettings] = field(default_factory=dict)
-    """The same of how they train."""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     attack: AttackSettings = field(default_factory=AttackSettings)
     defence: DefenceSettings = field(default_factory=DefenceSettings)
 
     def model_settings_for(self, client: int) -> ModelSettings:
-        """What a client learns with; where all data is pooled, there are no clients to differ."""
+        """Return the model of a client; a centralized method has one model only."""
         return self.model if self.method.is_centralized else self.client_models.get(client, self.model)
 
     def train_settings_for(self, client: int) -> TrainSettings:
@@ -77,41 +92,40 @@ class RunConfig:
 
     @cached_property
     def client_groups(self) -> dict[tuple[ModelSettings, TrainSettings], list[int]]:
-        """The clients that learn with the same model in the same way: there may be very many of few kinds."""
-        kinds: dict[tuple[ModelSettings, TrainSettings], list[int]] = {}
+        """Clients grouped by equal model and training settings."""
+        groups: dict[tuple[ModelSettings, TrainSettings], list[int]] = {}
         for client in range(1 if self.method.is_centralized else self.data.clients or 1):
-            kinds.setdefault((self.model_settings_for(client), self.train_settings_for(client)), []).append(client)
-        return kinds
+            groups.setdefault((self.model_settings_for(client), self.train_settings_for(client)), []).append(client)
+        return groups
 
     def group_size(self, client: int) -> int:
-        """How many clients learn with the same model in the same way."""
         return len(self.client_groups[self.model_settings_for(client), self.train_settings_for(client)])
 
     def incompatibility(self) -> Incompatibility | None:
-        """Why the method cannot be played here; None where it can."""
+        """Return why the method does not support this configuration, or None."""
         if self.method.needs_public_set and not self.data.public_size:
-            return Incompatibility("needs a public set", "there is none (data.public_size)", "partition with one")
+            return Incompatibility("needs a public set", "data.public_size is 0", "set data.public_size")
         models = {clients[0]: model for (model, _), clients in self.client_groups.items()}
         return find_incompatibility(self.method, models, self.client_models.keys()) or self.message_incompatibility()
 
     def message_incompatibility(self) -> Incompatibility | None:
-        """Why noise, attacks and defences make no sense here. The baselines send nothing, and stay to compare with."""
-        about = [MESSAGE_SECTION_REASONS[name] for name, _ in self.message_sections()]
-        if self.method.shares_labels or self.method.family == "baseline" or not about:
+        """Return why noise, attack or defence do not apply, or None. Baselines send nothing and are always allowed."""
+        reasons = [MESSAGE_SECTION_REASONS[name] for name, _ in self.message_sections()]
+        if self.method.shares_labels or self.method.family == "baseline" or not reasons:
             return None
         return Incompatibility(
-            "shares no labels of the public set", about[0], "use fedmosaic, fedct, local or centralized"
+            "shares no labels of the public set", reasons[0], "use fedmosaic, fedct, local or centralized"
         )
 
     @property
     def num_exchanges(self) -> int:
-        """In how many rounds clients tell labels."""
+        """The number of rounds in which clients upload labels."""
         warmup = self.method.num_warmup_rounds(self.train.rounds) if isinstance(self.method, SharesLabels) else 0
         return num_exchange_rounds(self.train.rounds, warmup)
 
     @cached_property
     def noise(self) -> PrivacyNoise | None:
-        """The noise in what clients tell; None where there is none. Refused if the settings do not suit the run."""
+        """The privacy noise of uploads, or None. Raises RequestError if the settings do not fit the run."""
         if not self.method.shares_labels or not self.data.public_size:
             return None
         return resolve_noise(
@@ -119,23 +133,23 @@ class RunConfig:
         )
 
     def check_privacy_budget(self) -> None:
-        """Refuse noise that cannot be, or a run that would spend more than it may."""
+        """Raise RequestError if the run would spend more than its privacy budget."""
         if self.noise is not None:
             require_planned_budget(
                 self.noise, self.noise.planned_epsilon(self.num_exchanges, self.data.public_size or 0)
             )
 
     def message_sections(self) -> list[tuple[str, ConfigSection]]:
-        """The sections about messages that say anything; most runs say nothing of them."""
+        """Return the sections about label uploads that differ from their defaults."""
         sections = (("privacy", self.privacy), ("attack", self.attack), ("defence", self.defence))
         return [(name, section) for name, section in sections if section != type(section)()]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Those that the method reads."""
+        """Return the hyper-parameters of the method that have an effect."""
         return recorded_hyperparameters(self.method)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written to config.yaml."""
+        """Return the content of config.yaml."""
         return {
             "setting": self.experiment_name,
             "seed": self.seed,
@@ -163,7 +177,14 @@ def resolve_run_config(
     data_dirs: DataDirs,
     partition_seed: int | None = None,
 ) -> RunConfig:
-    """The run of one method with one seed under `layers`."""
+    """Build and check the configuration of one method and seed.
+
+    Args:
+        partition_seed: Seed of existing shards; by default `seed`.
+
+    Raises:
+        RequestError: A value is invalid or has no effect.
+    """
     require_known_method(method, "METHOD")
     require_safe_name(experiment_name)
     data = resolve_data_settings(layers.section("data", DataSettings), data_dirs)
@@ -186,7 +207,7 @@ def resolve_run_config(
         client_overrides=clients,
         client_models=expand_client_ranges(models, data.clients or 1),
         client_train_settings=expand_client_ranges(trainings, data.clients or 1),
-        # Whoever sends nothing has nothing to hide: such a run is the same with and without noise for the others.
+        # Baselines send nothing, so their runs do not depend on noise.
         privacy=PrivacySettings() if METHODS[method].family == "baseline" else privacy,
         attack=layers.section("attack", AttackSettings),
         defence=layers.section("defence", DefenceSettings),
@@ -206,16 +227,16 @@ def resolve_run_config(
 
 
 def require_safe_name(name: str, where: str = "preset or shards") -> None:
-    """Refuse to name directories after anything that a shell, a table or another system may stumble over."""
+    """Refuse names that are unsafe in directories, shells or tables."""
     if not NAME_PATTERN.fullmatch(name):
         raise RequestError(
-            f"runs cannot be named after '{name}' ({where}): rename it; letters, digits, '.', '_' and '-', "
-            "at most 64 of them, and no dot at the start"
+            f"'{name}' is not a valid name for runs ({where}): use at most 64 letters, digits, '.', '_' and '-', "
+            "without a dot at the start"
         )
 
 
 def override_section(section: S, overrides: dict[str, Any], where: str, layers: ConfigLayers) -> S:
-    """A section as clients with `changes`, written below `where`, have it."""
+    """Return a section with the overrides of some clients, which are in the section `where`."""
     kind = type(section)
     origins = {f"{where}.{key}": layers.origin(f"{where}.{key}") for key in overrides}
     reject_unknown_keys(overrides, field_names(kind), where)
@@ -223,7 +244,7 @@ def override_section(section: S, overrides: dict[str, Any], where: str, layers: 
 
 
 def reject_unused_hyperparameters(config: RunConfig, layers: ConfigLayers) -> None:
-    """Refuse what was set for the method and would not be read."""
+    """Refuse hyper-parameters from `--set` that have no effect."""
     name = config.method.name
     for key in sorted(set(field_names(method_schema(name))) - config.hyperparameters().keys()):
         if layers.origin(f"methods.{name}.{key}") == "--set":
@@ -239,16 +260,16 @@ def reject_unused_model_settings(
     client_overrides: dict[str, ClientOverrides],
     layers: ConfigLayers,
 ) -> None:
-    """Refuse what was set for a model that does not read it. Presets and files may be written for several models."""
+    """Refuse options of a model that have no effect. Presets and files may set options of several models."""
     for text, section in client_overrides.items():
         own = models[text]
-        idle = {f"model.{key}" for key in section.model if key != "name" and key not in MODEL_KEYS[own.name]}
-        idle |= set() if own.is_network else set(section.train_overrides())
-        if idle:
-            key = f"clients.{text}.{min(idle)}"
+        unused = {f"model.{key}" for key in section.model if key != "name" and key not in MODEL_KEYS[own.name]}
+        unused |= set() if own.is_network else set(section.train_overrides())
+        if unused:
+            key = f"clients.{text}.{min(unused)}"
             raise RequestError(
                 f"{key} has no effect on a {own.name} ({layers.origin(key)}): "
-                f"leave it out, or write clients.{text}.model={own.name} to have nothing else of the model said"
+                f"leave it out, or write clients.{text}.model={own.name} to reset the other options"
             )
     read = {"name"}.union(*(MODEL_KEYS[each.name] for each in (model, *models.values())))
     for key in layers.values.get("model", {}).keys() - read:
@@ -257,12 +278,12 @@ def reject_unused_model_settings(
 
 
 def load_run_config(path: Path, data_dirs: DataDirs) -> RunConfig:
-    """The configuration of a run that was made before, from its file."""
+    """Read the configuration of an existing run from its config.yaml."""
     return run_config_from_dict(read_yaml(path), str(path), data_dirs)
 
 
 def run_config_from_dict(content: dict[str, Any], where: str, data_dirs: DataDirs) -> RunConfig:
-    """The configuration of a run that was made before."""
+    """Build the configuration of an existing run from the content of its config.yaml."""
     try:
         layers = ConfigLayers()
         sections = {name: content[name] for name in (*REQUIRED_SECTIONS, "methods")}
@@ -270,17 +291,17 @@ def run_config_from_dict(content: dict[str, Any], where: str, data_dirs: DataDir
         layers.add(where, sections, is_stored=True)
         names = (content["setting"], content["method"], content["seed"], content["partition_seed"])
     except KeyError as error:
-        raise RequestError(
-            f"no {error.args[0]!r} in the configuration ({where}): this is not a run of fedmosaic"
-        ) from None
+        raise RequestError(f"no {error.args[0]!r} in the configuration ({where}): is this a fedmosaic run?") from None
     setting, method, seed, partition_seed = names
     if not isinstance(setting, str) or type(seed) is not int or type(partition_seed) is not int:
-        raise RequestError(f"names and seeds are not right ({where}): this is not a run of fedmosaic")
+        raise RequestError(
+            f"`setting` must be a string and `seed`, `partition_seed` integers ({where}): is this a fedmosaic run?"
+        )
     return resolve_run_config(setting, layers, str(method), seed, data_dirs, partition_seed)
 
 
 def flatten_keys(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
+    """Flatten nested mappings to one with dotted keys."""
     result: dict[str, Any] = {}
     for key, value in content.items():
         result |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -288,5 +309,5 @@ def flatten_keys(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def data_fingerprint(settings: DataSettings) -> str:
-    """Eight characters that stand for how the data is dealt."""
+    """Return eight characters that identify the data settings."""
     return hashlib.sha256(json.dumps(settings.to_record(), sort_keys=True).encode()).hexdigest()[:8]

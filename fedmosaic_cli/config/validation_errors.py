@@ -1,4 +1,4 @@
-"""Turning a failed validation into one line that a person can act on."""
+"""Turn validation errors into one-line messages with key, value, origin and allowed values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_validated(
     section: str,
     origins: Mapping[str, str],
 ) -> T:
-    """`make(**values)`; what it refuses becomes a RequestError that names key, value, origin and what is allowed."""
+    """Return `factory(**values)`; turn a validation error into a RequestError."""
     reject_unknown_keys(values, known_keys, section)
     try:
         return factory(**values)
@@ -31,7 +31,7 @@ def build_validated(
 
 
 def reject_unknown_keys(values: Mapping[str, Any], known_keys: Iterable[str], section: str) -> None:
-    """Refuse the first key that nobody would read."""
+    """Raise RequestError for the first unknown key."""
     options = list(known_keys)
     for key in values:
         if key not in options:
@@ -44,17 +44,17 @@ def reject_unknown_keys(values: Mapping[str, Any], known_keys: Iterable[str], se
 
 
 def validation_error_message(error: ValidationError, section: str, origins: Mapping[str, str]) -> str:
-    """The first wrong field, its value and everything that it could have been instead."""
+    """Describe the first invalid field, its value and the allowed ones."""
     problems = error.errors(include_url=False)
     if not problems[0]["loc"]:
-        what, _, way_out = str(problems[0]["ctx"]["error"]).partition(": ")
-        return f"{what} ({section}): {way_out}"
+        problem, _, remedy = str(problems[0]["ctx"]["error"]).partition(": ")
+        return f"{problem} ({section}): {remedy}"
     field = problems[0]["loc"][0]
     own = [problem for problem in problems if problem["loc"][0] == field]
     key = f"{section}.{field}"
-    wishes = display_choices(key, " or ".join(dict.fromkeys(expectation(problem) for problem in own)))
+    allowed = display_choices(key, " or ".join(dict.fromkeys(expectation(problem) for problem in own)))
     value = display_value(key, own[0]["input"])
-    return f"{display_key(key)} is {value!r} ({origins.get(key, 'configuration')}): it must be {wishes}"
+    return f"{display_key(key)} is {value!r} ({origins.get(key, 'configuration')}): it must be {allowed}"
 
 
 def expectation(problem: Any) -> str:

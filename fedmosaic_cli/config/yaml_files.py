@@ -1,4 +1,4 @@
-"""Reading YAML that people write: safely, with numbers as they mean them, and with no key twice."""
+"""Read YAML files strictly: no tags, no duplicate keys, no surprising numbers, limited size."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ MAX_YAML_VALUES = 10_000
 
 
 class StrictYamlLoader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-3 for a text and 3:20 for 200, and of two equal keys the last wins; here none of that.
+    """Unlike YAML 1.1, reads 1e-3 as a number and 3:20 as text, and refuses duplicate keys and tags.
 
-    Tags are refused: they ask for types, and some of those that are safe fail in ways of their own. What is too much
-    is refused while it is read, not after.
+    Limits on size and depth apply while the text is parsed.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - how yaml declares it
@@ -50,9 +49,7 @@ class StrictYamlLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.YAMLError(
-                    f"key '{key.value}' stands twice, the second time in line {key.start_mark.line + 1}"
-                )
+                raise yaml.YAMLError(f"key '{key.value}' is repeated in line {key.start_mark.line + 1}")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return node
 
@@ -78,20 +75,20 @@ for tag, pattern, starts in (
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text; `where` names it in errors."""
+    """Parse YAML; `where` names the source in errors."""
     try:
         content = yaml.load(text, StrictYamlLoader)
         check_yaml_size(content)
         return content
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{where}, line {mark.line + 1}" if mark else where
+        location = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error)
-        raise RequestError(f"not valid YAML: {problem} ({place}): mend it") from None
+        raise RequestError(f"not valid YAML: {problem} ({location}): correct it") from None
 
 
 def check_yaml_size(content: Any) -> None:
-    """Refuse what is nested too deeply, or in itself, or becomes very much once its aliases are written out."""
+    """Refuse content that is nested too deeply or too large once its aliases are expanded."""
     level, seen = [content], 0
     for _ in range(MAX_YAML_DEPTH):
         level = list(islice((part for value in level for part in child_values(value)), MAX_YAML_VALUES + 1))
@@ -109,13 +106,13 @@ def child_values(value: Any) -> Iterable[Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read a YAML file that contains a mapping."""
     try:
         if path.exists() and not path.is_file():
             raise RequestError(f"not a file ({path}): a configuration is YAML in UTF-8")
         with path.open("rb") as file:
             data = file.read(MAX_YAML_BYTES + 1)
-    except (OSError, ValueError) as error:  # no file has a zero byte in its name
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"cannot read configuration: {reason} ({path}): check the path") from None
     if len(data) > MAX_YAML_BYTES:

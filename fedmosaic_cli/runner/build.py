@@ -1,4 +1,4 @@
-"""Everything a run plays with, made from its configuration and its shards."""
+"""Build devices, data, learners, clients and the federation of a run from its configuration and shards."""
 
 from __future__ import annotations
 
@@ -38,39 +38,38 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.model_settings import ModelSettings
 
-# So many images at a time go through a hash function.
 HASH_BATCH_SIZE = 1000
 
 
 def find_devices(name: str) -> list[torch.device]:
-    """The devices called `name`, all that can be seen; `auto` is the first of cuda, mps and cpu that is there."""
-    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    """Return all devices of a type; `auto` is the first available type of cuda, mps and cpu."""
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        name = next(kind for kind, count in there.items() if count)
-    if not there[name]:
+        name = next(kind for kind, count in counts.items() if count)
+    if not counts[name]:
         raise RequestError(f"no {name} device on this machine (--device): use --device auto")
-    return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(there[name])]
+    return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(counts[name])]
 
 
 def check_networks(config: RunConfig, image_shape: Sequence[int], device: torch.device) -> None:
-    """Refuse a run in which some client's network does not fit; see `check_network`."""
+    """Refuse a run if a client's network does not fit; see `check_network`."""
     for model in {model for model, _ in config.client_groups}:
         check_network(model, config.train, image_shape, device)
 
 
 def check_network(model: ModelSettings, train: TrainSettings, image_shape: Sequence[int], device: torch.device) -> None:
-    """Refuse a network that does not fit images of [height, width, channels] or `train`; nothing is allocated."""
+    """Refuse a network that does not fit the images (height, width, channels) or `train`. Allocates nothing."""
     if not model.is_network:
         return
     height, width, channels = image_shape
     choose_execution(train, model, (channels, height, width), 1, device)
     if train.precision != "float32" and device.type == "cpu":
-        # Several times slower on most CPUs; and on some that claim to know it, the end of the process.
+        # Half precision is slower on most CPUs and crashes on some.
         raise RequestError(f"{train.precision} is for GPUs (train.precision): use float32 on a CPU")
 
 
 class DeviceDataset:
-    """The data set on a device: one array of images for all clients that compute there.
+    """The data set on a device: one array of images for all clients of that device.
 
     Images that need more than half of a GPU's free memory stay on the host (`train.image_device`).
     """
@@ -79,7 +78,7 @@ class DeviceDataset:
         self, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype, image_device: str
     ) -> None:
         preload_images(dataset.images)
-        # One layout for all: networks compute differently, in the last bits, on planes that lie otherwise in memory.
+        # The memory layout of images affects the last bits of a result.
         images = torch.as_tensor(np.ascontiguousarray(dataset.images))
         self.images = images if should_stay_on_host(image_device, images.nbytes, device) else images.to(device)
         self.dataset = dataset
@@ -88,23 +87,23 @@ class DeviceDataset:
         self.public_examples = self._examples(partition.public, None)
 
     def examples(self, shard: Shard, split: str) -> Examples:
-        """A part of a client's examples (train, test, val) with the labels that it has for them."""
+        """Return one split (train, test, val) of a client's examples with the client's labels."""
         labels = torch.tensor(shard.split_labels(split, self.dataset), device=self.device)
         return self._examples(shard.splits()[split], labels)
 
     def _examples(self, index: NDArray[np.int64], labels: torch.Tensor | None) -> Examples:
-        places = torch.tensor(index, device=self.images.device)
-        return Examples(self.images, places, labels, self.dtype, self.device)
+        indices = torch.tensor(index, device=self.images.device)
+        return Examples(self.images, indices, labels, self.dtype, self.device)
 
 
 def preload_images(images: NDArray[np.uint8]) -> None:
-    """Bring images that are mapped from a file into memory, if they fit: no round is to wait for a disk."""
+    """Read memory-mapped images into memory if they fit, so that rounds do not wait for the disk."""
     if isinstance(images, np.memmap) and images.nbytes < physical_memory_bytes() / 2:
         images.reshape(-1)[::PAGE_BYTES].max(initial=0)
 
 
 def should_stay_on_host(image_device: str, num_bytes: int, device: torch.device) -> bool:
-    """Whether `size` bytes of images are better not copied to the device."""
+    """Whether images stay on the host: on request, or because a GPU has too little free memory."""
     if device.type != "cuda" or image_device != "auto":
         return image_device == "host"
     free, _ = torch.cuda.mem_get_info(device)
@@ -112,7 +111,7 @@ def should_stay_on_host(image_device: str, num_bytes: int, device: torch.device)
 
 
 class LearnerFactory:
-    """What learns behind each client. Clients with the same network, optimizer and device share it."""
+    """Creates learners. Clients with equal network, training settings and device share one."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -133,7 +132,7 @@ class LearnerFactory:
 
     @property
     def execution(self) -> str:
-        """How networks are trained here; a client that is none is fitted alone in any case."""
+        """The execution modes of the networks."""
         kinds = {
             how
             for how, kind in NETWORK_LEARNERS.items()
@@ -151,61 +150,61 @@ def build_federation(
     dtype: torch.dtype = torch.float32,
     shards_digest: str = "",
 ) -> Federation:
-    """The federation at its start, its clients dealt over the devices. Close its workers when done.
+    """Build the federation in its initial state, with clients distributed over the devices.
 
-    What the clients hold is told from what others could, by `shards_digest`.
+    The caller closes `worker_pool`. `shards_digest` identifies the shards in messages.
     """
-    pooled, everybody = config.method.is_centralized, len(partition.shards)
-    in_a_round = num_clients_per_round(config)
-    devices = devices[: 1 if pooled else everybody]
-    tables = [DeviceDataset(dataset, partition, device, dtype, config.train.images) for device in devices]
-    classroom = LearnerFactory(config)
+    pooled, num_clients = config.method.is_centralized, len(partition.shards)
+    num_round_clients = num_clients_per_round(config)
+    devices = devices[: 1 if pooled else num_clients]
+    datasets = [DeviceDataset(dataset, partition, device, dtype, config.train.images) for device in devices]
+    learners = LearnerFactory(config)
 
-    def table_of(client: int) -> DeviceDataset:
-        return tables[client % len(tables)]
+    def data_for(client: int) -> DeviceDataset:
+        return datasets[client % len(datasets)]
 
     shards = with_poisoned_labels(partition, config).shards
-    holdings = (
-        [pool_training_examples(tables[0], shards)]
+    training_sets = (
+        [pool_training_examples(datasets[0], shards)]
         if pooled
-        else [table_of(s.client).examples(s, "train") for s in shards]
+        else [data_for(s.client).examples(s, "train") for s in shards]
     )
     clients = []
-    for number, private in enumerate(holdings):
-        table = table_of(number)
+    for number, private in enumerate(training_sets):
+        data = data_for(number)
         clients.append(
             InProcessClient(
                 number,
                 config.seed,
                 private,
-                table.public_examples,
-                classroom.learner(number, private, table),
+                data.public_examples,
+                learners.learner(number, private, data),
                 config.train_settings_for(number),
                 dataset.num_classes,
-                num_round_clients=in_a_round if pooled else 1,
-                num_total_clients=everybody if pooled else 1,
+                num_round_clients=num_round_clients if pooled else 1,
+                num_total_clients=num_clients if pooled else 1,
             )
         )
     network = clients[0].learner if isinstance(clients[0].learner, NetworkLearner) else None
     sizes = {client.id: len(client.private) for client in clients}
-    world = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
-    exams = [build_eval_task(table_of(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
+    info = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
+    eval_tasks = [build_eval_task(data_for(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]))
-    standing = init_state(config.method, clients, world)
-    attack = build_attack(config, world, dataset, partition)
+    state = init_state(config.method, clients, info)
+    attack = build_attack(config, info, dataset, partition)
     return Federation(
         config.method,
-        world,
-        exams,
+        info,
+        eval_tasks,
         workers,
-        standing,
+        state,
         config.seed,
-        in_a_round,
+        num_round_clients,
         devices[0],
-        classroom.execution,
+        learners.execution,
         skip_diverged=config.train.on_nan == "skip",
         filters=(QuorumFilter(), *label_filters(config, attack, true_public_labels(dataset, partition, devices[0]))),
-        client_context=(lambda client: attack.context_for_client(client, world)) if attack else None,
+        client_context=(lambda client: attack.context_for_client(client, info)) if attack else None,
     )
 
 
@@ -223,25 +222,25 @@ def build_site_federation(
         partition: The public set and the shard of the one client.
         train_sizes: The number of training examples of each client in the whole federation.
     """
-    alone = {"execution": "threads"}
-    trainings = {client: train.model_copy(update=alone) for client, train in config.client_train_settings.items()}
-    config = replace(config, train=config.train.model_copy(update=alone), client_train_settings=trainings)
-    table = DeviceDataset(dataset, partition, device, torch.float32, config.train.images)
-    classroom, [own] = LearnerFactory(config), partition.shards
+    threads = {"execution": "threads"}
+    trainings = {client: train.model_copy(update=threads) for client, train in config.client_train_settings.items()}
+    config = replace(config, train=config.train.model_copy(update=threads), client_train_settings=trainings)
+    data = DeviceDataset(dataset, partition, device, torch.float32, config.train.images)
+    learners, [own] = LearnerFactory(config), partition.shards
     number = own.client
-    private = table.examples(own, "train")
-    learner, train = classroom.learner(number, private, table), config.train_settings_for(number)
+    private = data.examples(own, "train")
+    learner, train = learners.learner(number, private, data), config.train_settings_for(number)
     client = InProcessClient(
-        number, config.seed, private, table.public_examples, learner, train, dataset.num_classes, use_system_rng=True
+        number, config.seed, private, data.public_examples, learner, train, dataset.num_classes, use_system_rng=True
     )
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
-    world = build_federation_info(config, dataset, partition, train_sizes, network, shards_digest)
+    info = build_federation_info(config, dataset, partition, train_sizes, network, shards_digest)
     return Federation(
         config.method,
-        world,
-        [build_eval_task(table, own, owner=number)],
+        info,
+        [build_eval_task(data, own, owner=number)],
         WorkerPool(1),
-        init_state(config.method, [client], world),
+        init_state(config.method, [client], info),
         config.seed,
         1,
         device,
@@ -251,7 +250,7 @@ def build_site_federation(
 
 
 def build_reference_network(config: RunConfig, dataset: Dataset, device: torch.device) -> NetworkLearner:
-    """The network of the first client, which models that are averaged are like."""
+    """Build the network of the first client, which defines the shapes of averaged models."""
     model, train = config.model_settings_for(0), config.train_settings_for(0)
     return NETWORK_LEARNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
 
@@ -265,7 +264,7 @@ def build_federation_info(
     shards_digest: str,
     dtype: torch.dtype = torch.float32,
 ) -> FederationInfo:
-    """What everybody may know. `network` is that of the first client, if it has one."""
+    """Return the public facts about the federation; `network` is that of the first client, if it has one."""
     return FederationInfo(
         num_classes=dataset.num_classes,
         initial_model=network.initial_parameters(derive_seed(config.seed, "init")) if network else {},
@@ -285,24 +284,24 @@ def build_federation_info(
 
 
 def num_clients_per_round(config: RunConfig) -> int:
-    """How many clients take part in a round."""
-    everybody = config.data.clients or 1
-    return min(config.train.clients_per_round or everybody, everybody)
+    """Return the number of clients that take part in a round."""
+    num_clients = config.data.clients or 1
+    return min(config.train.clients_per_round or num_clients, num_clients)
 
 
 def with_poisoned_labels(partition: Partition, config: RunConfig) -> Partition:
-    """Who holds what, with the labels that attackers give the examples that they train on."""
+    """Return the partition with flipped training labels for clients that poison their data."""
     return poison_clients(partition, config.attack.clients if config.attack.kind == "poison_data" else ())
 
 
 def run_id(config: RunConfig, shards_digest: str) -> bytes:
-    """What stands for a run in its messages: one that goes on for more rounds is the same run."""
+    """Return the id of a run in messages; it does not depend on the number of rounds."""
     names = (config.experiment_name, config.method.variant, config.seed, shards_digest, config.partition_seed)
     return hashlib.blake2b(repr((names, config.data)).encode(), digest_size=16).digest()
 
 
 def public_set_digest(dataset: Dataset, partition: Partition) -> bytes:
-    """What stands for the public set in messages: its images, in their order."""
+    """Return the id of the public set in messages: a digest of its images in order."""
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(partition.public), HASH_BATCH_SIZE):
         digest.update(dataset.images[partition.public[start : start + HASH_BATCH_SIZE]].tobytes())
@@ -310,21 +309,21 @@ def public_set_digest(dataset: Dataset, partition: Partition) -> bytes:
 
 
 def build_attack(config: RunConfig, ctx: FederationInfo, dataset: Dataset, partition: Partition) -> LabelAttack | None:
-    """Those who attack by what they send, if anybody does."""
+    """Return the configured attack on label uploads, or None."""
     kind = config.attack.kind
     if not isinstance(config.method, SharesLabels) or kind in ("none", "poison_data"):
         return None
     spec = config.method.message_spec(ctx)
-    unlike = None
+    dissimilar = None
     if kind == "class_prior":
         labels = dataset.labels[partition.public]
         if labels.min(initial=0) < 0:
             raise RequestError(
-                "nobody knows the classes of the public set, so not which are alike (attack.kind class_prior): "
+                "the labels of the public set are unknown, but attack.kind class_prior needs them (attack.kind): "
                 "use shards that were not exported"
             )
-        unlike = least_similar_classes(dataset.images[partition.public], labels, dataset.num_classes)
-    return LabelAttack(config.attack, spec, config.seed, reporting_rates(ctx), unlike)
+        dissimilar = least_similar_classes(dataset.images[partition.public], labels, dataset.num_classes)
+    return LabelAttack(config.attack, spec, config.seed, reporting_rates(ctx), dissimilar)
 
 
 def label_filters(
@@ -335,7 +334,7 @@ def label_filters(
 
 
 def true_public_labels(dataset: Dataset, partition: Partition, device: torch.device) -> torch.Tensor | None:
-    """The labels of the public set, where the data set knows all of them; exported shards do not carry them."""
+    """Return the labels of the public set if all are known; exported shards do not contain them."""
     labels = dataset.labels[partition.public]
     return torch.tensor(labels, device=device) if len(labels) and labels.min() >= 0 else None
 

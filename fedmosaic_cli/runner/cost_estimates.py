@@ -1,4 +1,4 @@
-"""What a run will cost, foretold: steps, memory, bits. Where the data set is missing, what can be known without it."""
+"""Estimate steps, memory and traffic of a run, from shards, the data set, or its description if it is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataDimensions:
-    """What of the data decides the price. `sizes` and `megabytes` are None where only the data could tell."""
+    """The dimensions of the data. `train_sizes` and `data_mb` are None if only the missing data set defines them."""
 
     input_shape: tuple[int, int, int]
     num_classes: int
@@ -41,9 +41,9 @@ class DataDimensions:
 
 
 def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
-    """Rounds, steps of all clients together, megabytes, and bits that a client sends and receives in a round."""
+    """Estimate rounds, steps of all clients, memory, and the bits that a client sends and receives per round."""
     bits = config.method.traffic(estimated_federation_info(config, data), config.data.public_size or 0)
-    ways = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
+    modes = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
     return {
         "rounds": config.train.rounds,
         "steps": None
@@ -51,10 +51,10 @@ def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device
         else config.method.local_passes(config.train.rounds) * steps_per_round(config, data.train_sizes),
         "device": str(device),
         "workers": num_workers(config.train.workers, sum(map(len, config.client_groups.values())), device),
-        "execution": " and ".join(sorted(set(ways.values()))),
+        "execution": " and ".join(sorted(set(modes.values()))),
         "data_mb": data.data_mb,
         "models_mb": client_state_bytes(config, data) / 1e6,
-        "step_mb": max(step_bytes(config, client, data, device, way) for client, way in ways.items()) / 1e6,
+        "step_mb": max(step_bytes(config, client, data, device, mode) for client, mode in modes.items()) / 1e6,
         "parameters": model_size(config.model_settings_for(0), data).num_parameters,
         "bits_up": bits.uplink_bits,
         "bits_down": bits.downlink_bits,
@@ -63,7 +63,7 @@ def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device
 
 
 def disk_bytes(config: RunConfig, data: DataDimensions) -> int:
-    """What a run takes on the disk at most: checkpoints, room for two more while one is written, personal models."""
+    """Return an upper bound of disk space: checkpoints, two more while one is written, and personal models."""
     weights = sum(
         len(clients) * model_size(model, data).num_bytes for (model, _), clients in config.client_groups.items()
     )
@@ -71,7 +71,7 @@ def disk_bytes(config: RunConfig, data: DataDimensions) -> int:
 
 
 def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
-    """What all clients remember."""
+    """Return the size of the state of all clients."""
     return sum(
         len(clients) * num_model_copies(config, clients[0]) * model_size(model, data).num_bytes
         for (model, _), clients in config.client_groups.items()
@@ -80,7 +80,7 @@ def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How large a network is; what is none has no weights."""
+    """The size of a network; 0 for other models."""
 
     num_bytes: int = 0
     num_parameters: int = 0
@@ -95,10 +95,9 @@ def execution_mode(config: RunConfig, client: int, data: DataDimensions, device:
 
 
 def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: torch.device, execution: str) -> int:
-    """What a step of a client, and of those who take theirs at the same time, needs beside data and models.
+    """Return the memory of concurrent training steps: activations and gradients.
 
-    Activations and their gradients, and those of the weights; where clients are stacked, their models and what
-    optimizers remember are there once more.
+    Stacked execution also needs a copy of models and optimizer state.
     """
     model, train, alike = (
         config.model_settings_for(client),
@@ -118,18 +117,18 @@ def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: tor
 
 @lru_cache
 def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int, batch_size: int) -> int:
-    """What the forward pass of a batch keeps for the backward pass, beside the weights."""
+    """Return the size of tensors that the forward pass of a batch saves for the backward pass, without weights."""
     module = build_on_meta_device(model, input_shape, num_classes)
-    kept: list[int] = []
+    sizes: list[int] = []
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         source = tensor if tensor._base is None else tensor._base
-        kept.append(0 if isinstance(source, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
+        sizes.append(0 if isinstance(source, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         module(torch.empty(batch_size, *input_shape, device="meta"))
-    return sum(kept)
+    return sum(sizes)
 
 
 def model_size(model: ModelSettings, data: DataDimensions) -> ModelSize:
@@ -144,13 +143,12 @@ def network_size(model: ModelSettings, input_shape: tuple[int, int, int], num_cl
 
 
 def build_on_meta_device(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int) -> Classifier:
-    """The network without its numbers."""
     with torch.device("meta"):
         return build_network(model, input_shape, num_classes)
 
 
 def estimated_federation_info(config: RunConfig, data: DataDimensions) -> FederationInfo:
-    """What everybody would know, without a single number."""
+    """Return the public facts about the federation without allocating weights."""
     first = config.model_settings_for(0)
     module = build_on_meta_device(first, data.input_shape, data.num_classes) if first.is_network else None
     return FederationInfo(
@@ -166,18 +164,17 @@ def estimated_federation_info(config: RunConfig, data: DataDimensions) -> Federa
 
 
 def dimensions_from_shards(shards: ShardSet) -> DataDimensions:
-    """From what the manifest tells."""
     manifest = shards.manifest
     height, width, channels = manifest["image_shape"]
     sizes = [client["train"]["size"] for client in manifest["clients"]]
-    # Shards that carry their examples carry no others.
+    # Exported shards contain only the examples that are in use.
     examples = manifest["examples"] - (manifest["left_out"] if shards.has_examples else 0)
     megabytes = examples * height * width * channels / 1e6
     return DataDimensions((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
 
 
 def dimensions_from_dataset(settings: DataSettings, seed: int, data_dirs: DataDirs) -> DataDimensions:
-    """From the data set, without its pixels; where it is missing, what its description tells."""
+    """Read the dimensions from the data set without pixels, or from its description if it is missing."""
     try:
         dataset = load_dataset_without_pixels(settings, data_dirs)
     except RequestError as error:
@@ -187,34 +184,34 @@ def dimensions_from_dataset(settings: DataSettings, seed: int, data_dirs: DataDi
 
 
 def dimensions_from_dataset_info(settings: DataSettings, load_error: RequestError) -> DataDimensions:
-    facts = find_dataset_source(settings.dataset).info
-    side = settings.image_size or (facts.image_size if facts else None)
-    if facts is None or side is None:
+    info = find_dataset_source(settings.dataset).info
+    side = settings.image_size or (info.image_size if info else None)
+    if info is None or side is None:
         raise load_error
-    pixels = facts.num_channels * side * side
+    pixels = info.num_channels * side * side
     megabytes = (
-        None if facts.num_train is None else settings.share * (facts.num_train + (facts.num_test or 0)) * pixels / 1e6
+        None if info.num_train is None else settings.share * (info.num_train + (info.num_test or 0)) * pixels / 1e6
     )
-    return DataDimensions((facts.num_channels, side, side), facts.num_classes, None, megabytes, str(load_error))
+    return DataDimensions((info.num_channels, side, side), info.num_classes, None, megabytes, str(load_error))
 
 
 def steps_per_round(config: RunConfig, train_sizes: list[int]) -> int:
-    """The steps of all who take part in a round together; on average, where they are drawn."""
+    """Return the steps of all participants of a round; the average if clients are sampled."""
     train = config.train
-    taking_part = train.clients_per_round or len(train_sizes)
+    num_participants = train.clients_per_round or len(train_sizes)
     if train.local_steps is not None:
-        return train.local_steps * taking_part
-    held = [sum(train_sizes)] if config.method.is_centralized else train_sizes
-    steps = train.local_epochs * sum(-(-size // train.batch_size) for size in held)
-    return -(-taking_part * steps // len(train_sizes))
+        return train.local_steps * num_participants
+    sizes = [sum(train_sizes)] if config.method.is_centralized else train_sizes
+    steps = train.local_epochs * sum(-(-size // train.batch_size) for size in sizes)
+    return -(-num_participants * steps // len(train_sizes))
 
 
 def num_model_copies(config: RunConfig, client: int) -> int:
-    """How many tensors of a model's size a client keeps: its models, and what their optimizers remember."""
+    """Return how many tensors of a model's size a client keeps: models and optimizer state."""
     train, (held, trained) = config.train_settings_for(client), config.method.peak_model_counts
     return held + (0 if train.optimizer_state == "reset" else trained * num_optimizer_copies(train))
 
 
 def num_optimizer_copies(train: TrainSettings) -> int:
-    """How many tensors of a model's size an optimizer remembers."""
+    """Return how many tensors of a model's size an optimizer keeps."""
     return 2 if train.optimizer == "adam" else int(train.momentum > 0)

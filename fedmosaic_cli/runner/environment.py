@@ -1,4 +1,4 @@
-"""On what a run was made: versions, device, threads."""
+"""The content of env.json: versions, devices, threads, command line."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ RECORDED_PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """fedmosaic, Python and the libraries that it stands on."""
+    """Return the versions of fedmosaic, Python and the main libraries."""
     return {"fedmosaic": __version__, "python": platform.python_version()} | {
         name: version(name) for name in RECORDED_PACKAGES
     }
 
 
 def collect_environment(federation: Federation, shards: ShardSet, cli_args: Sequence[str]) -> dict[str, Any]:
-    """What is written to env.json."""
+    """Return the content of env.json."""
     import torch
 
     return {
@@ -52,13 +52,13 @@ def collect_environment(federation: Federation, shards: ShardSet, cli_args: Sequ
         "threads_per_worker": torch.get_num_threads(),
         "shards": str(shards.path.absolute()),
         "arguments": list(cli_args),
-        # What the paths among them are relative to.
+        # Paths among the arguments are relative to it.
         "directory": str(Path.cwd()),
     }
 
 
 def machine_environment(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
-    """What is there before a run is put together."""
+    """Return the facts that are known before the federation is built."""
     import torch
 
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}

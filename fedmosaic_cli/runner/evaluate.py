@@ -1,4 +1,4 @@
-"""Examining the saved personal models of finished runs, without training."""
+"""Evaluate the saved personal models of finished runs."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Split = Literal["test", "train", "val"]
 ParameterShapes = dict[str, "torch.Size"]
-# More numbers than this, in the matrices of all clients together, are no file that anybody would read.
+# Confusion matrices are omitted if those of all clients together have more entries.
 MAX_CONFUSION_COUNTS = 5_000_000
 COPIED_SUMMARY_KEYS = ("preset", "dataset", "scheme", "method", "variant", "seed", "rounds")
 
 
 @dataclass(frozen=True)
 class ClientEvaluated:
-    """One more client of a run."""
+    """One client of a run is evaluated."""
 
     files: RunDirectory
     client: int
@@ -58,7 +58,7 @@ class ClientEvaluated:
 
 @dataclass(frozen=True)
 class RunEvaluated:
-    """All clients of a run: what is written to evaluation.json."""
+    """All clients of a run are evaluated; `result` is the content of evaluation.json."""
 
     files: RunDirectory
     result: dict[str, Any]
@@ -69,7 +69,7 @@ EvaluationEvent = ClientEvaluated | RunEvaluated
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is there to be examined."""
+    """A finished run with its configuration and summary."""
 
     files: RunDirectory
     config: RunConfig
@@ -77,7 +77,7 @@ class FinishedRun:
 
     @property
     def data_key(self) -> tuple[str, ...]:
-        """Stands for the examples behind the run, and last for who holds which of them."""
+        """Identifies the data set, and last the partition."""
         settings = self.config.data
         return settings.dataset, repr(settings.domains), repr(settings.image_size), self.summary["shards"]["digest"]
 
@@ -85,9 +85,16 @@ class FinishedRun:
 def evaluate_saved_models(
     runs: Sequence[RunDirectory], split: Split, device_name: str, data_dirs: DataDirs
 ) -> Iterator[EvaluationEvent]:
-    """Every client's personal model on its own test, training or validation part, run by run.
+    """Evaluate each client's personal model on its own test, training or validation data.
 
-    Runs on the same data follow each other, in whichever order they are named: it is read once.
+    Args:
+        runs: Directories of finished runs; runs on the same data are evaluated consecutively.
+        split: The part of each client's data.
+        device_name: auto, cpu, cuda or mps.
+        data_dirs: Where the data sets are.
+
+    Yields:
+        One event per client and one per run.
     """
     opened = [load_finished_run(files, data_dirs) for files in runs]
     yield from process_runs(opened, find_devices(device_name)[0], data_dirs, partial(evaluate_run, split=split))
@@ -99,56 +106,58 @@ def process_runs(
     data_dirs: DataDirs,
     process: Callable[[FinishedRun, DeviceDataset, Partition], Iterator[T]],
 ) -> Iterator[T]:
-    """What `look` yields of each run and its data on the device. Whoever looks must not keep the data."""
+    """Yield from `process(run, data on the device, partition)` for each run; `process` must not keep the data."""
     import torch
 
     use_single_thread()
     tune_malloc()
-    there: tuple[tuple[str, ...], DeviceDataset, Partition] | None = None
+    loaded: tuple[tuple[str, ...], DeviceDataset, Partition] | None = None
     for run in sorted(runs, key=lambda run: run.data_key):
-        if there is None or there[0] != run.data_key:
-            there = None  # before the next one comes: two would not always fit
-            dataset, dealt = load_run_data(run, data_dirs)
-            there = run.data_key, DeviceDataset(dataset, dealt, device, torch.float32, run.config.train.images), dealt
-        yield from process(with_supported_precision(run, device), there[1], with_poisoned_labels(there[2], run.config))
+        if loaded is None or loaded[0] != run.data_key:
+            loaded = None  # free the memory before the next data set is loaded
+            dataset, partition = load_run_data(run, data_dirs)
+            on_device = DeviceDataset(dataset, partition, device, torch.float32, run.config.train.images)
+            loaded = run.data_key, on_device, partition
+        yield from process(
+            with_supported_precision(run, device), loaded[1], with_poisoned_labels(loaded[2], run.config)
+        )
 
 
 def load_finished_run(files: RunDirectory, data_dirs: DataDirs) -> FinishedRun:
-    """A run that is finished, and whole as far as it is read here."""
+    """Open a finished run and verify its configuration and environment files."""
     require_finished_run(files)
     files.verify_files(CONFIG_FILE, ENVIRONMENT_FILE)
     summary = files.read_summary()
     if "federation" in summary:
         raise RequestError(
-            f"the models of this run stayed with its sites ({files.path}): each has its own, 'fedmosaic site status' "
-            "there says where"
+            f"the models of this run are at its sites ({files.path}): 'fedmosaic site status' at a site shows its model"
         )
     return FinishedRun(files, load_run_config(files.config_path, data_dirs), summary)
 
 
 def with_supported_precision(run: FinishedRun, device: torch.device) -> FinishedRun:
-    """The run with what this device can compute in: half precision is for GPUs, and weights are kept in full."""
+    """Return the run with float32 on a CPU; saved weights are always float32."""
     if device.type != "cpu":
         return run
-    full = {"precision": "float32"}
-    trainings = {client: train.model_copy(update=full) for client, train in run.config.client_train_settings.items()}
-    config = replace(run.config, train=run.config.train.model_copy(update=full), client_train_settings=trainings)
+    float32 = {"precision": "float32"}
+    trainings = {client: train.model_copy(update=float32) for client, train in run.config.client_train_settings.items()}
+    config = replace(run.config, train=run.config.train.model_copy(update=float32), client_train_settings=trainings)
     return replace(run, config=config)
 
 
 def evaluate_run(
     run: FinishedRun, device_dataset: DeviceDataset, partition: Partition, split: Split
 ) -> Iterator[EvaluationEvent]:
-    """Each client of a run, and what they come to."""
+    """Evaluate all clients of a run and their averages."""
     if split == "val" and not all("val" in shard.splits() for shard in partition.shards):
-        raise RequestError(f"nothing was set aside for validation ({run.files.path}): partition with --val-fraction")
-    marks: list[dict[str, Any]] = []
+        raise RequestError(f"the clients have no validation data ({run.files.path}): partition with --val-fraction")
+    entries: list[dict[str, Any]] = []
     for shard, learner, model in load_saved_models(run, device_dataset, partition):
-        marks.append(evaluate_saved_client(run, shard, learner, model, device_dataset, split))
+        entries.append(evaluate_saved_client(run, shard, learner, model, device_dataset, split))
         yield ClientEvaluated(run.files, shard.client)
-    sizes = [mark["examples"] for mark in marks]
-    overview = {
-        name: client_averages([mark[name] for mark in marks], sizes, worst) for name, worst in EVAL_METRICS.items()
+    sizes = [entry["examples"] for entry in entries]
+    averages = {
+        name: client_averages([entry[name] for entry in entries], sizes, worst) for name, worst in EVAL_METRICS.items()
     }
     yield RunEvaluated(
         run.files,
@@ -159,8 +168,8 @@ def evaluate_run(
             "device": str(device_dataset.device),
             "precision": run.config.train.precision,
             "class_names": list(device_dataset.dataset.class_names),
-            **overview,
-            "per_client": marks,
+            **averages,
+            "per_client": entries,
         },
     )
 
@@ -168,15 +177,15 @@ def evaluate_run(
 def load_saved_models(
     run: FinishedRun, device_dataset: DeviceDataset, partition: Partition
 ) -> Iterator[tuple[Shard, Learner, Parameters]]:
-    """Each client's shard, its personal model, and what knows how to ask it."""
-    classroom, shapes = LearnerFactory(run.config), {}
+    """Yield each client's shard, its learner and its personal model."""
+    learners, shapes = LearnerFactory(run.config), {}
     pooled = (
-        classroom.learner(0, pool_training_examples(device_dataset, partition.shards), device_dataset)
+        learners.learner(0, pool_training_examples(device_dataset, partition.shards), device_dataset)
         if run.config.method.is_centralized
         else None
     )
     for shard in partition.shards:
-        learner = pooled or classroom.learner(shard.client, device_dataset.examples(shard, "train"), device_dataset)
+        learner = pooled or learners.learner(shard.client, device_dataset.examples(shard, "train"), device_dataset)
         if learner not in shapes:  # clients with the same network share a learner
             shapes[learner] = parameter_shapes(learner.initial_parameters(0))
         yield shard, learner, load_saved_model(run, shard.client, shapes[learner], device_dataset.device)
@@ -185,41 +194,41 @@ def load_saved_models(
 def evaluate_saved_client(
     run: FinishedRun, shard: Shard, learner: Learner, model: Parameters, device_dataset: DeviceDataset, split: Split
 ) -> dict[str, Any]:
-    """The entry of one client. Its answers leave the device once, all together."""
+    """Return the entry of one client in evaluation.json."""
     import torch
 
     logits = predict_logits(run, shard.client, learner, model, device_dataset.examples(shard, split))
     labels = torch.as_tensor(shard.split_labels(split, device_dataset.dataset))
-    few = device_dataset.dataset.num_classes**2 * run.summary["shards"]["clients"] <= MAX_CONFUSION_COUNTS
+    with_confusion = device_dataset.dataset.num_classes**2 * run.summary["shards"]["clients"] <= MAX_CONFUSION_COUNTS
     entry = {"client": shard.client, "domain": shard.domain, "examples": len(labels)}
-    return {**entry, **vars(classification_metrics(logits, labels, with_confusion=few))}
+    return {**entry, **vars(classification_metrics(logits, labels, with_confusion=with_confusion))}
 
 
 def predict_logits(run: FinishedRun, client: int, learner: Learner, model: Parameters, examples: Examples) -> Tensor:
-    """The logits of a client's model, with the host; refused where they are no numbers."""
+    """Return the logits of a client's model on the CPU; raise RunFailedError if they are not finite."""
     logits = learner.predict(model, examples).cpu()
     if not logits.isfinite().all():
         raise RunFailedError(
-            f"the model of client {client} gives numbers that are none ({run.files.path}): "
-            "make the run anew with a lower learning rate"
+            f"the outputs of client {client}'s model are not finite ({run.files.path}): "
+            "repeat the run with a lower learning rate"
         )
     return logits
 
 
 def load_run_data(run: FinishedRun, data_dirs: DataDirs) -> tuple[Dataset, Partition]:
-    """The data of a run: its shards, or, where they are gone, the same ones dealt again in memory."""
+    """Load the data of a run from its shards, or partition the data set again if they are gone."""
     files, digest = run.files, run.summary["shards"]["digest"]
     path = Path(str(files.read_environment().get("shards", "")))
     if (path / shard_records.SHARD_MANIFEST_FILE).is_file():
         shards = shard_records.read_shards(path)
         if shards.digest == digest:
             return load_shard_data(shards, data_dirs)
-    again = partition_resolved(run.config.data, run.config.partition_seed, path, data_dirs)
-    if again.shards.digest != digest:
+    partitioned = partition_resolved(run.config.data, run.config.partition_seed, path, data_dirs)
+    if partitioned.shards.digest != digest:
         raise RequestError(
-            f"'{again.dataset.name}' here is not the data of this run ({files.path}): restore the data set or {path}"
+            f"'{partitioned.dataset.name}' is not the data of this run ({files.path}): restore it or {path}"
         )
-    return again.dataset, again.shards.partition
+    return partitioned.dataset, partitioned.shards.partition
 
 
 def parameter_shapes(parameters: Parameters) -> ParameterShapes:
@@ -229,10 +238,11 @@ def parameter_shapes(parameters: Parameters) -> ParameterShapes:
 def load_saved_model(
     run: FinishedRun, client: int, expected_shapes: ParameterShapes, device: torch.device
 ) -> Parameters:
-    """A saved model, if it fits the architecture of the run."""
+    """Load a saved model and check that it fits the architecture of the run."""
     parameters = to_tensors(run.files.load_model(client, run.summary.get("models", {})), device)
     if parameter_shapes(parameters) != expected_shapes:
         raise RequestError(
-            f"the model of client {client} does not fit the run's architecture ({run.files.path}): it is damaged"
+            f"the model of client {client} does not fit the run's architecture ({run.files.path}): "
+            "the file is damaged; repeat the run"
         )
     return parameters

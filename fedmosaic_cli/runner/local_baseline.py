@@ -1,4 +1,4 @@
-"""Which Local run a run is compared with, and how to come by it where there is none."""
+"""Find the Local run that a run is compared with, or the command that makes it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,21 @@ class RecordedRun:
     summary: dict[str, Any]
 
     def check_unchanged(self) -> None:
-        """Refuse to write beside a run what was true of it a moment ago."""
+        """Raise RequestError if the run has changed since it was read."""
         if not self.files.is_finished() or self.files.read_summary() != self.summary:
-            raise RequestError(f"the run went on in the meantime ({self.files.path}): evaluate it when it is finished")
+            raise RequestError(
+                f"the run changed during the evaluation ({self.files.path}): evaluate it when it is finished"
+            )
 
 
 @dataclass(frozen=True)
 class LocalBaseline:
-    """The Local run of a run. `accuracies` are its clients'; None where this command examines it, too.
+    """The Local run to compare with.
 
-    One that was `named` has to be of use. `caveats` tell what is odd about either run.
+    Attributes:
+        caveats: Why the comparison may be unfair.
+        accuracies: Per client; None if the same command evaluates the Local run.
+        is_user_given: Named with --compare-with, so that it must fit.
     """
 
     files: RunDirectory
@@ -50,7 +55,7 @@ class LocalBaseline:
 
 @dataclass(frozen=True)
 class MissingLocalBaseline:
-    """Why there is none to compare with. `way_out` is empty where nothing is amiss: Local itself needs none."""
+    """Why there is no Local run to compare with; `remedy` is empty if the run itself is Local."""
 
     reason: str
     path: Path | None = None
@@ -61,23 +66,24 @@ class MissingLocalBaseline:
 
 
 def load_recorded_run(path: Path) -> RecordedRun:
-    """A run directory as it is found; refused where it is none, not finished, or does not tell of its clients."""
+    """Read a finished run; raise RequestError if it is unfinished or its summary is damaged."""
     files = RunDirectory(path)
     require_finished_run(files)
     summary = files.read_summary()
-    untold = [key for key in ("digest", "clients") if not summary["shards"].get(key)]
-    if untold or not summary["accuracy"].get("per_client"):
-        what = f"shards.{untold[0]}" if untold else "accuracy.per_client"
-        raise RequestError(f"the summary is damaged, no {what} ({files.path / SUMMARY_FILE}): run it again")
+    missing = [key for key in ("digest", "clients") if not summary["shards"].get(key)]
+    if missing or not summary["accuracy"].get("per_client"):
+        key = f"shards.{missing[0]}" if missing else "accuracy.per_client"
+        raise RequestError(f"the summary is damaged, no {key} ({files.path / SUMMARY_FILE}): run it again")
     return RecordedRun(files, summary)
 
 
 def find_local_baseline(
     run: RecordedRun, others: Sequence[RecordedRun], user_given: RecordedRun | None, split: str, data_dirs: DataDirs
 ) -> LocalBaseline | MissingLocalBaseline:
-    """The Local run among `others`, else the one that was named, else the one in its usual place beside the run.
+    """Find the Local run for a run: among `others`, else the one the user named, else in the default directory.
 
-    One that was named has to fit.
+    Raises:
+        RequestError: The run that the user named does not fit.
     """
     if run.summary["method"] == "local":
         return MissingLocalBaseline("this is Local itself")
@@ -91,20 +97,20 @@ def find_local_baseline(
         return replace(found, is_user_given=True)
     path = expected_local_path(run)
     if not RunDirectory(path).has_content():
-        making = shlex.join(local_run_command(run, data_dirs, path))
-        return MissingLocalBaseline("there is no Local run to compare with", path, f"make it: {making}")
+        command = shlex.join(local_run_command(run, data_dirs, path))
+        return MissingLocalBaseline("there is no Local run to compare with", path, f"make it: {command}")
     try:
         return match_local_run(run, load_recorded_run(path), split, data_dirs)
     except RunStateError:
-        reason, way_out = "another process is making the Local run", "examine this run when it is finished"
+        reason, remedy = "another process is making the Local run", "evaluate this run when it is finished"
     except RequestError:
-        making = shlex.join([*local_run_command(run, data_dirs, path), "--resume"])
-        reason, way_out = "the Local run is not finished, or damaged", f"mend it: {making}"
-    return MissingLocalBaseline(reason, path, way_out)
+        command = shlex.join([*local_run_command(run, data_dirs, path), "--resume"])
+        reason, remedy = "the Local run is not finished, or damaged", f"resume it: {command}"
+    return MissingLocalBaseline(reason, path, remedy)
 
 
 def expected_local_path(run: RecordedRun) -> Path:
-    """Where a Local run of the same setting and seed lies, if nobody put it elsewhere."""
+    """Return the directory where the Local run with the same experiment name and seed is expected."""
     seed = f"seed-{run.summary['seed']}"
     if run.files.path.absolute().name == seed:
         return Path(os.path.normpath(run.files.path / ".." / ".." / "local" / seed))
@@ -112,62 +118,62 @@ def expected_local_path(run: RecordedRun) -> Path:
 
 
 def default_local_path(experiment_name: str, seed: int) -> Path:
-    """Where a Local run is written, if nobody says otherwise."""
+    """Return the default directory of a Local run."""
     return default_runs_dir() / experiment_name / "local" / f"seed-{seed}"
 
 
 def match_local_run(
     run: RecordedRun, local: RecordedRun, split: str, data_dirs: DataDirs
 ) -> LocalBaseline | MissingLocalBaseline:
-    """The run `local` with its accuracies, if it is the run's Local run and they are known."""
+    """Return `local` with its accuracies if it fits the run and has been evaluated on `split`."""
     path = local.files.path
     reason = local_run_mismatch(run.summary, local.summary)
     if reason is not None:
-        making = shlex.join([*local_run_command(run, data_dirs, None), "--run-dir", "DIR"])
-        way_out = f"use --compare-with DIR with the right one, made by: {making}"
-        return MissingLocalBaseline(f"this is not the Local run to compare with, {reason}", path, way_out)
+        command = shlex.join([*local_run_command(run, data_dirs, None), "--run-dir", "DIR"])
+        remedy = f"use --compare-with DIR with the right one, made by: {command}"
+        return MissingLocalBaseline(f"this is not the Local run to compare with, {reason}", path, remedy)
     accuracies = recorded_accuracies(local, split)
     if accuracies is None:
-        examining = shlex.join(["fedmosaic", "evaluate", str(path), "--split", split])
-        what = f"the Local run was not examined on its {split} part, or the file is damaged"
-        return MissingLocalBaseline(what, path, f"name both runs in one command, or first: {examining}")
+        command = shlex.join(["fedmosaic", "evaluate", str(path), "--split", split])
+        problem = f"the Local run was not evaluated on its {split} data, or the file is damaged"
+        return MissingLocalBaseline(problem, path, f"name both runs in one command, or first: {command}")
     return LocalBaseline(local.files, comparison_caveats(run.summary, local.summary), accuracies)
 
 
 def compare_accuracies(
     local: LocalBaseline, accuracies: Sequence[float], local_accuracies: Sequence[float], sizes: Sequence[int]
 ) -> GainsOverLocal | MissingLocalBaseline:
-    """The accuracies of a run's clients beside those of its Local run, if these could be any."""
+    """Compare accuracies per client with those of the Local run, unless these are damaged."""
     try:
         return gains_over_local(accuracies, local_accuracies, sizes)
     except ValueError as error:
         return MissingLocalBaseline(
-            f"the Local run's accuracies are damaged, {error}", local.files.path, "make that run anew"
+            f"the Local run's accuracies are damaged, {error}", local.files.path, "repeat that run"
         )
 
 
 def comparison_to_dict(run: RunDirectory, local: LocalBaseline, comparison: GainsOverLocal) -> dict[str, Any]:
-    """The comparison with a Local run, as documents have it."""
-    where = os.path.relpath(local.files.path, run.path)
-    return {"local": where, **comparison.to_dict(), "caveats": local.caveats}
+    """Return the comparison as it is stored in evaluation.json and printed as JSON."""
+    path = os.path.relpath(local.files.path, run.path)
+    return {"local": path, **comparison.to_dict(), "caveats": local.caveats}
 
 
 def recorded_accuracies(local: RecordedRun, split: str) -> list[float] | None:
-    """The accuracies that a Local run has on record for a part, one a client; None where it has none."""
+    """Return the recorded accuracies of a Local run per client, or None."""
     if split == "test":
-        found = local.summary["accuracy"].get("per_client")
+        accuracies = local.summary["accuracy"].get("per_client")
     else:
         try:
             content = local.files.read_evaluation(split)
-            found = [mark["accuracy"] for mark in content["per_client"]]
+            accuracies = [entry["accuracy"] for entry in content["per_client"]]
         except (RequestError, KeyError, TypeError):
             return None
-    fine = isinstance(found, list) and all(isinstance(value, int | float) for value in found)
-    return found if fine else None
+    is_valid = isinstance(accuracies, list) and all(isinstance(value, int | float) for value in accuracies)
+    return accuracies if is_valid else None
 
 
 def local_run_command(run: RecordedRun, data_dirs: DataDirs, path: Path | None) -> list[str]:
-    """The command that makes the Local run of a run, at `path` if one is given."""
+    """Return the command that makes the Local run of a run, at `path` if given."""
     config = load_run_config(run.files.config_path, data_dirs)
     conditions = cli_args_for(config, run.files.read_environment(), data_dirs)
     words = ["fedmosaic", "baseline", "local", *conditions, "--seed", str(config.seed)]

@@ -1,4 +1,4 @@
-"""What is checked and prepared before a run starts: its directory, its shards and its data. Needs no torch."""
+"""Prepare a run: check its directory, find or make its shards, load its data. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset, locate_dataset
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.plots.partition_plots import render_class_counts, render_public_class_counts
+from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
 from fedmosaic_cli.storage.lock import require_unlocked
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnsavedPartition:
-    """A data set dealt in memory, and the shards that it makes."""
+    """A partitioned data set that is not on disk yet."""
 
     dataset: Dataset
     shards: ShardSet
     on_progress: ProgressCallback
 
     def save(self, export: bool = False) -> ShardSet:
-        """The shards on disk; they are written now unless they are there already."""
+        """Write the shards unless they exist; return those on disk."""
         return records.write_shards(self.shards, self.dataset, partition_plots, export, self.on_progress)
 
 
@@ -48,18 +48,18 @@ def shard_set(shards: ShardSet | UnsavedPartition) -> ShardSet:
 
 
 def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:
-    """What there is to look at: the clients' classes, and the public set's."""
+    """Plot the class counts of the clients and of the public set; return file contents by name."""
     counts, names = class_counts_by_client(manifest), manifest["class_names"]
-    what = f"{manifest['dataset']}, {manifest['scheme']}"
+    source = f"{manifest['dataset']}, {manifest['scheme']}"
     domains = [client["domain"] for client in manifest["clients"]]
-    title = f"{what}: examples of {len(counts)} clients"
-    drawn = {"distribution": render_class_counts(counts, names, title, domains)}
+    title = f"{source}: examples of {len(counts)} clients"
+    plots = {"distribution": render_class_counts(counts, names, title, domains)}
     public = manifest["public"]
     if public["size"]:
-        drawn["public"] = render_public_class_counts(
-            public["class_counts"], names, f"{what}: public set, {public['size']} examples"
+        plots["public"] = render_public_class_counts(
+            public["class_counts"], names, f"{source}: public set, {public['size']} examples"
         )
-    return {f"{name}.{ending}": content for name, files in drawn.items() for ending, content in files.items()}
+    return {f"{name}.{ending}": content for name, files in plots.items() for ending, content in files.items()}
 
 
 def load_and_partition(settings: DataSettings, seed: int, path: Path, data_dirs: DataDirs) -> UnsavedPartition:
@@ -70,17 +70,19 @@ def load_and_partition(settings: DataSettings, seed: int, path: Path, data_dirs:
 def partition_resolved(settings: DataSettings, seed: int, path: Path, data_dirs: DataDirs) -> UnsavedPartition:
     """Load and partition the data set of settings without open defaults. Writes nothing."""
     dataset = load_dataset(settings, data_dirs)
-    dealt = partition_dataset(dataset, settings, seed)
-    # A published data set is found anywhere by its name; the user's own only where it is.
+    partition = partition_dataset(dataset, settings, seed)
+    # Published data sets are found by name; for user data the manifest records the path.
     own = find_dataset_source(settings.dataset).inspect is not None
     found_at = str(locate_dataset(settings.dataset, data_dirs).absolute()) if own else ""
     return UnsavedPartition(
-        dataset, records.ShardSet(path, build_shard_manifest(dataset, dealt, found_at), dealt), data_dirs.on_progress
+        dataset,
+        records.ShardSet(path, build_shard_manifest(dataset, partition, found_at), partition),
+        data_dirs.on_progress,
     )
 
 
 def run_directory(runs_dir: Path, config: RunConfig, tag: str = "") -> Path:
-    """Where a run is written if nobody says otherwise; `label` tells hyper-parameters apart that no name does."""
+    """Return the default directory of a run; `tag` distinguishes hyper-parameters that the variant does not show."""
     return (
         runs_dir / config.experiment_name / "-".join(filter(None, (config.method.variant, tag))) / f"seed-{config.seed}"
     )
@@ -98,26 +100,33 @@ def find_or_partition_shards(config: RunConfig, name: str, data_dirs: DataDirs) 
 
 
 def load_shard_data(shards: ShardSet, data_dirs: DataDirs) -> tuple[Dataset, Partition]:
-    """The examples behind the shards, checked to be the same ones, and who holds which of them."""
+    """Load the data set of shards and check that it is the one they were made from."""
     if shards.has_examples:
         return load_exported_shards(shards)
     settings, manifest = shards.partition.settings, shards.manifest
     found_at = Path(str(manifest.get("found_at") or ""))
-    places = [replace(data_dirs, data_dir=found_at)] if found_at.is_absolute() and found_at.exists() else []
-    if found_at.is_absolute() and not places and find_dataset_source(settings.dataset).find(data_dirs.data_dir) is None:
-        raise RequestError(f"the data of these shards is gone ({found_at}): put it back, or name it with --data-dir")
-    for spot in (*places, data_dirs):
-        if spot is data_dirs or find_dataset_source(settings.dataset).find(spot.data_dir):
-            dataset = load_dataset(settings, spot)
+    recorded = [replace(data_dirs, data_dir=found_at)] if found_at.is_absolute() and found_at.exists() else []
+    if (
+        found_at.is_absolute()
+        and not recorded
+        and find_dataset_source(settings.dataset).find(data_dirs.data_dir) is None
+    ):
+        raise RequestError(
+            f"the data of these shards is missing ({found_at}): restore it, or name its directory with --data-dir"
+        )
+    for dirs in (*recorded, data_dirs):
+        if dirs is data_dirs or find_dataset_source(settings.dataset).find(dirs.data_dir):
+            dataset = load_dataset(settings, dirs)
             if dataset.fingerprint == manifest["source_fingerprint"] and matches_manifest(dataset, manifest):
                 return dataset, shards.partition
     raise RequestError(
-        f"'{settings.dataset}' here is not the data these shards were made from ({shards.path}): make the shards anew"
+        f"'{settings.dataset}' here is not the data these shards were made from ({shards.path}): "
+        "re-run 'fedmosaic partition'"
     )
 
 
 def matches_manifest(dataset: Dataset, manifest: dict[str, Any]) -> bool:
-    """Whether the manifest tells of this data: indices into other data would point anywhere."""
+    """Whether size, image shape and class names agree, so that indices are valid."""
     facts = (len(dataset), list(dataset.images.shape[1:]), list(dataset.class_names))
     return facts == (manifest["examples"], manifest["image_shape"], manifest["class_names"])
 
@@ -125,10 +134,7 @@ def matches_manifest(dataset: Dataset, manifest: dict[str, Any]) -> bool:
 def check_run_directory(
     config: RunConfig, files: RunDirectory, resume: bool, data_dirs: DataDirs, allow_nonidentical: bool = False
 ) -> None:
-    """Refuse a run directory that cannot be used, before anything is written anywhere.
-
-    With `nonidentical`, some of what makes the run end in another result is accepted.
-    """
+    """Refuse a directory that is locked, not empty without `resume`, or has an incompatible configuration."""
     files.check_file_types()
     require_unlocked(files.path)
     require_empty_or_resume(files, resume)
@@ -137,20 +143,22 @@ def check_run_directory(
     for difference in config_differences(load_latest_run_config(files, data_dirs), config):
         if is_run_complete(files, config):
             raise RequestError(
-                f"the run is finished, under another configuration: {difference.text} ({files.config_path}): "
+                f"the run is finished with another configuration: {display_difference(difference.text)} "
+                f"({files.config_path}): "
                 "use another --run-dir"
             )
         if not (allow_nonidentical and difference.is_overridable):
-            ways = "set it back, or use another --run-dir"
+            remedy = "set it back, or use another --run-dir"
             if difference.is_overridable:
-                ways = "set it back, use another --run-dir, or accept another result with --allow-nonidentical"
+                remedy = "set it back, use another --run-dir, or accept another result with --allow-nonidentical"
             raise RequestError(
-                f"cannot resume with another configuration: {difference.text} ({files.config_path}): {ways}"
+                f"cannot resume with another configuration: {display_difference(difference.text)} "
+                f"({files.config_path}): {remedy}"
             )
 
 
 def is_run_complete(files: RunDirectory, config: RunConfig) -> bool:
-    """Whether there is no round left to play."""
+    """Whether all configured rounds are finished."""
     try:
         return files.is_finished() and bool(files.read_summary()["rounds"] == config.train.rounds)
     except RequestError:
@@ -158,15 +166,15 @@ def is_run_complete(files: RunDirectory, config: RunConfig) -> bool:
 
 
 def require_empty_or_resume(files: RunDirectory, resume: bool) -> None:
-    """Refuse to begin a run where there is something already."""
+    """Refuse a directory with content, unless the run is resumed."""
     if files.has_content() and not resume:
         raise RequestError(
-            f"run directory is not empty ({files.path}): add --resume to go on, or choose another place for it"
+            f"run directory is not empty ({files.path}): add --resume to continue, or choose another directory"
         )
 
 
 def load_latest_run_config(files: RunDirectory, data_dirs: DataDirs) -> RunConfig:
-    """The configuration of a run that was begun: as its newest checkpoint has it, which is checked, or its file."""
+    """Load the configuration of a started run from its newest checkpoint, else from config.yaml."""
     manifest = read_newest_manifest(files.checkpoints_dir)
     if manifest is not None:
         return run_config_from_dict(manifest["config"], str(files.checkpoints_dir), data_dirs)
@@ -176,9 +184,9 @@ def load_latest_run_config(files: RunDirectory, data_dirs: DataDirs) -> RunConfi
 
 
 def require_finished_run(files: RunDirectory) -> None:
-    """Refuse what is not a finished run."""
+    """Raise RequestError unless the directory contains a finished run."""
     if files.is_finished() and not files.config_path.exists():
-        raise RequestError(f"the configuration is missing ({files.config_path}): mend the run with --resume")
+        raise RequestError(f"the configuration is missing ({files.config_path}): repair the run with --resume")
     if not files.config_path.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
     if not files.is_finished():

@@ -1,4 +1,4 @@
-"""What a run tells of the noise in its messages, planned and spent. Needs no torch."""
+"""The planned and the spent privacy budget of a run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,33 +23,32 @@ if TYPE_CHECKING:
 def planned_privacy_section(
     config: RunConfig, num_classes: int, client_sizes: Sequence[int] | None, is_remote: bool = False
 ) -> dict[str, Any] | None:
-    """The block of a run before it starts; None where there is no noise. `sizes` are those of the training parts.
+    """Return the planned privacy budget of a run, or None without noise.
 
-    Clients at `sites` draw their noise themselves.
+    Args:
+        client_sizes: The number of training examples per client, if known.
+        is_remote: Whether clients are at remote sites, which use the system's random numbers.
     """
     if config.noise is None:
         return None
-    high = expertise_noise_bound(getattr(config.method, "expertise", None), num_classes)
-    block = planned_privacy_report(
-        config.noise, config.num_exchanges, config.data.public_size or 0, num_classes, high, client_sizes
+    bound = expertise_noise_bound(getattr(config.method, "expertise", None), num_classes)
+    section = planned_privacy_report(
+        config.noise, config.num_exchanges, config.data.public_size or 0, num_classes, bound, client_sizes
     )
-    return with_system_noise(block) if is_remote else block
+    return with_system_noise(section) if is_remote else section
 
 
 def privacy_summary_fields(
     config: RunConfig, shards: ShardSet, ledgers: Mapping[int, Any], is_remote: bool = False
 ) -> dict[str, Any]:
-    """What the summary of a run says of its noise; nothing where there was none.
-
-    `ledgers` are what the clients wrote down that sent anything.
-    """
+    """Return the entries of summary.json about noise; `ledgers` are those of the clients that uploaded."""
     if config.noise is None:
         return {}
     if config.num_exchanges and not ledgers:
-        raise RunStateError("no client wrote down what it let go (privacy): start the run anew in another place")
+        raise RunStateError("no client has a privacy ledger (privacy): start the run again in another --run-dir")
     releases = {client: read_ledger(ledger) for client, ledger in ledgers.items()}
-    block = spent_privacy_report(config.noise, releases, len(shards.manifest["class_names"]))
+    section = spent_privacy_report(config.noise, releases, len(shards.manifest["class_names"]))
     return {
-        "privacy": with_system_noise(block) if is_remote else block,
+        "privacy": with_system_noise(section) if is_remote else section,
         "privacy_settings": config.to_dict()["privacy"],
     }

@@ -1,10 +1,12 @@
-"""What must be the same for a run that goes on to end in the same bytes as one that was never interrupted."""
+"""Conditions under which a resumed run produces the same bytes as an uninterrupted one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.resume_changes import config_differences
+from fedmosaic_cli.config.key_names import display_choices, display_key
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest, require_valid_checkpoint
 
@@ -12,7 +14,15 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.storage.runs import RunDirectory
 
-# Of all that is recorded about a machine, what decides the last bits of a number.
+# Keys that --allow-nonidentical may change. No single configuration describes such a run.
+OVERRIDABLE_KEYS = {
+    "train.lr",
+    "train.batch_size",
+    "train.local_epochs",
+    "train.local_steps",
+    "train.clients_per_round",
+}
+# The recorded facts that affect the last bits of a result.
 COMPARED_LIBRARIES = ("fedmosaic", "python", "torch", "numpy", "scikit-learn")
 COMPARED_ENVIRONMENT = {
     "cpu": "the CPU's instructions",
@@ -24,52 +34,72 @@ COMPARED_ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True)
+class ConfigDifference:
+    """A change of the configuration, and whether --allow-nonidentical permits it. `text` has stored keys."""
+
+    text: str
+    is_overridable: bool
+
+
+def config_differences(old: RunConfig, new: RunConfig) -> list[ConfigDifference]:
+    """Return the changes that affect the result, those that are never permitted first."""
+    before, after = flatten_keys(old.to_dict()), flatten_keys(new.to_dict())
+    differences = [
+        ConfigDifference(
+            f"{key} was {before.get(key)!r} and is now {after.get(key)!r}",
+            key in OVERRIDABLE_KEYS or (key.startswith("methods.") and old.method.variant == new.method.variant),
+        )
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in RESUME_SAFE_KEYS
+    ]
+    rounds = f"train.rounds was {old.train.rounds} and is now {new.train.rounds}"
+    if new.train.rounds < old.train.rounds:
+        differences.append(ConfigDifference(f"{rounds}, which is fewer", is_overridable=False))
+    elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
+        text = f"{rounds}, which determines the noise of every round (privacy.epsilon)"
+        differences.append(ConfigDifference(text, is_overridable=False))
+    elif new.train.rounds != old.train.rounds and new.method.depends_on_total_rounds:
+        text = f"{rounds}, on which every round of {new.method.title} depends"
+        differences.append(ConfigDifference(text, is_overridable=True))
+    if old.noise is not None or new.noise is not None:
+        # Noise is seeded by the round: the same noise on other labels would reveal their difference.
+        differences = [replace(difference, is_overridable=False) for difference in differences]
+    return sorted(differences, key=lambda difference: difference.is_overridable)
+
+
+def display_difference(text: str) -> str:
+    """Return the text of a difference with the new names of key and values."""
+    key, _, rest = text.partition(" ")
+    return f"{display_key(key)} {display_choices(key, rest)}"
+
+
 def check_resumable(files: RunDirectory, environment: dict[str, Any], allow_nonidentical: bool) -> None:
-    """Refuse a run that is not finished and cannot go on, as far as that can be told before it is put together."""
+    """Refuse to resume an unfinished run without a valid checkpoint or in another environment."""
     if files.is_finished():
         return
     require_valid_checkpoint(files.checkpoints_dir)
     manifest = read_newest_manifest(files.checkpoints_dir)
     if manifest is not None:
-        require_identical_resume(
-            environment_differences(manifest["environment"], environment), allow_nonidentical, str(files.path)
-        )
+        differences = environment_differences(manifest["environment"], environment)
+        require_identical_resume(differences, allow_nonidentical, str(files.path))
 
 
-def resume_differences(
-    old: RunConfig, new: RunConfig, old_environment: dict[str, Any], new_environment: dict[str, Any]
-) -> list[str]:
-    """In what a continuation differs from the run so far: settings, libraries, machine, shards."""
-    return [difference.text for difference in config_differences(old, new)] + environment_differences(
-        old_environment, new_environment
-    )
+def environment_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the differences in libraries, machine and shards; entries that `new` lacks are not compared."""
+    pairs = {name: (old["versions"].get(name), new["versions"].get(name)) for name in COMPARED_LIBRARIES}
+    pairs |= {label: (old.get(key), new[key]) for key, label in COMPARED_ENVIRONMENT.items() if key in new}
+    if "device" in new:  # cuda:0 and cuda:1 are the same type of device
+        label = COMPARED_ENVIRONMENT["device"]
+        before, after = (str(value).partition(":")[0] for value in pairs[label])
+        pairs[label] = (before, after)
+    return [f"{label} was {before} and is now {after}" for label, (before, after) in pairs.items() if before != after]
 
 
-def environment_differences(old_environment: dict[str, Any], new_environment: dict[str, Any]) -> list[str]:
-    """The same without settings; what is not known now is not compared."""
-    found = []
-    for name in COMPARED_LIBRARIES:
-        found += describe_change(name, old_environment["versions"].get(name), new_environment["versions"].get(name))
-    for key, words in COMPARED_ENVIRONMENT.items():
-        if key not in new_environment:
-            continue
-        # cuda:0 or cuda:1 is the same kind of device.
-        kinds = [
-            str(each.get(key)).partition(":")[0] if key == "device" else each.get(key)
-            for each in (old_environment, new_environment)
-        ]
-        found += describe_change(words, *kinds)
-    return found
-
-
-def describe_change(label: str, old: object, new: object) -> list[str]:
-    return [f"{label} was {old} and is now {new}"] if old != new else []
-
-
-def require_identical_resume(differences: list[str], allowed: bool, path: str) -> None:
-    """Refuse to go on to another result than a run in one go would have, unless that is what is wanted."""
-    if differences and not allowed:
+def require_identical_resume(differences: list[str], allow_nonidentical: bool, path: str) -> None:
+    """Refuse to resume with differences that change the result, unless they are allowed."""
+    if differences and not allow_nonidentical:
         raise RequestError(
-            f"cannot resume to the same result: {differences[0]} ({path}): set it back, use another --run-dir, "
-            "or accept another result with --allow-nonidentical"
+            f"cannot resume to the same result: {display_difference(differences[0])} ({path}): set it back, "
+            "use another --run-dir, or accept another result with --allow-nonidentical"
         )

@@ -1,4 +1,4 @@
-"""One run, recorded: from the first round, or from the last checkpoint, to the summary."""
+"""Run one experiment from the first round or the newest checkpoint, and record it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.key_names import display_key
 from fedmosaic_cli.config.run_config import run_config_from_dict
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
 from fedmosaic_cli.engine.local_pool import server_state_by_device
@@ -27,7 +28,7 @@ from fedmosaic_cli.runner.events import (
 )
 from fedmosaic_cli.runner.prepare import load_latest_run_config, load_shard_data
 from fedmosaic_cli.runner.privacy_section import privacy_summary_fields
-from fedmosaic_cli.runner.resume_checks import require_identical_resume, resume_differences
+from fedmosaic_cli.runner.resume_checks import config_differences, environment_differences, require_identical_resume
 from fedmosaic_cli.runner.run_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.summary import build_summary, diagnosis_section, privacy_ledgers, skipped_round_counts
 from fedmosaic_cli.storage import checkpoints
@@ -55,7 +56,22 @@ def run_experiment(
     data_dirs: DataDirs,
     options: RunOptions = DEFAULT_RUN_OPTIONS,
 ) -> Iterator[RunEvent]:
-    """Play and record the run, from where it stands. Asked to stop, it does so after a round, with a checkpoint."""
+    """Run and record an experiment; continue from its newest checkpoint if there is one.
+
+    Args:
+        config: The configuration, resolved and checked.
+        shards: Shards on disk.
+        files: The run's directory; the caller holds its lock.
+        data_dirs: Where the data set of the shards is.
+        options: Device, stop requests and the like.
+
+    Yields:
+        Events; the last one is `RunFinished` or `RunStopped`.
+
+    Raises:
+        RunFailedError: A client diverged, or too few remote clients answered.
+        RequestError: The run cannot be resumed with this configuration or environment.
+    """
     damaged = files.damaged_files() if files.is_finished() else []
     if files.is_finished() and not damaged and files.read_summary()["rounds"] == config.train.rounds:
         yield RunFinished(files.read_summary())
@@ -64,15 +80,15 @@ def run_experiment(
     tune_malloc()
     remote = options.remote
     with open_federation(config, shards, files, data_dirs, options) as federation:
-        now = collect_environment(federation, shards, options.cli_args)
-        now |= remote.environment(federation) if remote else {}
+        environment = collect_environment(federation, shards, options.cli_args)
+        environment |= remote.environment(federation) if remote else {}
         resumed, origin = restore_or_start(
-            config, files, federation, now, shards.manifest, data_dirs, options.allow_nonidentical
+            config, files, federation, environment, shards.manifest, data_dirs, options.allow_nonidentical
         )
         yield RunStarted(federation.client_devices, federation.execution, federation.worker_pool.num_workers)
         if resumed is not None:
-            mended = [f"the file is missing or damaged ({path}); made again" for path in damaged]
-            yield RunResumed(resumed.round, mended + resumed.warnings)
+            replaced = [f"the file is missing or damaged ({path}); it is created again" for path in damaged]
+            yield RunResumed(resumed.round, replaced + resumed.warnings)
         for missing in remote.join(federation, config, shards) if remote else ():
             if options.should_stop():
                 yield RunStopped(federation.state.finished)
@@ -84,11 +100,12 @@ def run_experiment(
                 return
         digests = remote.finish(federation) if remote else save_personal_models(files, federation)
         rows = files.read_rounds()
+        device_types = sorted({device.type for device in federation.client_devices})
         summary = {
             **build_summary(config, shards, rows),
             **privacy_summary_fields(config, shards, privacy_ledgers(federation), is_remote=remote is not None),
             **diagnosis_section(config, rows),
-            "device": ", ".join(remote.device_types(federation) if remote else local_device_types(federation)),
+            "device": ", ".join(remote.device_types(federation) if remote else device_types),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],
             "left_out": skipped_round_counts(rows),
@@ -121,46 +138,42 @@ def open_federation(
         yield federation
 
 
-def local_device_types(federation: Federation) -> list[str]:
-    return sorted({device.type for device in federation.client_devices})
-
-
 def run_remaining_rounds(
     config: RunConfig, files: RunDirectory, federation: Federation, metadata: dict[str, Any], options: RunOptions
 ) -> Iterator[RunEvent]:
-    """Play the rounds that remain, each logged, some kept as checkpoints.
+    """Run the remaining rounds, log each of them and write checkpoints.
 
-    A checkpoint is made every so many rounds, and before the last one is older than anybody waits for a round to end:
-    so hardly more than a round is lost when one is dropped because time is up.
+    A checkpoint is due every `train.checkpoint_every` rounds, and before the last one is older than the stop timeout,
+    so that a round that is aborted costs little more than itself.
     """
     last, rounds = config.train.rounds, run_rounds(federation, config.train.rounds)
     started = saved = time.perf_counter()
-    while (done := next_round(rounds, config, files)) is not None:
+    while (record := next_round(rounds, config, files)) is not None:
         seconds = time.perf_counter() - started
-        files.append_round(done.rows, {"round": done.number, "seconds": round(seconds, 6)})
-        stopping = options.should_stop() and done.number < last
-        # As long as this round took, the next one may.
+        files.append_round(record.rows, {"round": record.number, "seconds": round(seconds, 6)})
+        stopping = options.should_stop() and record.number < last
+        # The next round may take as long as this one.
         late = time.perf_counter() - saved + seconds >= options.stop_timeout_seconds
-        # Sites cannot go back further than a round or two.
-        due = done.number % config.train.checkpoint_every == 0 or late or federation.remote_pool is not None
-        if stopping or due or done.number == last:
+        # Sites can go back by one or two rounds only.
+        due = record.number % config.train.checkpoint_every == 0 or late or federation.remote_pool is not None
+        if stopping or due or record.number == last:
             save_checkpoint(files, federation, metadata)
             saved = time.perf_counter()
-        trusts = [row["lambda"] for row in done.rows if row["lambda"] is not None]
-        accuracy = fmean(row["accuracy"] for row in done.rows)
-        left_out = [row["client"] for row in done.rows if "left_out" in row]
-        lost = {row["client"]: row["lost"] for row in done.rows if "lost" in row}
+        trusts = [row["lambda"] for row in record.rows if row["lambda"] is not None]
+        accuracy = fmean(row["accuracy"] for row in record.rows)
+        skipped = [row["client"] for row in record.rows if "left_out" in row]
+        failed = {row["client"]: row["lost"] for row in record.rows if "lost" in row}
         yield RoundCompleted(
-            done.number, accuracy, fmean(trusts) if trusts else None, seconds, left_out, lost, done.rows
+            record.number, accuracy, fmean(trusts) if trusts else None, seconds, skipped, failed, record.rows
         )
         if stopping:
-            yield RunStopped(done.number)
+            yield RunStopped(record.number)
             return
         started = time.perf_counter()
 
 
 def next_round(rounds: Iterator[RoundRecord], config: RunConfig, files: RunDirectory) -> RoundRecord | None:
-    """The next round, if there is one. A client that diverges is the end of the run, not of what was kept."""
+    """Run the next round, or return None after the last one; turn divergence into RunFailedError."""
     try:
         return next(rounds, None)
     except DivergenceError as error:
@@ -170,16 +183,16 @@ def next_round(rounds: Iterator[RoundRecord], config: RunConfig, files: RunDirec
         raise RunFailedError(
             f"client {error.client} diverged in round {error.round} of {config.method.variant}, seed {config.seed}, "
             f"{error.quantity} is not finite ({values}): lower the learning rate"
-            f"{', or leave such clients out with --on-nan skip' if config.train.on_nan == 'stop' else ''}; "
-            f"{f'{kept[-1]} is kept' if kept else 'there is no checkpoint yet'}"
+            f"{', or skip diverged clients with --on-nan skip' if config.train.on_nan == 'stop' else ''}; "
+            f"{f'the newest checkpoint is {kept[-1]}' if kept else 'there is no checkpoint yet'}"
         ) from None
 
 
 def numeric_hyperparameters(config: RunConfig) -> dict[str, float]:
-    """The method's own hyper-parameters, as far as they are numbers."""
+    """Return the floating-point hyper-parameters of the method, e.g. for an error message."""
     name = config.method.name
-    own = config.to_dict()["methods"][name].items()
-    return {f"methods.{name}.{key}": value for key, value in own if isinstance(value, float)}
+    values = config.to_dict()["methods"][name].items()
+    return {display_key(f"methods.{name}.{key}"): value for key, value in values if isinstance(value, float)}
 
 
 def restore_or_start(
@@ -191,9 +204,12 @@ def restore_or_start(
     data_dirs: DataDirs,
     allow_nonidentical: bool,
 ) -> tuple[RunResumed | None, dict[str, Any]]:
-    """Bring federation and files to the newest checkpoint, or to the start; where the run comes from.
+    """Restore federation and files from the newest checkpoint, or initialize the run's directory.
 
-    Until it is clear that the run can go on, nothing is changed.
+    Changes nothing if the run cannot be resumed.
+
+    Returns:
+        The event if the run is resumed, and the metadata for its checkpoints.
     """
     begun = files.has_content()
     checkpoint, damaged = checkpoints.read_newest_checkpoint(files.checkpoints_dir)
@@ -202,18 +218,16 @@ def restore_or_start(
         require_checkpoints_present(files, config, data_dirs)
         files.initialize(origin["config"], environment, manifest, {})
         return RunResumed(0, []) if begun else None, origin
-    was = checkpoint.metadata
-    found = resume_differences(
-        run_config_from_dict(was["config"], str(files.checkpoints_dir), data_dirs),
-        config,
-        was["environment"],
-        environment,
-    )
-    require_identical_resume(found, allow_nonidentical, str(files.path))
+    metadata = checkpoint.metadata
+    old_config = run_config_from_dict(metadata["config"], str(files.checkpoints_dir), data_dirs)
+    differences = [difference.text for difference in config_differences(old_config, config)]
+    differences += environment_differences(metadata["environment"], environment)
+    require_identical_resume(differences, allow_nonidentical, str(files.path))
     restore_state(federation, checkpoint.arrays, checkpoint.values, checkpoint.round)
-    if not found:
-        origin["environment"] = was["environment"]  # the record of how the run began
-    origin["nonidentical"] = was["nonidentical"] + [f"after round {checkpoint.round}: {text}" for text in found]
+    if not differences:
+        origin["environment"] = metadata["environment"]  # env.json describes the start of the run
+    changes = [f"after round {checkpoint.round}: {text}" for text in differences]
+    origin["nonidentical"] = metadata["nonidentical"] + changes
     warnings = [f"{reason}; using the checkpoint of round {checkpoint.round}" for reason in damaged.values()]
     warnings += log_mismatch_warnings(files, checkpoint.logs)
     for path in damaged:
@@ -223,26 +237,26 @@ def restore_or_start(
 
 
 def require_checkpoints_present(files: RunDirectory, config: RunConfig, data_dirs: DataDirs) -> None:
-    """Refuse to begin again what had come so far that there must have been checkpoints.
+    """Refuse to start a run again that has logged enough rounds to have had checkpoints.
 
-    The round after which the first is made may be logged before it is there.
+    The first checkpoint is written after the log of its round.
     """
     if not files.has_content():
         return
     every = max(config.train.checkpoint_every, load_latest_run_config(files, data_dirs).train.checkpoint_every)
     if files.is_finished() or (files.path / DIGESTS_FILE).exists() or files.num_logged_rounds() > every:
         raise RunStateError(
-            f"its checkpoints are gone ({files.checkpoints_dir}): put them back, or start the run anew in another place"
+            f"its checkpoints are missing ({files.checkpoints_dir}): restore them, or use another --run-dir"
         )
 
 
 def log_mismatch_warnings(files: RunDirectory, checkpoint_logs: dict[str, bytes]) -> list[str]:
-    """A warning for each log that does not begin as it did when the checkpoint was made; the checkpoint knows it."""
+    """Return a warning for each log that does not start with the content recorded in the checkpoint."""
     warnings = []
     for name, content in checkpoint_logs.items():
         path = files.path / name
         if not path.is_file() or path.read_bytes()[: len(content)] != content:
-            warnings.append(f"the log is missing or damaged ({path}); taken from the checkpoint")
+            warnings.append(f"the log is missing or damaged ({path}); it is restored from the checkpoint")
     return warnings
 
 
@@ -253,17 +267,17 @@ def save_checkpoint(files: RunDirectory, federation: Federation, metadata: dict[
 
 
 def save_personal_models(files: RunDirectory, federation: Federation) -> dict[str, str]:
-    """Write the final personal models, one at a time, as some are made for the occasion. Their digests."""
-    client_of = {client.id: client for client in federation.state.clients}
-    seen_from = server_state_by_device(federation)
+    """Write the final personal models one at a time, because methods may compute them; return their digests."""
+    clients = {client.id: client for client in federation.state.clients}
+    server_states = server_state_by_device(federation)
 
     def models() -> Iterator[tuple[int, ArrayDict]]:
         last: tuple[Parameters, ArrayDict] | None = None
-        for exam in federation.eval_tasks:
-            client = client_of[exam.owner_id]
-            model = federation.method.personal_model(seen_from[client.device], client)
+        for task in federation.eval_tasks:
+            client = clients[task.owner_id]
+            model = federation.method.personal_model(server_states[client.device], client)
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
-            yield exam.client_id, last[1]
+            yield task.client_id, last[1]
 
     return files.save_models(models())

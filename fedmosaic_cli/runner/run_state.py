@@ -1,4 +1,4 @@
-"""Where a run stands, as arrays and plain values for checkpoints, and back."""
+"""Convert the state of server and clients to arrays and plain values for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ KEY_SEPARATOR = "/"
 
 
 def to_arrays(parameters: Parameters) -> ArrayDict:
-    """A model as NumPy arrays."""
     return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in parameters.items()}
 
 
 def to_tensors(arrays: ArrayDict, device: torch.device) -> Parameters:
-    """A model as tensors of its own on `device`."""
+    """Copy arrays to tensors on a device."""
     return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
 
 
 def capture_state(state: RunState) -> tuple[ArrayDict, dict[str, Any]]:
-    """Everything that server and clients remember: tensors, and the rest."""
+    """Return the state of server and clients: arrays, and other values."""
     tree: State = {"server": state.server, **{f"client-{client.id}": client.state for client in state.clients}}
     tensors: Parameters = {}
     values: dict[str, Any] = {}
@@ -36,14 +35,14 @@ def capture_state(state: RunState) -> tuple[ArrayDict, dict[str, Any]]:
 
 
 def restore_state(federation: Federation, arrays: ArrayDict, values: dict[str, Any], finished_rounds: int) -> None:
-    """Put a run back where `capture` found it."""
-    standing = federation.state
+    """Restore what `capture_state` returned."""
+    state = federation.state
     tree = unflatten_state({**to_tensors(arrays, torch.device("cpu")), **values})
-    standing.server = params.models_to_device(tree.get("server", {}), federation.server_device)
-    for client in standing.clients:
+    state.server = params.models_to_device(tree.get("server", {}), federation.server_device)
+    for client in state.clients:
         client.state = params.models_to_device(tree.get(f"client-{client.id}", {}), client.device)
         client.round = finished_rounds
-    standing.finished = finished_rounds
+    state.finished = finished_rounds
 
 
 def flatten_state(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:

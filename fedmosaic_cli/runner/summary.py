@@ -1,4 +1,4 @@
-"""What comes of a run: the numbers of its last round, what they were taken under, and what one should know of them."""
+"""The content of summary.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.config.resume_changes import RESUME_SAFE_KEYS
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.evaluation import client_averages
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summary of a finished run. The number is the last round's.
+    """Return the results and conditions of a finished run.
 
-    The best round is there for information: chosen on validation data, where clients set some aside, it may be used;
-    chosen on test data it flatters.
+    `accuracy` is that of the last round. `best_round` is chosen on validation data if all clients have some; otherwise
+    it is chosen on test data and therefore biased.
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
-    means = {number: fmean(row["accuracy"] for row in played) for number, played in by_round.items()}
+    means = {number: fmean(row["accuracy"] for row in logged) for number, logged in by_round.items()}
     chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
-    marks = {number: fmean(row[chosen_by] for row in played) for number, played in by_round.items()}
-    best = max(marks, key=lambda number: (marks[number], -number))
+    scores = {number: fmean(row[chosen_by] for row in logged) for number, logged in by_round.items()}
+    best = max(scores, key=lambda number: (scores[number], -number))
     last = [row["accuracy"] for row in by_round[config.train.rounds]]
     sizes = shards.test_sizes()
     method, content = config.method, config.to_dict()
@@ -60,7 +60,8 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
             "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
         },
         "bits": {
-            way: None if method.is_centralized else sum(row[f"bits_{way}"] for row in rows) for way in ("up", "down")
+            direction: None if method.is_centralized else sum(row[f"bits_{direction}"] for row in rows)
+            for direction in ("up", "down")
         },
         "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
         **{name: content[name] for name in ("attack", "defence") if name in content},
@@ -69,7 +70,7 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
 
 
 def honest_accuracy(accuracies: list[float], sizes: list[int], attackers: Collection[int]) -> dict[str, Any]:
-    """The averages over clients that did not attack; nothing where nobody did, or everybody."""
+    """Return averages over honest clients; empty if no client or every client attacks."""
     honest = [client for client in range(len(accuracies)) if client not in attackers]
     if not attackers or not honest:
         return {}
@@ -81,24 +82,24 @@ def honest_accuracy(accuracies: list[float], sizes: list[int], attackers: Collec
 
 
 def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the summary says of co-training; nothing of methods whose clients share no labels."""
+    """Return the trust diagnosis of methods that share labels; empty for other methods."""
     if not config.method.shares_labels:
         return {}
-    found = diagnose_trust(rows, is_loss_based=getattr(config.method, "trust", "") in TRUST_RULES)
-    return {"diagnosis": found and found.to_dict()}
+    diagnosis = diagnose_trust(rows, is_loss_based=getattr(config.method, "trust", "") in TRUST_RULES)
+    return {"diagnosis": diagnosis and diagnosis.to_dict()}
 
 
 def privacy_ledgers(federation: Federation) -> dict[int, Any]:
-    """What clients wrote down that let anything go."""
+    """Return the privacy ledgers of the clients that have one."""
     return {client.id: client.state[LEDGER_KEY] for client in federation.state.clients if LEDGER_KEY in client.state}
 
 
 def skipped_round_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """In how many rounds clients were left out because they diverged; those that never were are not named."""
+    """Return the number of rounds that each diverged client skipped."""
     return dict(Counter(str(row["client"]) for row in rows if "left_out" in row))
 
 
 def global_accuracy(rows: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any] | None:
-    """The same averages for the global model, where the method has one."""
-    marks = [row["global_accuracy"] for row in rows if "global_accuracy" in row]
-    return {**client_averages(marks, sizes), "per_client": marks} if marks else None
+    """Return averages of the global model, or None if the method has none."""
+    accuracies = [row["global_accuracy"] for row in rows if "global_accuracy" in row]
+    return {**client_averages(accuracies, sizes), "per_client": accuracies} if accuracies else None

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.rerun_args import default_runs_dir
-from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.prepare import is_run_complete, load_latest_run_config, run_directory
+from fedmosaic_cli.runner.resume_checks import config_differences
 from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.lock import is_locked
 from fedmosaic_cli.storage.runs import TIMINGS_FILE, RunDirectory

@@ -263,7 +263,7 @@ def test_evaluating_a_missing_split_is_refused(invoke, tmp_path):
     assert invoke("baseline", "local", "--preset", "quickstart", "--rounds", 1, "--quiet").exit_code == 0
     done = invoke("evaluate", "runs/quickstart/local/seed-0", "--split", "val")
     assert done.exit_code == 2
-    assert "nothing was set aside for validation" in done.stderr
+    assert "the clients have no validation data" in done.stderr
 
 
 def test_a_split_of_pfllib_becomes_shards(invoke, tmp_path):

@@ -55,11 +55,11 @@ def invoke(tmp_path, monkeypatch):
         ),
         (
             ("--dp", "xor", "--dp-epsilon", "3", "--set", "defence.normalise=true"),
-            "votes behind xor noise cannot be weighed like that (defence)",
+            "this defence cannot weight votes with xor noise (defence)",
         ),
         (
             ("--dp", "krr", "--dp-epsilon", "3", "--set", "defence.vote=trimmed"),
-            "votes behind krr noise cannot be weighed like that (defence)",
+            "this defence cannot weight votes with krr noise (defence)",
         ),
         (
             ("--dp", "krr", "--set", "privacy.label_epsilon=1", "--set", "privacy.noise_multiplier=1e-20"),
@@ -115,12 +115,12 @@ def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, argumen
 def test_who_shares_no_labels_cannot_hide_them(invoke, method):
     result = invoke("baseline", method, *SHORT, "--dp", "krr", "--dp-epsilon", "3", "--dry-run")
     assert result.exit_code == 2
-    assert "shares no labels of the public set, but noise is asked for in them (privacy)" in result.stderr
+    assert "shares no labels of the public set, but noise is configured for them (privacy)" in result.stderr
     attacked = ("--set", "attack.kind=random", "--set", "attack.clients=[0]")
     result = invoke("baseline", method, *SHORT, *attacked, "--dry-run")
-    assert "but they are what is attacked (attack)" in result.stderr
+    assert "but an attack on them is configured (attack)" in result.stderr
     result = invoke("baseline", method, *SHORT, "--set", "defence.normalise=true", "--dry-run")
-    assert "but they are what is defended (defence)" in result.stderr
+    assert "but a defence for them is configured (defence)" in result.stderr
 
 
 def test_baselines_stay_as_references_and_others_are_left_out(invoke):
@@ -182,7 +182,7 @@ def test_what_was_given_away_must_be_written_down(invoke, monkeypatch):
     monkeypatch.setattr(experiment, "privacy_ledgers", lambda federation: {})
     result = invoke("baseline", "fedct", *SHORT, "--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--quiet")
     assert result.exit_code == 3
-    assert "no client wrote down what it let go (privacy)" in result.stderr
+    assert "no client has a privacy ledger (privacy)" in result.stderr
 
 
 def test_a_budget_for_so_many_rounds_is_none_for_more(invoke):
@@ -190,7 +190,7 @@ def test_a_budget_for_so_many_rounds_is_none_for_more(invoke):
     assert invoke(*run, "--dp-epsilon", "8", "--rounds", "2").exit_code == 0
     more = invoke(*run, "--dp-epsilon", "8", "--rounds", "3", "--resume", "--allow-nonidentical")
     assert more.exit_code == 2
-    assert "for which the noise of every round was chosen (privacy.epsilon)" in more.stderr
+    assert "which determines the noise of every round (privacy.epsilon)" in more.stderr
 
 
 @pytest.mark.parametrize(

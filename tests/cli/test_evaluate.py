@@ -319,7 +319,9 @@ def test_training_split_needs_an_evaluated_local_run(evaluate):
 
 
 def test_a_given_local_run_must_be_evaluated_on_the_split(evaluate):
-    assert "was not examined on its train part" in refused(evaluate(FEDCT, "--compare-with", LOCAL, "--split", "train"))
+    assert "was not evaluated on its train data" in refused(
+        evaluate(FEDCT, "--compare-with", LOCAL, "--split", "train")
+    )
 
 
 def test_unfinished_runs_and_other_paths_are_refused(evaluate):

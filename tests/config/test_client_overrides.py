@@ -7,11 +7,11 @@ import pytest
 from fedmosaic_cli.config.client_overrides import expand_client_ranges, parse_client_range
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.resume_changes import config_differences
 from fedmosaic_cli.config.run_config import load_run_config, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.runner.resume_checks import config_differences
 
 
 def run(method, *assignments, clients=6):
@@ -101,7 +101,7 @@ def test_a_batch_of_one_has_no_statistics():
 
 
 def test_nobody_is_named_twice():
-    with pytest.raises(RequestError, match="client 2 is named twice"):
+    with pytest.raises(RequestError, match="client 2 is in two ranges"):
         run("fedmosaic", "clients.0-2.model=cnn", "clients.2-3.model=mlp")
     assert list(parse_client_range("4", 5)) == [4]
     assert expand_client_ranges({}, 3) == {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from fedmosaic_cli.config.resume_changes import ConfigDifference, config_differences
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.resume_changes import ConfigDifference, config_differences
 from fedmosaic_cli.config.run_config import flatten_keys, load_run_config, resolve_run_config
 from fedmosaic_cli.config.yaml_files import parse_yaml, read_yaml
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -116,7 +116,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\na: 2\n", "stands twice"),
+        ("a: 1\na: 2\n", "is repeated"),
         ("- a\n- b\n", "is a mapping"),
         ("a: [1\n", "not valid YAML"),
         ("!!python/object/apply:os.getcwd []", "not valid YAML"),
@@ -202,7 +202,7 @@ def test_domains_choose_the_data_set_that_has_some():
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n"])
 def test_runs_are_not_named_after_just_anything(name):
-    with pytest.raises(RequestError, match="cannot be named after"):
+    with pytest.raises(RequestError, match="is not a valid name for runs"):
         resolve_run_config(name, layered(), "local", seed=0, data_dirs=DataDirs())
 
 
@@ -212,5 +212,5 @@ def test_a_preset_extends_what_lies_beside_it(tmp_path):
     assert load_preset(str(tmp_path / "mine.yaml")).layers[0][1] == {"train": {"rounds": 7}}
     for elsewhere in ("../base.yaml", str(tmp_path / "base.yaml"), "a/base.yaml"):
         (tmp_path / "mine.yaml").write_text(f"extends: {elsewhere}")
-        with pytest.raises(RequestError, match="does not lie beside"):
+        with pytest.raises(RequestError, match="is not in the directory of the preset"):
             load_preset(str(tmp_path / "mine.yaml"))

@@ -289,7 +289,7 @@ def test_resume_without_checkpoints_is_refused(finished, run_command, state):
     before = files_of(finished)
     result = run_command(*LONGER)
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert "its checkpoints are gone" in result.stderr
+    assert "its checkpoints are missing" in result.stderr
     assert files_of(finished) == before
 
 
@@ -363,12 +363,12 @@ def test_damaged_digest_file_is_named(finished, run_command, content):
 def test_finished_run_refuses_another_learning_rate(finished, run_command):
     result = run_command(*TRAIN, "--set", "train.lr=0.5", ACCEPT)
     assert result.exit_code == 2
-    assert "the run is finished, under another configuration: train.lr" in result.stderr
+    assert "the run is finished with another configuration: train.lr" in result.stderr
 
 
 def test_resume_restores_a_missing_configuration(finished, run_command):
     (finished / "config.yaml").unlink()
-    assert "mend the run with --resume" in run_command("evaluate", str(RUN)).stderr
+    assert "repair the run with --resume" in run_command("evaluate", str(RUN)).stderr
     assert "FedMosaic" in run_command("report").stdout
     assert run_command(*TRAIN).exit_code == 0
     assert run_command("evaluate", str(RUN)).exit_code == 0

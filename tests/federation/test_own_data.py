@@ -501,7 +501,7 @@ def test_descriptions_that_do_not_match_each_other_are_refused(three_sites, tmp_
     save_public(tmp_path / "open", size=7)
     output_of(call("federation", "public", "--images", tmp_path / "open", "--out", tmp_path / "public.npz"))
     assert_refused(gather(first, second, third, public=tmp_path / "public.npz"), "packed with another public set")
-    assert_refused(gather(first, second, third, out="a name"), "cannot be named after 'a name' (--out)")
+    assert_refused(gather(first, second, third, out="a name"), "'a name' is not a valid name for runs (--out)")
     assert not (tmp_path / "out").exists()
 
 

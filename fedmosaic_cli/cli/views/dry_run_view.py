@@ -1,4 +1,4 @@
-"""`--dry-run`: what would be done, from which values, at what price."""
+"""`--dry-run`: show the configuration, the planned runs and their estimated cost."""
 
 from __future__ import annotations
 
@@ -33,28 +33,32 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
         {"key": display_key(k), "value": display_value(k, v), "origin": plan.layers.origin(k)}
         for k, v in values.items()
     ]
-    # Runs with one seed share their data.
-    one_a_seed = {config.partition_seed: config.data for config in configs}
-    facts = {
+    # Runs with the same seed share their data.
+    data_by_seed = {config.partition_seed: config.data for config in configs}
+    dimensions = {
         seed: dimensions_from_shards(given_shards) if given_shards else dimensions_from_dataset(data, seed, data_dirs)
-        for seed, data in one_a_seed.items()
+        for seed, data in data_by_seed.items()
     }
     for config in configs:
-        channels, height, width = facts[config.partition_seed].input_shape
+        channels, height, width = dimensions[config.partition_seed].input_shape
         check_networks(config, (height, width, channels), device)
     runs = [
         {
             "path": str(run.files.path),
             "exists": run.files.has_content(),
-            **estimate_costs(run.config, facts[run.config.partition_seed], device),
+            **estimate_costs(run.config, dimensions[run.config.partition_seed], device),
             "privacy": planned_privacy_section(
-                run.config, facts[run.config.partition_seed].num_classes, facts[run.config.partition_seed].train_sizes
+                run.config,
+                dimensions[run.config.partition_seed].num_classes,
+                dimensions[run.config.partition_seed].train_sizes,
             ),
         }
         for run in plan.runs
     ]
     noisy = [config for config in configs if config.noise]
-    warnings = [delta_warning(config.privacy.delta, facts[config.partition_seed].train_sizes or []) for config in noisy]
+    warnings = [
+        delta_warning(config.privacy.delta, dimensions[config.partition_seed].train_sizes or []) for config in noisy
+    ]
     for warning in dict.fromkeys(filter(None, warnings)):
         print_stderr(f"warning: {warning}")
     if as_json:
@@ -70,22 +74,24 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
     headings = ("run", "rounds", "steps", "data MB", "models MB", "step MB", "bits up", "bits down")
     work = Table(*headings, box=None, pad_edge=False)
     for run in runs:
-        bits = ["raw data" if run[way] is None else f"{run[way]:,}" for way in ("bits_up", "bits_down")]
+        bits = [
+            "raw data" if run[direction] is None else f"{run[direction]:,}" for direction in ("bits_up", "bits_down")
+        ]
         memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb", "step_mb")]
         steps = "?" if run["steps"] is None else f"{run['steps']:,}"
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     stdout_console().print(work)
-    blocks = {config.method.variant: run["privacy"] for config, run in zip(configs, runs, strict=True)}
-    for variant, block in blocks.items():
-        for line in privacy_section_lines(variant, block) if block else []:
+    sections = {config.method.variant: run["privacy"] for config, run in zip(configs, runs, strict=True)}
+    for variant, section in sections.items():
+        for line in privacy_section_lines(variant, section) if section else []:
             print_stdout(line)
     for missing in dict.fromkeys(run["missing"] for run in runs if run["missing"]):
         print_stdout(f"missing: {missing}")
-    ways = dict.fromkeys(
+    modes = dict.fromkeys(
         f"clients {EXECUTION_DESCRIPTIONS[run['execution']]}, workers: {run['workers']}" for run in runs
     )
     print_stdout(
-        f"on {device}: {'; '.join(ways)}; memory is about the sum of data, models and step, beside torch's own"
+        f"on {device}: {'; '.join(modes)}; memory is about the sum of data, models and step, plus that of torch"
     )
-    print_stdout("bits are per client and round of exchange; models include optimizer state; nothing was written")
+    print_stdout("bits are per client and exchange round; models include optimizer state; nothing was written")

@@ -1,4 +1,4 @@
-"""What is told of co-training runs when they have ended: what to be wary of, and whom they helped."""
+"""Compare finished co-training runs with Local runs, and warn about untrustworthy results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalComparison:
-    """A finished run under its name, and how its clients fare beside their Local models."""
+    """A finished run, compared per client with its Local run."""
 
     label: str
     files: RunDirectory
@@ -36,17 +36,17 @@ class LocalComparison:
     collaboration: GainsOverLocal
 
     def __str__(self) -> str:
-        found, clients = self.collaboration, len(self.collaboration.gains)
-        counts = f"{found.helped} of {clients} clients better, {found.hurt} worse, {found.unharmed} equal"
-        odd = "".join(f"; mind that {caveat}" for caveat in self.local.caveats)
-        return f"against Local ({self.local.files.path}): {counts}; mean {100 * found.mean_gain:+.2f} points{odd}"
+        gains, num_clients = self.collaboration, len(self.collaboration.gains)
+        counts = f"{gains.helped} of {num_clients} clients better, {gains.hurt} worse, {gains.unharmed} equal"
+        caveats = "".join(f"; note that {caveat}" for caveat in self.local.caveats)
+        return f"against Local ({self.local.files.path}): {counts}; mean {100 * gains.mean_gain:+.2f} points{caveats}"
 
     def to_dict(self) -> dict[str, Any]:
         return comparison_to_dict(self.files, self.local, self.collaboration)
 
 
 def warn_about_trust(label: str, summary: dict[str, Any]) -> None:
-    """Say where a run tells of something else than collaboration."""
+    """Print the warnings of the trust diagnosis."""
     content = summary.get("diagnosis")
     for warning in TrustDiagnosis.model_validate(content).warnings() if content else ():
         print_stderr(f"warning: {label}: {warning}")
@@ -55,24 +55,21 @@ def warn_about_trust(label: str, summary: dict[str, Any]) -> None:
 def compare_run_with_local(
     label: str, files: RunDirectory, summary: dict[str, Any], test_sizes: Sequence[int], data_dirs: DataDirs
 ) -> LocalComparison | MissingLocalBaseline | None:
-    """A co-training run against the Local run in its usual place; None for other methods.
-
-    `sizes` are those of the test parts.
-    """
+    """Compare a run with the Local run in the default directory; return None for methods that share no labels."""
     if not METHODS[summary["method"]].shares_labels:
         return None
     try:
         local = find_local_baseline(RecordedRun(files, summary), [], None, "test", data_dirs)
-    except RequestError as error:  # what the run was made from is gone: no reason to fail once it is finished
+    except RequestError as error:  # a missing preset or file is no reason to fail after the run has finished
         return MissingLocalBaseline(str(error))
     if isinstance(local, MissingLocalBaseline):
         return local
-    found = compare_accuracies(local, summary["accuracy"]["per_client"], local.accuracies or [], test_sizes)
-    return found if isinstance(found, MissingLocalBaseline) else LocalComparison(label, files, local, found)
+    gains = compare_accuracies(local, summary["accuracy"]["per_client"], local.accuracies or [], test_sizes)
+    return gains if isinstance(gains, MissingLocalBaseline) else LocalComparison(label, files, local, gains)
 
 
 def print_local_comparisons(results: Sequence[LocalComparison | MissingLocalBaseline | None]) -> None:
-    """A line a run; of those without a Local run the first, with the command that makes it."""
+    """Print one line per run, and the command that makes the first missing Local run."""
     for result in results:
         if isinstance(result, LocalComparison):
             print_stdout(f"{result.label}: {result}" if len(results) > 1 else str(result))
@@ -83,9 +80,9 @@ def print_local_comparisons(results: Sequence[LocalComparison | MissingLocalBase
 def summary_document(
     summary: dict[str, Any], comparison: LocalComparison | MissingLocalBaseline | None
 ) -> dict[str, Any]:
-    """A summary for machines, that of a co-training run with the comparison: null and the reason if there is none."""
+    """Return the summary for `--json`, with the comparison or the reason why there is none."""
     if comparison is None:
         return summary
     missing = comparison.reason if isinstance(comparison, MissingLocalBaseline) else None
-    found = comparison.to_dict() if isinstance(comparison, LocalComparison) else None
-    return {**summary, "collaboration": found, "no_collaboration": missing}
+    document = comparison.to_dict() if isinstance(comparison, LocalComparison) else None
+    return {**summary, "collaboration": document, "no_collaboration": missing}

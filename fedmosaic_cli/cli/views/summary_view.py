@@ -1,4 +1,4 @@
-"""What a training command shows in the end: the numbers of its runs, and what one would do next."""
+"""Print the results of training commands and suggest the next commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_results(
     comparisons: list[LocalComparison | MissingLocalBaseline | None],
     options: TrainOptions,
 ) -> None:
-    """The numbers of the runs, and what one would do next."""
+    """Print a table of results, notes about the runs, and the next commands."""
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for heading in ("accuracy %", "weighted %", "worst client %", "kB up", "kB down"):
@@ -33,7 +33,7 @@ def print_results(
     for run, summary in finished:
         accuracy = summary["accuracy"]
         numbers = [f"{100 * accuracy[key]:.2f}" for key in ("client_mean", "sample_weighted", "worst")]
-        bits = [summary["bits"][way] for way in ("up", "down")]
+        bits = [summary["bits"][direction] for direction in ("up", "down")]
         traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
     stdout_console().print(table)
@@ -43,27 +43,25 @@ def print_results(
         if summary.get("degraded"):
             print_stderr(
                 f"warning: {run.label}: too few valid messages in {len(summary['degraded'])} of {summary['rounds']} "
-                "rounds, in which the consensus stayed as it was (defence.min_clients, or more than half)"
+                "rounds, in which the consensus did not change (defence.min_clients, or more than half)"
             )
         if "honest_accuracy" in summary:
-            print_stdout(
-                f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over clients that do not attack"
-            )
+            print_stdout(f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over honest clients")
     if options.verbose:
         for run, summary in finished:
-            marks = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
-            print_stdout(f"{run.label}: {marks}")
+            accuracies = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
+            print_stdout(f"{run.label}: {accuracies}")
     if not options.quiet:
-        print_stdout("accuracy: mean over clients, each on its own test part, last round")
+        print_stdout("accuracy: mean over clients, each on its own test data, last round")
         print_local_comparisons(comparisons)
         for line in next_commands([run for run, _ in finished], options):
             print_stdout(line)
 
 
 def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[str]:
-    """The commands that one would type next: the baselines under the same conditions, and the report."""
-    place = str(train_options.run_dir or train_options.runs_dir)
-    report = shlex.join(["fedmosaic", "report", *([] if place == "runs" else [place])])
+    """Return the next commands: the baselines with the same options, and the report."""
+    directory = str(train_options.run_dir or train_options.runs_dir)
+    report = shlex.join(["fedmosaic", "report", *([] if directory == "runs" else [directory])])
     if is_federated(train_options) or any(run.config.method.name != "fedmosaic" for run in runs):
         return [f"next: {report}"]
     options = {
