@@ -70,7 +70,7 @@ class TrainOptions:
         typer.Option(
             metavar="KIND",
             help="Differential privacy of uploads: krr or xor for labels; append ',gaussian', ',histogram' or ',none' "
-            "for expertise. The cost grows with public examples x rounds; histogram is the cheapest. See docs/privacy.md.",
+            "for expertise. The cost grows with public examples x rounds; histogram costs least.",
             show_default="off",
         ),
     ] = None

@@ -183,8 +183,8 @@ REFUSED = [
     (["train", "--preset", "quickstart", "--bogus"], "--bogus"),
     (["train", "--preset", "quickstart", "--rounds", "many"], "many"),
     (["train", "--preset", "quickstart", "--rounds", "0"], "at least 1"),
-    (["train", "--preset", "quickstart", "--seeds", "1,1"], "different whole numbers"),
-    (["train", "--preset", "quickstart", "--seeds", "-1"], "different whole numbers"),
+    (["train", "--preset", "quickstart", "--seeds", "1,1"], "distinct whole numbers"),
+    (["train", "--preset", "quickstart", "--seeds", "-1"], "distinct whole numbers"),
     (["train", "--preset", "quickstart", "--seed", "1", "--seeds", "2"], "use one of them"),
     (["train", "--preset", "quickstart", "--seed", "-1"], "--seed"),
     (["train", "--preset", "quickstart", "--set", "data.public_size=0"], "needs a public set"),
@@ -205,7 +205,7 @@ REFUSED = [
     (["train", "--preset", "quickstart", "--device", "tpu"], "tpu"),
     (["train", "--preset", "quickstart", "--device", "cuda"], "no cuda device"),
     (["train", "--shards", "nowhere"], "no shards found"),
-    (["baseline"], "no method is named"),
+    (["baseline"], "no method is given"),
     (["baseline", "fedpox", "--preset", "quickstart"], "unknown method 'fedpox'"),
     (["baseline", "local", "everything", "--preset", "quickstart"], "unknown method 'everything'"),
     (["partition"], "no scheme is given"),
@@ -367,7 +367,7 @@ def test_presets_can_be_copied_changed_and_used(invoke, tmp_path):
     assert invoke("train", "--preset", "mine.yaml", "-q").exit_code == 0
     assert (tmp_path / "runs" / "mine" / "fedmosaic-entropy" / "seed-0" / "summary.json").is_file()
     again = invoke("presets", "copy", "quickstart", "mine.yaml")
-    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
 
 
 def test_json_is_one_document(invoke):

@@ -105,7 +105,7 @@ def test_without_a_name_all_studies_are_listed(capsys):
     [
         (("label-skwe",), "did you mean 'label-skew'?"),
         (("compact", "--methods", "fedagv"), "did you mean 'fedavg'?"),
-        (("compact", "--seeds", "0,0"), "write different whole numbers"),
+        (("compact", "--seeds", "0,0"), "write distinct whole numbers"),
         (("compact", "--set", "train.ruonds=2"), "did you mean 'train.rounds'?"),
         (("feature-shift", "--scale", "paper", "--data-dir", "nothing-here"), "no run is possible"),
     ],

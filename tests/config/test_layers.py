@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from fedmosaic_cli.config.resume_changes import ConfigDifference, config_differences
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from fedmosaic_cli.config.yaml_files import parse_yaml, read_yaml
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.runner.resume_checks import ConfigDifference, config_differences
 from fedmosaic_cli.storage.runs import RunDirectory
 
 

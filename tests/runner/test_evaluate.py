@@ -87,5 +87,5 @@ def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
 def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
     predict = NetworkLearner.predict
     monkeypatch.setattr(NetworkLearner, "predict", lambda *arguments: predict(*arguments) * float("inf"))
-    with pytest.raises(FedMosaicError, match="the model of client 0"):
+    with pytest.raises(FedMosaicError, match="the outputs of client 0's model are not finite"):
         list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
