@@ -367,7 +367,7 @@ def test_presets_can_be_copied_changed_and_used(invoke, tmp_path):
     assert invoke("train", "--preset", "mine.yaml", "-q").exit_code == 0
     assert (tmp_path / "runs" / "mine" / "fedmosaic-entropy" / "seed-0" / "summary.json").is_file()
     again = invoke("presets", "copy", "quickstart", "mine.yaml")
-    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
+    assert (again.exit_code, "the file exists" in again.stderr) == (2, True)
 
 
 def test_json_is_one_document(invoke):

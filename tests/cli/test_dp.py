@@ -31,9 +31,9 @@ def invoke(tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (("--dp", "krr"), "neither epsilon nor label_epsilon is given (privacy): set epsilon"),
-        (("--dp", "foo", "--dp-epsilon", "3"), "cannot read 'foo' (--dp): write krr or xor"),
-        (("--dp", "krr,foo", "--dp-epsilon", "3"), "cannot read 'krr,foo' (--dp): write krr or xor"),
-        (("--dp", "off,none"), "cannot read 'off,none' (--dp): write krr or xor"),
+        (("--dp", "foo", "--dp-epsilon", "3"), "cannot read 'foo' (--dp): write off, or krr or xor"),
+        (("--dp", "krr,foo", "--dp-epsilon", "3"), "cannot read 'krr,foo' (--dp): write off, or krr or xor"),
+        (("--dp", "off,none"), "cannot read 'off,none' (--dp): write off, or krr or xor"),
         (
             ("--dp", "krr", "--dp-epsilon", "much"),
             "cannot read 'much' (--dp-epsilon): write a number such as 8, or inf",
@@ -47,11 +47,11 @@ def invoke(tmp_path, monkeypatch):
         (("--dp-epsilon", "3"), "epsilon has no effect while labels are off (privacy): leave it out"),
         (
             ("--dp", "krr", "--dp-epsilon", "3", "--on-nan", "skip"),
-            "train.on_nan is skip (flag): behind noise it must be stop",
+            "train.on_nan is skip (flag): with noise it must be stop",
         ),
         (
             ("--dp", "krr", "--dp-epsilon", "3", "--set", "methods.fedmosaic.expertise_bits=16"),
-            "methods.fedmosaic.expertise_bits is 16 (--set): behind noise it must be at most 8",
+            "methods.fedmosaic.expertise_bits is 16 (--set): with noise it must be at most 8",
         ),
         (
             ("--dp", "xor", "--dp-epsilon", "3", "--set", "defence.normalise=true"),
@@ -234,7 +234,7 @@ def test_rounds_without_a_quorum_are_told_and_marked(invoke):
     done = invoke("train", "--preset", "quickstart", "--rounds", "6", "--quiet", *attack)
     assert done.exit_code == 0, done.stderr
     assert "too few valid messages in 2 of 6 rounds" in done.stderr
-    assert "% over clients that do not attack" in done.stdout
+    assert "% over honest clients" in done.stdout
     report = invoke("report", "--markdown").stdout
     assert "§ with a run in which rounds had too few valid messages" in report
     assert "1 attacker (missing), counted in the mean, defence min_clients 10." in report
