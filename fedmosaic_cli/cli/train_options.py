@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-FLOWER_HELP_PANEL = "Clients at remote sites (--engine flower)"
+flower_option = partial(typer.Option, rich_help_panel="Clients at remote sites (--engine flower)")
 
 RENAMED_OPTIONS = {
     "--grace": "--stop-timeout",
@@ -100,8 +100,7 @@ class TrainOptions:
     tag: Annotated[
         str | None,
         typer.Option(
-            help="Suffix of the method's name in directories, e.g. for other hyper-parameters.",
-            show_default=False,
+            help="Suffix of the method's name in directories, e.g. for other hyper-parameters.", show_default=False
         ),
     ] = None
     data_dir: DataDirOption = None
@@ -138,77 +137,40 @@ class TrainOptions:
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False
     device: DeviceOption = DeviceChoice.auto
     engine: Annotated[
-        TrainEngine,
-        typer.Option(
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Run clients in this process, or at remote sites through Flower.",
-        ),
+        TrainEngine, flower_option(help="Run clients in this process, or at remote sites through Flower.")
     ] = TrainEngine.local
     simulate_sites: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Start this number of sites on this machine.",
-            show_default=False,
-        ),
+        int | None, flower_option(min=1, max=64, help="Start this number of sites on this machine.", show_default=False)
     ] = None
     superlink: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Address to listen on for sites.",
-            show_default="127.0.0.1:9443",
-        ),
+        flower_option(metavar="HOST:PORT", help="Address to listen on for sites.", show_default="127.0.0.1:9443"),
     ] = None
     federation: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Directory with certificates and the keys of the sites.",
-            show_default="federation",
-        ),
+        flower_option(help="Directory with certificates and the keys of the sites.", show_default="federation"),
     ] = None
     quorum: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Number of clients that a round needs.",
-            show_default="all but one",
-        ),
+        int | None, flower_option(min=1, help="Number of clients that a round needs.", show_default="all but one")
     ] = None
     round_timeout: Annotated[
         float | None,
-        typer.Option(
+        flower_option(
             min=1,
-            rich_help_panel=FLOWER_HELP_PANEL,
             help="Maximum seconds per round.",
             show_default="3600 for the first, then 90 or 3 times the usual duration",
         ),
     ] = None
     join_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            rich_help_panel=FLOWER_HELP_PANEL,
-            help="Maximum seconds until all sites have joined.",
-            show_default="600",
-        ),
+        float | None, flower_option(min=1, help="Maximum seconds until all sites have joined.", show_default="600")
     ] = None
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", rich_help_panel=FLOWER_HELP_PANEL, help="No TLS and no keys; allowed on this machine only."
-        ),
-    ] = False
+    insecure: Annotated[bool, flower_option("--insecure", help="No TLS and no keys; allowed on this machine only.")] = (
+        False
+    )
     allow_unauthenticated_network: Annotated[
         bool,
-        typer.Option(
+        flower_option(
             "--allow-unauthenticated-network",
-            rich_help_panel=FLOWER_HELP_PANEL,
             help="Listen on a non-loopback address without the proxy. Anyone who can reach the port can submit runs; "
             "use on trusted networks only.",
         ),
