@@ -1,4 +1,4 @@
-"""What must hold for every method in every federation."""
+"""Properties that hold for every method in every federation."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def method(request) -> Method:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-def test_a_run_can_be_repeated_bit_for_bit(method, toy):
+def test_runs_are_reproducible_bit_for_bit(method, toy):
     assert same(models(method, toy), models(method, toy))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-def test_every_model_learns_something_and_stays_finite(method, toy):
+def test_training_changes_models_and_keeps_them_finite(method, toy):
     before, after = models(method, toy, rounds=0), models(method, toy)
     assert not same(before, after)
     assert all(torch.isfinite(tensor).all() for model in after for tensor in model.values())
 
 
-def test_the_seed_matters(method):
+def test_seeds_give_different_models(method):
     assert not same(models(method, TOYS["even"], seed=0), models(method, TOYS["even"], seed=1))
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
-def test_neither_workers_nor_the_order_of_clients_change_a_bit(method, execution, workers):
+def test_number_of_workers_and_client_order_do_not_change_results(method, execution, workers):
     toy = TOYS["uneven"].changed(execution=execution)
     federation = toy.changed(workers=workers).federation(method)
     federation.state.clients.reverse()
@@ -84,12 +84,12 @@ def test_neither_workers_nor_the_order_of_clients_change_a_bit(method, execution
     assert same([ours[client] for client in sorted(ours)], list(personal_models(expected).values()))
 
 
-def test_a_run_neither_reads_nor_moves_anybody_elses_random_numbers(method):
-    """So there is nothing of them to keep in a checkpoint: all that is drawn has a stream of its own."""
+def test_run_neither_uses_nor_changes_global_random_generators(method):
+    """Every draw has its own stream, so checkpoints need no global generator state."""
     toy = TOYS["uneven"].changed(clients_per_round=2)
     expected = models(method, toy)
-    for plant in (torch.manual_seed, np.random.seed, random.seed):
-        plant(7)
+    for set_seed in (torch.manual_seed, np.random.seed, random.seed):
+        set_seed(7)
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     assert same(models(method, toy), expected)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -97,18 +97,18 @@ def test_a_run_neither_reads_nor_moves_anybody_elses_random_numbers(method):
     assert random.getstate() == before[2]
 
 
-def test_evaluation_leaves_no_trace(method):
-    check_that_evaluation_leaves_no_trace(method, TOYS["even"])
+def test_evaluation_does_not_change_state(method):
+    check_evaluation_does_not_change_state(method, TOYS["even"])
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_evaluation_leaves_no_trace_in_batch_statistics(method, policy):
-    check_that_evaluation_leaves_no_trace(method, TOYS["even"].changed(bn_buffers=policy, clients_per_round=2))
+def test_evaluation_does_not_change_batch_statistics(method, policy):
+    check_evaluation_does_not_change_state(method, TOYS["even"].changed(bn_buffers=policy, clients_per_round=2))
 
 
-def check_that_evaluation_leaves_no_trace(method, toy):
+def check_evaluation_does_not_change_state(method, toy):
     federation = toy.federation(method)
     with federation.worker_pool:
         list(run_rounds(federation, 2))
@@ -122,18 +122,18 @@ def check_that_evaluation_leaves_no_trace(method, toy):
     assert same(list(personal_models(federation).values()), models(method, toy))
 
 
-def test_test_labels_and_public_labels_do_not_reach_training(method):
+def test_training_does_not_use_test_labels_or_public_labels(method):
     toy = TOYS["even"]
     tests = np.concatenate([shard.test for shard in toy.partition.shards])
-    ours = everything(run_toy(method, toy))
+    ours = full_state(run_toy(method, toy))
     for hidden in (tests, toy.partition.public):
-        assert everything(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, hidden)))) == ours
+        assert full_state(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, hidden)))) == ours
     train = toy.partition.shards[0].train
-    assert everything(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, train)))) != ours
+    assert full_state(run_toy(method, toy.changed(dataset=with_other_labels(toy.dataset, train)))) != ours
 
 
-def everything(federation):
-    """All that server and clients remember, bit for bit, and all personal models."""
+def full_state(federation):
+    """Return the state of server and clients and all personal models, bit for bit."""
     arrays, values = capture_state(federation.state)
     models = [{name: tensor.numpy() for name, tensor in m.items()} for m in personal_models(federation).values()]
     named = [*arrays.items(), *(item for model in models for item in model.items())]
@@ -141,11 +141,11 @@ def everything(federation):
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
-def test_a_client_cannot_look_into_another_ones_data(name):
+def test_client_does_not_depend_on_data_of_other_clients(name):
     method, toy = VARIANTS[name], TOYS["even"]
     other = toy.changed(dataset=with_other_pixels(toy.dataset, toy.partition.shards[1].train))
     first, second = toy.federation(method), other.federation(method)
-    uploads = [one_turn(method, federation, client=0) for federation in (first, second)]
+    uploads = [first_upload(method, federation, client=0) for federation in (first, second)]
     uploads = [{**upload, "state": client_state(f)} for upload, f in zip(uploads, (first, second), strict=True)]
     plain = [{k: v for k, v in capture_state(f.state)[1].items() if k.startswith("client-0/")} for f in (first, second)]
     assert plain[0] == plain[1]
@@ -156,17 +156,17 @@ def test_a_client_cannot_look_into_another_ones_data(name):
 
 
 def client_state(federation):
-    """Everything that the first client remembers."""
+    """Return the tensors in the state of the first client."""
     arrays = capture_state(federation.state)[0]
     return {name: torch.as_tensor(array) for name, array in arrays.items() if name.startswith("client-0/")}
 
 
-def one_turn(method, federation, client):
-    """What a client uploads in the first round."""
-    player = federation.state.clients[client]
-    player.begin_round(1)
+def first_upload(method, federation, client):
+    """Return what a client uploads in the first round."""
+    sender = federation.state.clients[client]
+    sender.begin_round(1)
     received, _ = send_message(method.broadcast(federation.state.server, client, federation.ctx), FROM_SERVER)
-    return send_message(method.local_round(player, received, federation.ctx), from_client(client))[0]
+    return send_message(method.local_round(sender, received, federation.ctx), from_client(client))[0]
 
 
 def flat(value):
@@ -174,17 +174,17 @@ def flat(value):
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
-def test_traffic_is_as_foretold(name):
+def test_logged_traffic_equals_predicted_traffic(name):
     method, toy = VARIANTS[name], make_toy([5, 6, 7], public=10)
     federation = toy.federation(method)
-    foretold = method.traffic(federation.ctx, public_size=10)
+    expected = method.traffic(federation.ctx, public_size=10)
     with federation.worker_pool:
         rounds = list(run_rounds(federation, 4))
     last = rounds[-1].rows[0]
-    assert (last["bits_up"], last["bits_down"]) == (foretold.uplink_bits, foretold.downlink_bits)
+    assert (last["bits_up"], last["bits_down"]) == (expected.uplink_bits, expected.downlink_bits)
 
 
-# 4x3 + 3 + 3x3 + 3 weights of 64 bits; 10 public examples, 3 classes: 2 bits a label, in whole bytes; 8 bits expertise.
+# 4x3 + 3 + 3x3 + 3 weights of 64 bits; 10 public examples, 3 classes: 2 bits per label, in bytes; 8 bits per expertise.
 WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
 
 
@@ -199,14 +199,14 @@ WEIGHTS, LABELS, EXPERTISE, LOGITS = 64 * 27, 24, 80, 64 * 10 * 3
         ("fedmosaic", LABELS + EXPERTISE, LABELS),
     ],
 )
-def test_traffic_follows_from_the_sizes(name, up, down):
+def test_traffic_follows_from_message_sizes(name, up, down):
     federation = make_toy([5, 6, 7], public=10).federation(VARIANTS[name])
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 3) for row in done.rows]
     assert {(row["bits_up"], row["bits_down"]) for row in rows if row["round"] > 1} == {(up, down)}
 
 
-def test_training_alone_never_depends_on_others():
+def test_local_training_does_not_depend_on_other_clients():
     toy = TOYS["even"]
     other = toy.changed(dataset=with_other_pixels(toy.dataset, toy.partition.shards[1].train))
     ours, theirs = models(METHODS["local"](), toy), models(METHODS["local"](), other)
@@ -215,23 +215,23 @@ def test_training_alone_never_depends_on_others():
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
-def test_nothing_that_travels_is_shared_with_its_sender(name):
-    """In both directions: spoiling what arrived changes nothing at home, and personal models survive any broadcast."""
+def test_messages_share_no_memory_with_their_sender(name):
+    """In both directions: overwriting received tensors does not change the state of the sender."""
     method = VARIANTS[name]
     federation = run_toy(method, TOYS["even"], rounds=2)
-    upload = one_turn(method, federation, client=0)
+    upload = first_upload(method, federation, client=0)
     received, _ = send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
     before = deepcopy(capture_state(federation.state))
     for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
-        if not isinstance(tensor, bytes):  # nobody could
+        if not isinstance(tensor, bytes):  # bytes are immutable
             tensor.zero_()
     after = capture_state(federation.state)
     assert all(np.array_equal(before[0][name], after[0][name]) for name in before[0])
 
 
 @pytest.mark.parametrize(("name", "entry"), [("ditto", "personal"), ("apfl", "private"), ("fedphp", "history")])
-def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
-    """Receiving must not touch them, so a client that then trains nothing still has them."""
+def test_broadcast_does_not_overwrite_personal_models(name, entry, monkeypatch):
+    """Receiving a model must not change them, so a client that does not train keeps them."""
     federation = run_toy(VARIANTS[name], TOYS["even"], rounds=2)
     client = federation.state.clients[0]
     before = {n: t.clone() for n, t in client.state[entry].items()}
@@ -240,48 +240,48 @@ def test_personal_models_survive_a_broadcast_of_noise(name, entry, monkeypatch):
     monkeypatch.setattr(InProcessClient, "train", lambda *_, **__: None)
     monkeypatch.setattr(InProcessClient, "steps", lambda *_: iter(()))
     monkeypatch.setattr(FedPHP, "history_weight", lambda *_: 1.0)
-    one_turn(VARIANTS[name], federation, client=0)
+    first_upload(VARIANTS[name], federation, client=0)
     assert same([before], [client.state[entry]])
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "local_parameter_names")])
-def test_a_mean_of_equal_uploads_is_what_was_uploaded(name):
+def test_mean_of_equal_uploads_equals_the_upload(name):
     method = VARIANTS[name]
     federation = TOYS["uneven"].federation(method)
-    upload = one_turn(method, federation, client=0)
+    upload = first_upload(method, federation, client=0)
     server = method.aggregate(federation.state.server, dict.fromkeys(range(3), upload), federation.ctx)
     assert close([server["model"]], [upload["model"]])
     assert sum(share / 20 for share in federation.ctx.aggregation_weights(range(3))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-@pytest.mark.parametrize("taking_part", [3, 2])
-def test_going_on_from_a_checkpoint_changes_nothing(method, stop, taking_part):
-    check_that_going_on_changes_nothing(method, TOYS["uneven"].changed(clients_per_round=taking_part), stop)
+@pytest.mark.parametrize("clients_per_round", [3, 2])
+def test_resume_does_not_change_results(method, stop, clients_per_round):
+    check_resume_does_not_change_results(method, TOYS["uneven"].changed(clients_per_round=clients_per_round), stop)
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_going_on_with_batch_statistics_changes_nothing(method, policy):
+def test_resume_with_batch_statistics_does_not_change_results(method, policy):
     toy = TOYS["uneven"].changed(clients_per_round=2, bn_buffers=policy)
-    check_that_going_on_changes_nothing(method, toy, 2)
+    check_resume_does_not_change_results(method, toy, 2)
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
 
 
-def check_that_going_on_changes_nothing(method, toy, stop):
+def check_resume_does_not_change_results(method, toy, stop):
     halfway = run_toy(method, toy, rounds=stop)
-    again, whole = toy.federation(method), toy.federation(method)
-    restore_state(again, *from_disk(capture_state(halfway.state)), stop)
-    assert same(list(personal_models(again).values()), list(personal_models(halfway).values()))
-    with again.worker_pool, whole.worker_pool:
-        rounds, expected = list(run_rounds(again, 4)), list(run_rounds(whole, 4))
+    resumed, whole = toy.federation(method), toy.federation(method)
+    restore_state(resumed, *from_disk(capture_state(halfway.state)), stop)
+    assert same(list(personal_models(resumed).values()), list(personal_models(halfway).values()))
+    with resumed.worker_pool, whole.worker_pool:
+        rounds, expected = list(run_rounds(resumed, 4)), list(run_rounds(whole, 4))
     assert rounds == expected[stop:]
-    assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
+    assert same(list(personal_models(resumed).values()), list(personal_models(whole).values()))
 
 
-def test_what_is_said_of_the_public_set_stays_on_the_cpu():
-    """Also after a checkpoint was read on another device; `meta` stands for one here."""
+def test_public_predictions_stay_on_the_cpu():
+    """Also after a checkpoint is restored on another device, here `meta`."""
     for name in ("fedmosaic", "fedct", "perfedckt"):
         federation = run_toy(VARIANTS[name], TOYS["even"], rounds=2)
         client = federation.state.clients[0]
@@ -295,23 +295,23 @@ def test_what_is_said_of_the_public_set_stays_on_the_cpu():
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public_set])
 @pytest.mark.parametrize("policy", ["keep", "reset"])
-def test_memory_is_as_foretold(name, policy):
+def test_memory_equals_predicted_memory(name, policy):
     method = VARIANTS[name]
     federation = run_toy(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
-    upload = one_turn(method, federation, client=0)
+    upload = first_upload(method, federation, client=0)
     arrays = [array for key, array in capture_state(federation.state)[0].items() if key.startswith("client-0/")]
     numbers = sum(array.size for array in arrays if array.ndim) + sum(
         t.numel() for t in upload.get("model", {}).values()
     )
-    remembered = 2 * method.num_trained_models if policy == "keep" else 0
-    assert numbers == 27 * (method.num_models + remembered)
+    optimizer_models = 2 * method.num_trained_models if policy == "keep" else 0
+    assert numbers == 27 * (method.num_models + optimizer_models)
 
 
-def test_rows_hold_what_the_documentation_promises(method):
+def test_rows_start_with_the_documented_columns(method):
     federation = TOYS["even"].federation(method)
     with federation.worker_pool:
         rounds = list(run_rounds(federation, 2))
-    promised = [
+    columns = [
         "round",
         "client",
         "lambda",
@@ -324,10 +324,10 @@ def test_rows_hold_what_the_documentation_promises(method):
     ]
     for done in rounds:
         assert [row["client"] for row in done.rows] == [0, 1, 2]
-        assert all(list(row)[: len(promised)] == promised for row in done.rows)
+        assert all(list(row)[: len(columns)] == columns for row in done.rows)
 
 
-def test_a_method_is_frozen_and_says_who_it_is(method):
+def test_methods_are_frozen_and_describe_themselves(method):
     with pytest.raises(Exception, match=r"frozen|assign"):
         method.name_of_a_new_field = 1
     assert method.title

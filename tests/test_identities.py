@@ -1,4 +1,4 @@
-"""Where one method must equal another, and where the usual wrong version would not."""
+"""Identities between methods, and common mistakes that violate them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
 @EVERY_TOY
-def test_fedmosaic_without_trust_is_local_training(toy):
+def test_fedmosaic_without_trust_equals_local_training(toy):
     assert same(models(FedMosaic(trust=0.0), toy), models(Local(), toy))
     assert not same(models(FedMosaic(trust=0.5), toy), models(Local(), toy))
 
 
 @EVERY_TOY
-def test_fedmosaic_with_full_trust_and_equal_votes_is_fedct(toy):
+def test_fedmosaic_with_full_trust_and_uniform_expertise_equals_fedct(toy):
     assert same(models(FedMosaic(trust=1.0, expertise="uniform"), toy), models(FedCT(), toy))
     assert not same(models(FedMosaic(trust=0.9, expertise="uniform"), toy), models(FedCT(), toy))
 
 
 @EVERY_TOY
 @pytest.mark.parametrize("warmup", [1, 2, 3])
-def test_before_the_first_exchange_fedct_is_local_training(toy, warmup):
+def test_fedct_equals_local_training_before_the_first_exchange(toy, warmup):
     method = FedCT(warmup_rounds=warmup)
     assert same(models(method, toy, rounds=warmup), models(Local(), toy, rounds=warmup))
-    # The consensus must reach the steps that follow: a version that forgets it stays Local for ever.
+    # The consensus must be used in the next steps: a version that ignores it equals Local in every round.
     assert not same(models(method, toy, rounds=warmup + 1), models(Local(), toy, rounds=warmup + 1))
 
 
-def test_no_warmup_means_one_round_of_it():
+def test_zero_warmup_rounds_equal_one():
     assert same(models(FedCT(warmup_rounds=0), TOYS["even"]), models(FedCT(warmup_rounds=1), TOYS["even"]))
 
 
@@ -59,7 +59,7 @@ def test_lambda_is_zero_until_the_first_exchange():
     assert all(trust > 0 for trusts_of_round in trusts[2:] for trust in trusts_of_round)
 
 
-def test_lambda_follows_from_the_losses_in_the_log():
+def test_lambda_equals_the_formula_of_the_logged_losses():
     federation = make_toy([9, 9, 9], public=12).federation(FedMosaic(trust="paper", expertise="entropy"))
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
@@ -68,7 +68,7 @@ def test_lambda_follows_from_the_losses_in_the_log():
         assert row["lambda"] == pytest.approx(np.exp(-(public - private) / (private + 1e-8)), rel=1e-12)
 
 
-def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
+def test_lambda_uses_losses_on_full_sets_before_training():
     method, toy = FedMosaic(trust="paper"), make_toy([9, 9, 9], public=12)
     before = run_toy(method, toy, rounds=2)
     client, consensus = before.state.clients[0], before.state.server["labels"]
@@ -83,19 +83,19 @@ def test_the_losses_behind_lambda_are_those_of_full_sets_before_training():
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
-def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
-    """A lambda that is part of the graph would add terms of its own."""
+def test_gradient_is_that_of_private_plus_lambda_times_public_loss(weight):
+    """If lambda were part of the graph, the gradient would have further terms."""
     federation = TOYS["even"].changed(optimizer="sgd", lr=1.0).federation(FedCT())
-    client, workspace = federation.state.clients[0], federation.state.clients[0].learner
+    client, learner = federation.state.clients[0], federation.state.clients[0].learner
     labels = torch.arange(len(client.public)) % 3
-    draw = BatchSchedule([torch.arange(4)], [torch.arange(5)])
+    schedule = BatchSchedule([torch.arange(4)], [torch.arange(5)])
     trained = params.clone(client.initial_model)
     fit_network(
-        workspace, trained, {}, TrainingTask(client.private, client.public, draw, [PseudoLabelLoss(labels, weight)])
+        learner, trained, {}, TrainingTask(client.private, client.public, schedule, [PseudoLabelLoss(labels, weight)])
     )
 
     start = params.clone(client.initial_model)
-    module = workspace.bound_module(start)
+    module = learner.bound_module(start)
     parts = []
     for inputs, targets in (
         (client.private.inputs(torch.arange(4)), client.private.labels[:4]),
@@ -107,12 +107,12 @@ def test_the_gradient_is_that_of_private_plus_lambda_times_public(weight):
         assert torch.allclose(start[name] - trained[name], private + weight * public, rtol=0, atol=1e-12)
 
 
-def test_local_training_is_fedavg_of_one():
+def test_local_training_equals_fedavg_with_one_client():
     toy = TOYS["alone"].changed(init="common")
     assert same(models(Local(), toy), models(FedAvg(), toy))
 
 
-def test_centralized_is_fedavg_of_one_who_holds_everything():
+def test_centralized_equals_fedavg_with_one_client_that_holds_all_data():
     toy = TOYS["epochs"].changed(init="common")
     everything = np.concatenate([shard.train for shard in toy.partition.shards])
     owner = Shard(0, everything, toy.partition.shards[0].test)
@@ -120,7 +120,7 @@ def test_centralized_is_fedavg_of_one_who_holds_everything():
     assert same(models(Centralized(), toy), models(FedAvg(), pooled))
 
 
-def test_centralized_takes_as_many_steps_as_everybody_together():
+def test_centralized_takes_as_many_steps_as_all_clients_together():
     toy = TOYS["even"]
     federation = toy.federation(Centralized())
     federation.state.clients[0].begin_round(1)
@@ -130,37 +130,37 @@ def test_centralized_takes_as_many_steps_as_everybody_together():
     )
 
 
-def test_fedavg_of_full_gradient_steps_is_gradient_descent_on_everything():
+def test_fedavg_with_full_gradient_steps_equals_gradient_descent_on_pooled_data():
     toy = TOYS["uneven"].changed(optimizer="sgd", lr=0.2, local_steps=1, batch_size=1000)
     [averaged] = models(FedAvg(), toy)[:1]
 
     federation = toy.federation(Centralized())
-    client, workspace = federation.state.clients[0], federation.state.clients[0].learner
+    client, learner = federation.state.clients[0], federation.state.clients[0].learner
     expected = params.clone(federation.ctx.initial_model)
     for _ in range(3):
-        module = workspace.bound_module(expected)
+        module = learner.bound_module(expected)
         loss = cross_entropy(module(client.private.inputs(slice(None))), client.private.labels)
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         expected = {name: expected[name] - 0.2 * g for name, g in zip(expected, gradients, strict=True)}
     assert close([averaged], [expected])
 
 
-def test_fedavg_weights_clients_by_their_data():
+def test_fedavg_weights_clients_by_number_of_examples():
     class Uniform(FedAvg):
-        def aggregate(self, server, uploads, world):
+        def aggregate(self, server, uploads, ctx):
             return {"model": params.weighted_mean([u["model"] for u in uploads.values()], [1] * len(uploads))}
 
     assert not close(models(FedAvg(), TOYS["uneven"]), models(Uniform(), TOYS["uneven"]), 1e-6)
     assert close(models(FedAvg(), TOYS["even"]), models(Uniform(), TOYS["even"]))
 
 
-def test_examples_counted_twice_count_twice():
+def test_duplicated_examples_double_the_weight_of_a_client():
     toy = TOYS["uneven"].changed(optimizer="sgd", lr=0.2, local_steps=1, batch_size=1000)
     first, *others = toy.partition.shards
     twice = (replace(first, train=np.repeat(first.train, 2)), *others)
     doubled = toy.changed(partition=replace(toy.partition, shards=twice))
     [ours] = models(FedAvg(), doubled, rounds=1)[:1]
-    # The client's own step is the same: the mean of its gradient does not change.
+    # The step of the client itself does not change, because its mean gradient is the same.
     copies = uploads(FedAvg(), toy)[1]
     assert close([ours], [params.weighted_mean(list(copies.values()), [6, 6, 11])])
     assert not close([ours], [params.weighted_mean(list(copies.values()), [3, 6, 11])], 1e-6)
@@ -172,19 +172,19 @@ def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
     assert all(personal[client] is federation.state.server["model"] for client in personal)
 
 
-def test_a_mean_of_equals_is_the_same_model():
+def test_mean_of_equal_models_is_that_model():
     model = TOYS["even"].federation(Local()).ctx.initial_model
     assert close([params.weighted_mean([model] * 3, [1, 5, 2])], [model])
 
 
-def test_the_first_consensus_of_one_client_is_its_own_opinion():
+def test_first_consensus_of_one_client_is_its_own_prediction():
     federation = run_toy(FedCT(), TOYS["alone"], rounds=1)
     client = federation.state.clients[0]
-    opinion = client.predict_public(client.state["model"]).argmax(dim=1)
-    assert torch.equal(federation.state.server["labels"], opinion)
+    predictions = client.predict_public(client.state["model"]).argmax(dim=1)
+    assert torch.equal(federation.state.server["labels"], predictions)
 
 
-def test_clients_start_alike_in_every_method_and_differ_from_each_other():
+def test_initial_models_are_equal_across_methods_and_differ_between_clients():
     toy = TOYS["even"]
     local = models(Local(), toy, rounds=0)
     assert same(local, models(FedMosaic(), toy, rounds=0))
@@ -193,16 +193,16 @@ def test_clients_start_alike_in_every_method_and_differ_from_each_other():
     assert same(common[:1], common[1:2])
 
 
-def test_the_flipped_client_is_examined_on_flipped_labels():
+def test_flipped_client_is_evaluated_on_flipped_labels():
     toy = TOYS["flipped"]
     shards = tuple(replace(shard, has_flipped_labels=False) for shard in toy.partition.shards)
-    straight = toy.changed(partition=replace(toy.partition, shards=shards))
-    turned = toy.federation(Local()).eval_tasks[0].test.labels
-    assert torch.equal(turned, 2 - straight.federation(Local()).eval_tasks[0].test.labels)
+    unflipped = toy.changed(partition=replace(toy.partition, shards=shards))
+    flipped = toy.federation(Local()).eval_tasks[0].test.labels
+    assert torch.equal(flipped, 2 - unflipped.federation(Local()).eval_tasks[0].test.labels)
 
 
 def skewed() -> Toy:
-    """Three clients with mostly one class each, so that their expertise differs from class to class."""
+    """Return a toy of three clients with mostly one class each, so that expertise differs between classes."""
     toy = make_toy([9, 9, 9], public=30)
     pool = np.concatenate([shard.train for shard in toy.partition.shards])
     by_class = pool[np.argsort(toy.dataset.labels[pool], kind="stable")]
@@ -212,7 +212,7 @@ def skewed() -> Toy:
 
 
 @pytest.mark.parametrize("kind", ["frequency", "entropy"])
-def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
+def test_consensus_is_the_vote_weighted_by_decoded_expertise(kind):
     federation = run_toy(FedMosaic(expertise=kind), skewed().changed(local_steps=6), rounds=1)
     high = 1 if kind == "frequency" else math.log(3)
     scores, majority = torch.zeros(30, 3, dtype=torch.float64), torch.zeros(30, 3)
@@ -228,10 +228,10 @@ def test_the_consensus_is_the_vote_weighted_by_expertise_as_it_arrives(kind):
             scores[example, label] += level * high / 255 + 1e-6
             majority[example, label] += 1
     assert torch.equal(federation.state.server["labels"], scores.argmax(dim=1))
-    assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority would do as well"
+    assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority gives the same labels"
 
 
-def test_the_stabilised_rule_is_what_its_name_says():
+def test_stabilised_trust_equals_its_formula():
     federation = make_toy([9, 9, 9], public=12).federation(FedMosaic(trust="stabilised"))
     with federation.worker_pool:
         rows = [row for done in run_rounds(federation, 4) for row in done.rows if done.number > 1]
@@ -241,7 +241,7 @@ def test_the_stabilised_rule_is_what_its_name_says():
 
 
 @pytest.mark.parametrize("rule", ["paper", "stabilised"])
-def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
+def test_client_with_flipped_labels_has_the_lowest_trust(rule):
     toy = make_toy([30] * 5, public=30, flipped=(0,)).changed(local_steps=20)
     federation = toy.federation(FedMosaic(trust=rule, expertise="entropy"))
     with federation.worker_pool:
@@ -249,25 +249,25 @@ def test_a_client_with_flipped_labels_trusts_the_crowd_least(rule):
     assert last[0]["lambda"] < min(row["lambda"] for row in last[1:])
 
 
-def test_scaling_logits_changes_no_label_that_is_sent():
+def test_scaling_logits_does_not_change_uploaded_labels():
     federation = run_toy(FedCT(), TOYS["even"], rounds=1)
     client = federation.state.clients[0]
     logits = client.predict_public(client.state["model"])
-    said = [
+    uploads = [
         FedCT().make_label_upload((f * logits).log_softmax(dim=1), client, federation.ctx)["opinion"]
         for f in (1.0, 7.5)
     ]
-    assert np.array_equal(*(opinion.labels for opinion in said))
+    assert np.array_equal(*(upload.labels for upload in uploads))
 
 
-def test_every_round_after_the_first_steps_ends_in_an_exchange():
+def test_every_round_ends_with_an_exchange():
     federation = TOYS["even"].federation(FedCT())
     with federation.worker_pool:
         uploads_of_round = [sum(row["bits_up"] > 0 for row in done.rows) for done in run_rounds(federation, 4)]
     assert uploads_of_round == [3] * 4
 
 
-def test_a_flipped_client_trains_and_votes_on_its_flipped_labels():
+def test_flipped_client_trains_and_votes_on_flipped_labels():
     toy = TOYS["flipped"]
     client = toy.federation(Local()).state.clients[0]
     truth = torch.as_tensor(toy.dataset.labels[toy.partition.shards[0].train])
@@ -282,5 +282,5 @@ def test_optimizer_settings_have_an_effect(method):
     sgd = toy.changed(optimizer="sgd", lr=0.1)
     assert not same(models(method, sgd), models(method, toy))
     assert not same(models(method, sgd), models(method, sgd.changed(momentum=0.5)))
-    # Plain SGD remembers nothing, so there is nothing to reset.
+    # Plain SGD has no state to reset.
     assert same(models(method, sgd), models(method, sgd.changed(optimizer_state="reset")))
