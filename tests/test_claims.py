@@ -1,4 +1,4 @@
-"""What the presets promise, on the real digits. Minutes, so behind a marker: `python -m pytest -m slow`."""
+"""Documented results of the presets on the digits data set. Takes minutes: `python -m pytest -m slow`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.toys import CPU
 
 pytestmark = pytest.mark.slow
 
-MISLEADING = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
+FLIPPED_CLIENT = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 
 
 @cache
 def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()) -> list[dict]:
-    """The last round of a run."""
+    """Return the rows of the last round of a run."""
     layers = ConfigLayers()
     layers.add_all(load_preset(preset).layers)
     for change in changes:
@@ -37,42 +37,42 @@ def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()
 
 
 def accuracy(preset: str, method: str, changes: tuple[str, ...] = ()) -> float:
-    """Percent, mean over clients and three seeds."""
+    """Return the accuracy in percent, the mean over clients and three seeds."""
     return 100 * fmean(row["accuracy"] for seed in range(3) for row in last_rows(preset, method, seed, changes))
 
 
-def test_quickstart_co_training_beats_training_alone_and_plain_co_training():
+def test_quickstart_fedmosaic_beats_local_training_and_fedct():
     ours = accuracy("quickstart", "fedmosaic")
     assert ours > accuracy("quickstart", "local") + 1
     assert ours > accuracy("quickstart", "fedct") + 1
     trusts = [row["lambda"] for seed in range(3) for row in last_rows("quickstart", "fedmosaic", seed)]
     assert all(0 <= trust <= 1 for trust in trusts)
-    assert fmean(trusts) > 0.3, "a lambda of 0 would mean that there is no collaboration to speak of"
+    assert fmean(trusts) > 0.3, "with a lambda near 0 there is no collaboration"
 
 
-def test_under_feature_shift_fedmosaic_stays_near_local_training_and_averaging_does_not():
+def test_feature_shift_harms_fedavg_but_not_fedmosaic():
     local = accuracy("quickstart-feature-shift", "local")
     assert accuracy("quickstart-feature-shift", "fedmosaic") > local - 2
     assert accuracy("quickstart-feature-shift", "fedavg") < local - 3
 
 
-def test_in_the_hybrid_setting_whatever_makes_clients_alike_loses_to_local_training():
+def test_hybrid_shift_makes_global_models_worse_than_local_training():
     local = accuracy("quickstart-hybrid", "local")
     assert accuracy("quickstart-hybrid", "centralized") < local - 5
     assert accuracy("quickstart-hybrid", "fedavg") < local - 10
     assert abs(accuracy("quickstart-hybrid", "fedmosaic") - local) < 1
 
 
-def test_a_client_with_flipped_labels_opts_out_and_the_others_do_not():
+def test_client_with_flipped_labels_opts_out_and_other_clients_do_not():
     for seed in range(3):
-        rows = last_rows("quickstart", "fedmosaic", seed, MISLEADING)
+        rows = last_rows("quickstart", "fedmosaic", seed, FLIPPED_CLIENT)
         assert rows[0]["lambda"] < 1e-2
         assert all(row["lambda"] > 0.5 for row in rows[1:])
-        # FedCT has no such choice.
-        assert last_rows("quickstart", "fedct", seed, MISLEADING)[0]["accuracy"] < rows[0]["accuracy"] - 0.2
+        # FedCT has no trust weight, so this client cannot opt out.
+        assert last_rows("quickstart", "fedct", seed, FLIPPED_CLIENT)[0]["accuracy"] < rows[0]["accuracy"] - 0.2
 
 
-def test_a_budget_that_means_something_leaves_fedmosaic_local_and_takes_fedct_below():
+def test_small_privacy_budget_keeps_fedmosaic_local_and_harms_fedct():
     local = accuracy("quickstart-dp", "local")
     assert abs(accuracy("quickstart-dp", "fedmosaic") - local) < 1
     assert accuracy("quickstart-dp", "fedct") < local - 3
@@ -80,16 +80,16 @@ def test_a_budget_that_means_something_leaves_fedmosaic_local_and_takes_fedct_be
     assert fmean(row["pseudo_label_accuracy"] for row in rows) < 0.2
 
 
-def honest(preset: str) -> float:
-    """The same over the clients that do not attack."""
+def honest_accuracy(preset: str) -> float:
+    """Return the accuracy in percent over the clients that do not attack."""
     rows = [row for seed in range(3) for row in last_rows(preset, "fedmosaic", seed)]
     return 100 * fmean(row["accuracy"] for row in rows if row["client"] > 2)
 
 
-def test_three_liars_of_ten_do_harm_and_the_defences_undo_it():
-    assert honest("quickstart-robust") > honest("quickstart-attack") + 1
-    assert honest("quickstart-robust") > honest("quickstart") - 1
-    assert honest("quickstart-attack") < honest("quickstart") - 1
+def test_three_attackers_of_ten_do_harm_and_the_defences_prevent_it():
+    assert honest_accuracy("quickstart-robust") > honest_accuracy("quickstart-attack") + 1
+    assert honest_accuracy("quickstart-robust") > honest_accuracy("quickstart") - 1
+    assert honest_accuracy("quickstart-attack") < honest_accuracy("quickstart") - 1
     for seed in range(3):
         rows = last_rows("quickstart-robust", "fedmosaic", seed)
         assert max(row["reputation"] for row in rows[:3]) < min(row["reputation"] for row in rows[3:])

@@ -1,4 +1,4 @@
-"""The wheel carries its presets and works in a new virtual environment, in an empty directory."""
+"""The wheel contains its presets and works in a new virtual environment and an empty directory."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ PRESETS = {path.name for path in (ROOT / "presets").glob("*.yaml")}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A source distribution, and the wheel that is built from it."""
+def distributions(tmp_path_factory):
+    """Return a directory with a source distribution and the wheel built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     return folder
 
 
-def test_presets_are_in_both_distributions(built):
-    [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
+def test_presets_are_in_both_distributions(distributions):
+    [wheel], [source] = distributions.glob("*.whl"), distributions.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.removeprefix("fedmosaic_cli/presets/") for name in names if "/presets/" in name} == PRESETS
@@ -41,34 +41,34 @@ def test_presets_are_in_both_distributions(built):
     assert {name.removeprefix("presets/") for name in packed if name.startswith("presets/")} == PRESETS
 
 
-def test_the_page_of_a_report_is_in_both_distributions(built):
+def test_report_page_is_in_both_distributions(distributions):
     folder = ROOT / "fedmosaic_cli" / "report" / "html"
-    wanted = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")}
-    assert len(wanted) > 3
-    [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
+    page_files = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.suffix in (".html", ".css", ".js")}
+    assert len(page_files) > 3
+    [wheel], [source] = distributions.glob("*.whl"), distributions.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
-        assert wanted <= set(archive.namelist())
+        assert page_files <= set(archive.namelist())
     with tarfile.open(source) as archive:
-        assert wanted <= {name.split("/", 1)[-1] for name in archive.getnames()}
+        assert page_files <= {name.split("/", 1)[-1] for name in archive.getnames()}
 
 
-def test_the_installed_wheel_finds_its_presets_in_an_empty_directory(built, tmp_path):
+def test_installed_wheel_finds_its_presets_in_an_empty_directory(distributions, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    [wheel] = built.glob("*.whl")
+    [wheel] = distributions.glob("*.whl")
     subprocess.run(
         [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)],
         check=True,
         capture_output=True,
     )
-    # The libraries are borrowed from this environment; fedmosaic itself comes from the wheel alone.
+    # The dependencies come from this environment; fedmosaic itself comes from the wheel only.
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip())
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [tmp_path / "venv" / "bin" / "fedmosaic", "presets", "list"],
         cwd=empty,
         env=environment,
@@ -76,8 +76,8 @@ def test_the_installed_wheel_finds_its_presets_in_an_empty_directory(built, tmp_
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert all(name.removesuffix(".yaml") in done.stdout for name in PRESETS)
+    assert completed.returncode == 0, completed.stderr
+    assert all(name.removesuffix(".yaml") in completed.stdout for name in PRESETS)
     origin = subprocess.run(
         [python, "-c", "import fedmosaic_cli; print(fedmosaic_cli.__file__)"],
         cwd=empty,
