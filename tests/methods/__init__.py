@@ -1,1 +1,1 @@
-"""Each method against its oracles: what it must equal, and the usual wrong version that would not."""
+"""Tests of the methods: identities, and common mistakes that violate them."""

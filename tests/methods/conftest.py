@@ -1,4 +1,4 @@
-"""Fixtures of the methods' tests."""
+"""Fixtures of the method tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.toys import Linear
 
 @pytest.fixture
 def quadratic(monkeypatch):
-    """A linear network under a squared loss: gradients are linear in the weights, and optima have a formula."""
+    """Use a linear network and a squared loss: gradients are linear in the weights, optima have a closed form."""
 
     def squared(outputs, labels):
         targets = torch.nn.functional.one_hot(labels, outputs.shape[1]).to(outputs)

@@ -16,8 +16,8 @@ from tests.toys import TOYS, close, models, personal_models, run_toy, same
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
-class Overwritten(APFL):
-    """The private model is trained by itself and then replaced by the mixture."""
+class ReplacesPrivateModel(APFL):
+    """Wrong: the private model is trained separately and then replaced by the mixture."""
 
     def train_local_model(self, client, received):
         client.train("model")
@@ -28,7 +28,7 @@ class Overwritten(APFL):
 
 
 class StepsTwice(APFL):
-    """The gradient of the shared copy is used again in the step of the private one."""
+    """Wrong: the gradient of the shared copy is applied twice."""
 
     def train_local_model(self, client, received):
         for step in client.steps():
@@ -40,14 +40,14 @@ class StepsTwice(APFL):
 
 
 @EVERY_TOY
-def test_a_mixture_of_the_private_model_alone_is_local_training(toy):
+def test_mixture_of_only_the_private_model_equals_local_training(toy):
     common = toy.changed(init="common")
     assert same(models(APFL(alpha=1.0, adaptive=False), common), models(Local(), common))
     assert not same(models(APFL(alpha=0.9, adaptive=False), common), models(Local(), common))
 
 
 @EVERY_TOY
-def test_a_mixture_without_the_private_model_leaves_it_alone(toy):
+def test_mixture_without_the_private_model_does_not_train_it(toy):
     federation = run_toy(APFL(alpha=0.0, adaptive=False), toy)
     for client, personal in personal_models(federation).items():
         state = federation.state.clients[client].state
@@ -57,15 +57,15 @@ def test_a_mixture_without_the_private_model_leaves_it_alone(toy):
 
 @EVERY_TOY
 @pytest.mark.parametrize("method", [APFL(), APFL(alpha=0.3, adaptive=False), APFL(alpha_lr=5.0)])
-def test_the_global_model_is_fedavg_whatever_the_mixture(toy, method):
+def test_global_model_equals_fedavg_for_every_mixture(toy, method):
     assert same([server_model(method, toy)], [server_model(FedAvg(), toy)])
 
 
-def test_a_copy_that_steps_twice_would_be_seen():
+def test_applying_the_gradient_twice_is_detected():
     assert not same([server_model(StepsTwice(), TOYS["even"])], [server_model(FedAvg(), TOYS["even"])])
 
 
-def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
+def test_alpha_gradient_is_the_derivative_of_the_loss_at_the_mixture():
     method = APFL()
     federation = run_toy(method, TOYS["even"], rounds=2)
     client = federation.state.clients[0]
@@ -84,8 +84,8 @@ def test_the_slope_of_alpha_is_that_of_the_loss_at_the_mixture():
 
 
 @pytest.mark.parametrize("alpha_lr", [0.5, 1e3])
-def test_a_round_by_hand(alpha_lr):
-    """Plain steps: w moves, then v along the gradient at the mixture with the new w, times alpha, which moves once."""
+def test_round_equals_a_manual_computation(alpha_lr):
+    """Plain steps: update w, then v by alpha times the gradient at the mixture with the new w; update alpha once."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=0.2, local_steps=3)
     federation = run_toy(APFL(alpha=0.3, alpha_lr=alpha_lr), toy, rounds=1)
     for client in federation.state.clients:
@@ -104,17 +104,17 @@ def test_a_round_by_hand(alpha_lr):
         assert client.state["alpha"] in (0.0, 1.0) if alpha_lr > 1 else 0 < client.state["alpha"] < 1
 
 
-def test_alpha_stays_where_it_is_unless_it_learns():
+def test_alpha_is_constant_unless_adaptive():
     federation = TOYS["even"].federation(APFL(alpha=0.25, adaptive=False))
     with federation.worker_pool:
         assert {row["alpha"] for done in run_rounds(federation, 2) for row in done.rows} == {0.25}
 
 
-def test_the_mixture_does_not_replace_the_private_model():
+def test_mixture_does_not_replace_the_private_model():
     federation = run_toy(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
         assert not same([personal], [federation.state.clients[client].state["private"]])
-    assert not same(models(Overwritten(), TOYS["even"]), models(APFL(), TOYS["even"]))
+    assert not same(models(ReplacesPrivateModel(), TOYS["even"]), models(APFL(), TOYS["even"]))
 
 
 @pytest.mark.usefixtures("with_batch_norm")
@@ -125,7 +125,7 @@ def test_identities_hold_with_batch_statistics():
 
 
 @pytest.mark.usefixtures("with_batch_norm")
-def test_the_mixture_has_the_statistics_that_it_was_run_with():
+def test_mixture_has_the_batch_statistics_of_the_private_model():
     federation = run_toy(APFL(), TOYS["even"])
     for client, personal in personal_models(federation).items():
         private = federation.state.clients[client].state["private"]

@@ -10,14 +10,14 @@ from fedmosaic_cli.engine.method import ProximalTerm
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
-from tests.methods.problems import WEIGHT, distance, pulled_optimum, quadratic_toy, server_model
+from tests.methods.problems import WEIGHT, distance, proximal_optimum, quadratic_toy, server_model
 from tests.toys import TOYS, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
 class GlobalFirst(Ditto):
-    """The other order, with the anchor kept as it was received."""
+    """The global model is trained first, with a copy of the received model as anchor."""
 
     def train_local_model(self, client, received):
         anchor = params.clone(received)
@@ -26,29 +26,29 @@ class GlobalFirst(Ditto):
 
 
 class WrongAnchor(Ditto):
-    """The other order, pulled towards the copy that was just trained in place."""
+    """Wrong: the global model is trained first, and the anchor is the model trained in place."""
 
     def train_local_model(self, client, received):
         client.train("model")
         client.train("personal", proximal=ProximalTerm(received, self.mu))
 
 
-class Frozen(Ditto):
-    """The server's model stays where it is."""
+class FrozenServer(Ditto):
+    """The model of the server never changes."""
 
     def aggregate(self, server, uploads, ctx):
         return server
 
 
 class EvaluatesGlobal(Ditto):
-    """What a list with both kinds of accuracies may end up reporting."""
+    """Wrong: the global model is evaluated instead of the personal one."""
 
     def personal_model(self, server, client):
         return server["model"]
 
 
 @EVERY_TOY
-def test_without_its_pull_the_personal_model_is_local_training(toy):
+def test_personal_model_without_proximal_term_equals_local_training(toy):
     common = toy.changed(init="common")
     assert same(models(Ditto(mu=0.0), common), models(Local(), common))
     assert not same(models(Ditto(mu=0.5), common), models(Local(), common))
@@ -56,11 +56,11 @@ def test_without_its_pull_the_personal_model_is_local_training(toy):
 
 @EVERY_TOY
 @pytest.mark.parametrize("mu", [0.0, 1.0, 7.0])
-def test_the_global_model_is_fedavg_whatever_the_pull(toy, mu):
+def test_global_model_equals_fedavg_for_every_mu(toy, mu):
     assert same([server_model(Ditto(mu=mu), toy)], [server_model(FedAvg(), toy)])
 
 
-def test_the_order_of_the_passes_does_not_matter_but_the_anchor_does():
+def test_order_of_training_does_not_matter_but_the_anchor_does():
     ours = models(Ditto(), TOYS["uneven"])
     assert same(ours, models(GlobalFirst(), TOYS["uneven"]))
     assert not same(ours, models(WrongAnchor(), TOYS["uneven"]))
@@ -68,24 +68,24 @@ def test_the_order_of_the_passes_does_not_matter_but_the_anchor_does():
 
 @pytest.mark.usefixtures("quadratic")
 @pytest.mark.parametrize("mu", [0.2, 2.0])
-def test_the_personal_model_ends_where_the_squared_distance_says(mu):
-    federation = run_toy(Frozen(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
+def test_personal_model_converges_to_the_proximal_optimum(mu):
+    federation = run_toy(FrozenServer(mu=mu), quadratic_toy(local_steps=250, lr=0.3), rounds=3)
     anchor = federation.ctx.initial_model[WEIGHT]
     for client in federation.state.clients:
-        optimum = pulled_optimum(client, anchor, mu)
+        optimum = proximal_optimum(client, anchor, mu)
         assert torch.allclose(client.state["personal"][WEIGHT], optimum, rtol=0, atol=1e-10)
 
 
-def test_a_strong_pull_leaves_no_room():
+def test_larger_mu_keeps_the_personal_model_closer_to_the_anchor():
     toy = TOYS["even"].changed(optimizer="sgd", lr=0.01, local_steps=20)
-    away = []
+    distances = []
     for mu in (0.0, 1.0, 90.0):
-        federation = run_toy(Frozen(mu=mu), toy)
-        away.append(distance(federation.state.clients[0].state["personal"], federation.ctx.initial_model))
-    assert away[0] > away[1] > 20 * away[2] > 0
+        federation = run_toy(FrozenServer(mu=mu), toy)
+        distances.append(distance(federation.state.clients[0].state["personal"], federation.ctx.initial_model))
+    assert distances[0] > distances[1] > 20 * distances[2] > 0
 
 
-def test_the_personal_model_is_examined_and_the_global_one_beside_it():
+def test_personal_and_global_models_are_both_evaluated():
     federation = run_toy(Ditto(), TOYS["uneven"])
     personal = personal_models(federation)
     for client in federation.state.clients:

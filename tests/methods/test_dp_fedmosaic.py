@@ -1,4 +1,4 @@
-"""Co-training behind noise: without any it is what it would have been, with some it is written down, and drawn once."""
+"""Co-training with local differential privacy: infinite budgets, fresh noise, and the privacy ledger."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ TOY = make_toy([9, 8, 10], public=40)
     ("method", "expertise"),
     [(FREQUENCY, "gaussian"), (FREQUENCY, "histogram"), (ENTROPY, "gaussian"), (FedCT(), "auto")],
 )
-def test_an_infinite_budget_changes_nothing(method, labels, expertise):
-    endless = TOYS["uneven"].changed(privacy={"labels": labels, "expertise": expertise, "epsilon": "inf"})
-    assert same(models(method, endless, rounds=4), models(method, TOYS["uneven"], rounds=4))
+def test_infinite_budget_does_not_change_results(method, labels, expertise):
+    no_noise = TOYS["uneven"].changed(privacy={"labels": labels, "expertise": expertise, "epsilon": "inf"})
+    assert same(models(method, no_noise, rounds=4), models(method, TOYS["uneven"], rounds=4))
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
-def test_without_expertise_an_infinite_budget_leaves_equal_votes(labels):
-    endless = TOYS["uneven"].changed(privacy={"labels": labels, "expertise": "none", "epsilon": "inf"})
+def test_infinite_budget_without_expertise_equals_uniform_expertise(labels):
+    no_noise = TOYS["uneven"].changed(privacy={"labels": labels, "expertise": "none", "epsilon": "inf"})
     plain = models(replace(FREQUENCY, expertise="uniform"), TOYS["uneven"], rounds=4)
-    assert same(models(FREQUENCY, endless, rounds=4), plain)
+    assert same(models(FREQUENCY, no_noise, rounds=4), plain)
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY, FedCT()])
-def test_noise_that_is_there_makes_a_difference_and_the_same_one_again(method, labels):
+def test_noise_changes_results_reproducibly(method, labels):
     noisy = TOY.changed(privacy={**NOISY, "labels": labels})
     first = models(method, noisy, rounds=4)
     assert not same(first, models(method, TOY, rounds=4))
@@ -52,37 +52,37 @@ def test_noise_that_is_there_makes_a_difference_and_the_same_one_again(method, l
     assert not same(first, models(method, noisy, rounds=4, seed=1))
 
 
-def said(federation, client, number, labels):
-    """What a client would send of these labels in a round."""
-    player = federation.state.clients[client]
-    player.begin_round(number)
-    form = federation.method.message_spec(federation.ctx)
-    return privatize(labels, np.full(len(labels), 0.5), player, federation.ctx, form)
+def privatized_upload(federation, client, number, labels):
+    """Return the privatized labels and expertise of a client in a round."""
+    sender = federation.state.clients[client]
+    sender.begin_round(number)
+    spec = federation.method.message_spec(federation.ctx)
+    return privatize(labels, np.full(len(labels), 0.5), sender, federation.ctx, spec)
 
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
 def test_noise_is_fresh_for_every_client_and_round(labels):
     federation = TOY.changed(privacy={**NOISY, "labels": labels, "expertise": "gaussian"}).federation(FREQUENCY)
     truth = np.arange(40) % 3
-    told = {(c, r): said(federation, c, r, truth) for c in (0, 1) for r in (1, 2)}
+    uploads = {(c, r): privatized_upload(federation, c, r, truth) for c in (0, 1) for r in (1, 2)}
     for part in (0, 1):
-        assert len({messages[part].tobytes() for messages in told.values()}) == 4
-    again = said(TOY.changed(privacy={**NOISY, "labels": labels}).federation(FREQUENCY), 0, 1, truth)
-    assert np.array_equal(again[0], told[0, 1][0]), "the noise of a round is a matter of its name alone"
+        assert len({upload[part].tobytes() for upload in uploads.values()}) == 4
+    again = privatized_upload(TOY.changed(privacy={**NOISY, "labels": labels}).federation(FREQUENCY), 0, 1, truth)
+    assert np.array_equal(again[0], uploads[0, 1][0]), "noise depends only on seed, client and round"
 
 
-def test_the_histogram_is_told_once_and_said_again_as_it_was():
+def test_histogram_is_released_once_and_repeated_unchanged():
     federation = TOY.changed(privacy=NOISY).federation(FREQUENCY)
     with federation.worker_pool:
-        told = [federation.state.clients[0].state[HISTOGRAM_KEY].clone() for _ in run_rounds(federation, 4)]
-    assert all(torch.equal(told[0], later) for later in told[1:])
+        histograms = [federation.state.clients[0].state[HISTOGRAM_KEY].clone() for _ in run_rounds(federation, 4)]
+    assert all(torch.equal(histograms[0], later) for later in histograms[1:])
     ledger = federation.state.clients[0].state[LEDGER_KEY]
     assert [entry["mechanism"] for entry in ledger] == ["krr", "histogram", "krr", "krr", "krr"]
     assert [entry["round"] for entry in ledger] == [1, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
-def test_the_ledger_has_every_message_and_nothing_else(method):
+def test_ledger_contains_exactly_the_released_messages(method):
     federation = run_toy(replace(method, warmup_rounds=3), TOY.changed(privacy=NOISY), rounds=5)
     for client in federation.state.clients:
         labels = [Release.from_dict(entry) for entry in client.state[LEDGER_KEY] if entry["mechanism"] == "krr"]
@@ -93,21 +93,21 @@ def test_the_ledger_has_every_message_and_nothing_else(method):
 
 @pytest.mark.parametrize("labels", ["krr", "xor"])
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
-def test_going_on_after_a_break_neither_draws_nor_spends_anything_twice(method, labels):
+def test_resume_neither_draws_noise_nor_spends_budget_twice(method, labels):
     toy = TOY.changed(privacy={**NOISY, "labels": labels})
     whole = run_toy(method, toy, rounds=5)
-    broken = run_toy(method, toy, rounds=2)
-    continued = toy.federation(method)
-    restore_state(continued, *from_disk(capture_state(broken.state)), 2)
-    with continued.worker_pool:
-        for _ in run_rounds(continued, 5):
+    stopped = run_toy(method, toy, rounds=2)
+    resumed = toy.federation(method)
+    restore_state(resumed, *from_disk(capture_state(stopped.state)), 2)
+    with resumed.worker_pool:
+        for _ in run_rounds(resumed, 5):
             pass
-    left, right = capture_state(whole.state), capture_state(continued.state)
+    left, right = capture_state(whole.state), capture_state(resumed.state)
     assert left[1] == right[1]
     assert all(np.array_equal(left[0][name], right[0][name]) for name in left[0])
 
 
-def test_a_release_that_would_exceed_the_limit_is_not_made():
+def test_release_above_the_limit_is_refused():
     toy = TOY.changed(privacy={**NOISY, "max_epsilon": 90.0})
     federation = toy.federation(FREQUENCY)
     with federation.worker_pool, pytest.raises(FedMosaicError, match="above the limit of 90"):
@@ -119,7 +119,7 @@ def test_a_release_that_would_exceed_the_limit_is_not_made():
 @pytest.mark.parametrize(
     ("method", "privacy", "labels", "expertise", "up"),
     [
-        # 40 labels of 3 classes: 2 bits each as classes, 3 as bits; expertise 8 bits, a value an example or a class.
+        # 40 labels of 3 classes: 2 bits each as indices, 3 as bits; expertise: 8 bits per example or per class.
         (FREQUENCY, {"labels": "krr"}, LabelEncoding.INDEX, ExpertiseEncoding.HISTOGRAM, 80 + 24),
         (
             FREQUENCY,
@@ -145,17 +145,17 @@ def test_a_release_that_would_exceed_the_limit_is_not_made():
         (FedCT(), {"labels": "xor"}, LabelEncoding.BITS, ExpertiseEncoding.NONE, 120),
     ],
 )
-def test_what_travels_is_as_small_as_noise_allows(method, privacy, labels, expertise, up):
+def test_encoding_and_size_of_uploads_follow_the_mechanism(method, privacy, labels, expertise, up):
     federation = TOY.changed(privacy={**NOISY, **privacy}).federation(method)
-    form = method.message_spec(federation.ctx)
-    assert (form.label_encoding, form.expertise_encoding) == (labels, expertise)
+    spec = method.message_spec(federation.ctx)
+    assert (spec.label_encoding, spec.expertise_encoding) == (labels, expertise)
     with federation.worker_pool:
         rows = next(run_rounds(federation, 1)).rows
     assert {row["bits_up"] for row in rows} == {up} == {method.traffic(federation.ctx, 40).uplink_bits}
     assert {row["message"] for row in rows} == {"accepted"}
 
 
-def test_the_server_knows_how_often_labels_are_others():
+def test_reporting_rates_follow_from_epsilon():
     krr, xor = (TOY.changed(privacy={**NOISY, "labels": labels}).federation(FREQUENCY).ctx for labels in ("krr", "xor"))
     rates = reporting_rates(krr)
     assert rates.true_positive / rates.false_positive == pytest.approx(np.e)
@@ -165,10 +165,10 @@ def test_the_server_knows_how_often_labels_are_others():
     assert rates.false_positive == pytest.approx(1 / (1 + np.exp(0.5)))
 
 
-def test_noise_depends_on_nobody_s_labels():
-    """The same streams and amounts for other private labels: only what they hide differs."""
+def test_noise_does_not_depend_on_labels():
+    """Other private labels get the same noise."""
     toy = TOY.changed(privacy={**NOISY, "expertise": "gaussian"})
     truth = np.arange(40) % 3
-    one, other = (said(toy.federation(FREQUENCY), 0, 1, labels) for labels in (truth, (truth + 1) % 3))
+    one, other = (privatized_upload(toy.federation(FREQUENCY), 0, 1, labels) for labels in (truth, (truth + 1) % 3))
     assert np.array_equal((one[0] - truth) % 3, (other[0] - (truth + 1) % 3) % 3)
     assert np.array_equal(one[1], other[1])

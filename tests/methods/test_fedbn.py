@@ -1,4 +1,4 @@
-"""FedBN, and what becomes of running statistics where models are averaged."""
+"""FedBN, and the policies for running statistics of averaged models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STATISTICS = {name for name in NORM if name.rpartition(".")[2] not in ("weight",
 
 
 class ByName(FedBN):
-    """Keeps what is called `bn`, as published repositories do."""
+    """Wrong: keeps the layers whose name contains `bn`, as published repositories do."""
 
     def local_parameter_names(self, ctx):
         return frozenset(name for name in ctx.initial_model if "bn" in name)
 
 
 class OddlyNamed(Normalised):
-    """The same network under other names."""
+    """The same network with other layer names."""
 
     def __init__(self, settings, input_shape, num_classes):
         super().__init__(settings, input_shape, num_classes)
@@ -37,18 +37,18 @@ class OddlyNamed(Normalised):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-def test_without_batch_normalisation_it_is_fedavg(toy, policy):
+def test_fedbn_without_batch_normalisation_equals_fedavg(toy, policy):
     assert same(models(FedBN(), toy.changed(bn_buffers=policy)), models(FedAvg(), toy.changed(bn_buffers=policy)))
 
 
-def test_without_batch_normalisation_it_says_so():
+def test_fedbn_without_batch_normalisation_warns():
     assert "FedAvg" in FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=False)
     assert not FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=True)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
 class TestWithBatchNorm:
-    def test_batch_normalisation_stays_at_home_and_the_rest_is_common(self):
+    def test_batch_normalisation_stays_local_and_other_layers_are_shared(self):
         federation = TOYS["even"].federation(FedBN())
         trained = {}
         with federation.worker_pool:
@@ -63,25 +63,25 @@ class TestWithBatchNorm:
             assert not torch.equal(personal[0][name], personal[1][name])
 
     @pytest.mark.parametrize("policy", POLICIES)
-    def test_it_differs_from_fedavg_under_every_policy(self, policy):
+    def test_fedbn_differs_from_fedavg_under_every_policy(self, policy):
         toy = TOYS["even"].changed(bn_buffers=policy)
         assert not same(models(FedBN(), toy), models(FedAvg(), toy))
 
-    def test_layers_are_known_by_their_kind_not_by_their_name(self, monkeypatch):
+    def test_layers_are_identified_by_type_not_by_name(self, monkeypatch):
         ours = models(FedBN(), TOYS["even"])
-        assert same(models(ByName(), TOYS["even"]), models(FedAvg(), TOYS["even"])), "nothing is called bn here"
+        assert same(models(ByName(), TOYS["even"]), models(FedAvg(), TOYS["even"])), "no layer is called bn"
         monkeypatch.setitem(ARCHITECTURES, "mlp", OddlyNamed)
-        for here, there in zip(ours, models(FedBN(), TOYS["even"]), strict=True):
-            assert all(torch.equal(*pair) for pair in zip(here.values(), there.values(), strict=True))
+        for left, right in zip(ours, models(FedBN(), TOYS["even"]), strict=True):
+            assert all(torch.equal(*pair) for pair in zip(left.values(), right.values(), strict=True))
 
-    def test_what_stays_is_not_counted(self):
-        world = TOYS["even"].federation(FedBN()).ctx
-        everything = FedAvg().traffic(world, 0).uplink_bits
+    def test_local_parameters_do_not_count_as_traffic(self):
+        ctx = TOYS["even"].federation(FedBN()).ctx
+        all_bits = FedAvg().traffic(ctx, 0).uplink_bits
         # Two parameters and two statistics for each of three channels, and a counter.
-        assert FedBN().traffic(world, 0).uplink_bits == everything - 64 * (4 * 3 + 1)
+        assert FedBN().traffic(ctx, 0).uplink_bits == all_bits - 64 * (4 * 3 + 1)
 
     @pytest.mark.parametrize("method", [FedAvg(), FedBN()])
-    def test_a_client_that_has_not_taken_part_takes_statistics_from_its_own_data(self, method):
+    def test_client_without_participation_uses_statistics_of_its_own_data(self, method):
         toy = TOYS["even"].changed(clients_per_round=1, bn_buffers="local")
         federation = toy.federation(method)
         with federation.worker_pool:
@@ -95,26 +95,26 @@ class TestWithBatchNorm:
         assert torch.allclose(model["body.2.running_var"], seen.var(dim=0))
         assert torch.equal(idle[0].state["kept"]["body.2.running_mean"], torch.zeros(3, dtype=torch.float64))
 
-    def test_averaged_statistics_are_the_mean_of_the_clients_and_local_ones_their_own(self):
-        def of_client(policy, rounds=1):
+    def test_statistics_follow_the_policies_average_local_and_drop(self):
+        def run_policy(policy, rounds=1):
             federation = run_toy(FedAvg(), TOYS["uneven"].changed(bn_buffers=policy), rounds)
             return federation, list(personal_models(federation).values())
 
-        federation, average = of_client("average")
-        _, local = of_client("local")
-        _, drop = of_client("drop")
+        federation, average = run_policy("average")
+        _, local = run_policy("local")
+        _, drop = run_policy("drop")
         shares = [federation.ctx.client_sizes[client] for client in range(3)]
         for name in ("body.2.running_mean", "body.2.running_var"):
             mean = sum(n * model[name] for n, model in zip(shares, local, strict=True)) / sum(shares)
             assert torch.allclose(average[0][name], mean, rtol=0, atol=1e-12)
             assert not torch.equal(local[0][name], local[1][name])
-            assert not torch.equal(drop[0][name], local[0][name]), "taken from its data, not from its training"
-        # In the first round statistics change nothing in training, so the rest must agree.
+            assert not torch.equal(drop[0][name], local[0][name]), "computed from its data, not during training"
+        # In the first round the statistics do not affect training, so all other parameters must agree.
         rest = [{n: t for n, t in model.items() if n not in STATISTICS} for model in (average[0], local[0], drop[0])]
         assert same(rest[:1], rest[1:2])
         assert same(rest[:1], rest[2:])
 
-    def test_dropped_statistics_are_taken_anew_to_examine_and_initial_to_train(self):
+    def test_dropped_statistics_are_recomputed_for_evaluation_and_initial_in_training(self):
         federation = run_toy(FedAvg(), TOYS["even"].changed(bn_buffers="drop"))
         for client in federation.state.clients:
             initial = {name: federation.ctx.initial_model[name] for name in STATISTICS}
@@ -125,7 +125,7 @@ class TestWithBatchNorm:
             assert not torch.equal(personal["body.2.running_mean"], initial["body.2.running_mean"])
 
     @pytest.mark.parametrize("policy", POLICIES)
-    def test_payloads_follow_the_policy(self, policy):
+    def test_message_size_follows_the_policy(self, policy):
         toy = TOYS["even"].changed(bn_buffers=policy)
         federation = toy.federation(FedAvg())
         with federation.worker_pool:

@@ -20,7 +20,7 @@ TRANSFERS = pytest.mark.parametrize("transfer", ["distillation", "mmd"])
 
 
 class EvaluatesLocal(FedPHP):
-    """The model just trained is examined."""
+    """Wrong: the model of the last local training is evaluated."""
 
     def make_upload(self, client, model, ctx):
         client.state["last"] = model
@@ -31,7 +31,7 @@ class EvaluatesLocal(FedPHP):
 
 
 class NoCrossEntropy(FedPHP):
-    """The defaults of a published library: all transfer, no labels."""
+    """Wrong: transfer loss only, no labels, as by default in a published library."""
 
     def train_local_model(self, client, received):
         client.train("model", [self.transfer_term(client)], private_weight=0.0)
@@ -39,12 +39,12 @@ class NoCrossEntropy(FedPHP):
 
 @TRANSFERS
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-def test_without_transfer_the_global_model_is_fedavg(toy, transfer):
+def test_global_model_without_transfer_equals_fedavg(toy, transfer):
     assert same([server_model(FedPHP(strength=0.0, transfer=transfer), toy)], [server_model(FedAvg(), toy)])
     assert not same([server_model(FedPHP(strength=0.3, transfer=transfer), toy)], [server_model(FedAvg(), toy)])
 
 
-def test_history_begins_with_the_first_local_model():
+def test_history_starts_with_the_first_local_model():
     federation, sent = uploads(FedPHP())
     for client in federation.state.clients:
         assert same([client.state["history"]], [sent[client.id]])
@@ -57,9 +57,9 @@ def test_history_without_momentum_is_the_last_local_model():
 
 def test_history_is_the_moving_average_of_local_models():
     class Recording(FedPHP):
-        def hand_over(self, client, model, world):
+        def make_upload(self, client, model, ctx):
             record.setdefault(client.id, []).append(params.clone(model))
-            return super().make_upload(client, model, world)
+            return super().make_upload(client, model, ctx)
 
     record: dict[int, list] = {}
     federation = run_toy(Recording(), TOYS["even"])
@@ -69,38 +69,38 @@ def test_history_is_the_moving_average_of_local_models():
         assert close([federation.state.clients[client].state["history"]], [history], 1e-14)
 
 
-class Frozen(FedPHP):
-    """All of the history survives."""
+class ConstantHistory(FedPHP):
+    """The history never changes."""
 
     def history_weight(self, num_participations, ctx):
         return 1.0
 
 
-def test_all_of_history_can_survive():
-    federation = run_toy(Frozen(), TOYS["even"])
+def test_history_with_full_weight_never_changes():
+    federation = run_toy(ConstantHistory(), TOYS["even"])
     assert same(list(personal_models(federation).values()), [federation.ctx.initial_model] * 3)
 
 
 class ByRound(FedPHP):
-    """The share follows the number of the round, not how often the client took part."""
+    """Wrong: the weight depends on the round number, not on how often the client participated."""
 
     def make_upload(self, client, model, ctx):
         client.state["times"] = client.round - 1
         return super().make_upload(client, model, ctx)
 
 
-def test_history_counts_the_rounds_that_a_client_took_part_in():
+def test_history_weight_depends_on_participations_not_on_rounds():
     assert same(models(ByRound(), TOYS["even"]), models(FedPHP(), TOYS["even"]))
-    sometimes = TOYS["even"].changed(clients_per_round=2, rounds=6)
-    assert not same(models(ByRound(), sometimes, rounds=6), models(FedPHP(), sometimes, rounds=6))
-    federation = run_toy(FedPHP(), sometimes, rounds=6)
+    sampled = TOYS["even"].changed(clients_per_round=2, rounds=6)
+    assert not same(models(ByRound(), sampled, rounds=6), models(FedPHP(), sampled, rounds=6))
+    federation = run_toy(FedPHP(), sampled, rounds=6)
     assert sum(client.state["times"] for client in federation.state.clients) == 12
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_what_is_inherited_grows_with_participation_to_its_ceiling(share):
-    world = FederationInfo(num_classes=3, initial_model={}, client_sizes={}, num_rounds=20, participation_rate=share)
-    shares = [FedPHP().history_weight(times, world) for times in range(30)]
+def test_history_weight_grows_with_participation_up_to_the_momentum(share):
+    ctx = FederationInfo(num_classes=3, initial_model={}, client_sizes={}, num_rounds=20, participation_rate=share)
+    shares = [FedPHP().history_weight(times, ctx) for times in range(30)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert shares[round(20 * share)] == pytest.approx(0.9)
@@ -108,7 +108,7 @@ def test_what_is_inherited_grows_with_participation_to_its_ceiling(share):
 
 
 @TRANSFERS
-def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
+def test_teacher_has_no_gradient_and_is_used_from_the_second_round(transfer):
     federation = TOYS["even"].federation(FedPHP(transfer=transfer))
     with federation.worker_pool:
         rows = [done.rows[0] for done in run_rounds(federation, 3)]
@@ -119,8 +119,8 @@ def test_the_teacher_gets_no_gradient_and_starts_in_the_second_round(transfer):
 
 
 @TRANSFERS
-def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
-    """One plain step of the second round, by hand."""
+def test_loss_is_the_weighted_sum_of_cross_entropy_and_transfer(transfer):
+    """Compute one plain step of the second round manually."""
     toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
     federation = run_toy(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
     client = federation.state.clients[0]
@@ -135,19 +135,19 @@ def test_the_loss_is_a_mixture_of_labels_and_teacher(transfer):
     logits = module.head(features)
     ce = torch.nn.functional.cross_entropy(logits, labels)
     if transfer == "mmd":
-        lesson = by_hand(features, teacher[0])
+        transfer_loss = squared_mmd(features, teacher[0])
     else:
-        lesson = -(teacher[1] * logits.log_softmax(dim=1)).sum(dim=1).mean()
+        transfer_loss = -(teacher[1] * logits.log_softmax(dim=1)).sum(dim=1).mean()
     names, weights = zip(*module.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(0.7 * ce + 0.3 * lesson, weights)
+    gradients = torch.autograd.grad(0.7 * ce + 0.3 * transfer_loss, weights)
     expected = {name: start[name] - gradient for name, gradient in zip(names, gradients, strict=True)}
     received = {"model": params.clone(start)}
     sent = federation.method.local_round(client, received, federation.ctx)["model"].values
     assert close([sent], [expected], 1e-12)
 
 
-def by_hand(first, second):
-    """The squared discrepancy, pair by pair, with five widths a factor of two apart around the mean distance."""
+def squared_mmd(first, second):
+    """Compute the squared MMD pair by pair, with five kernel widths around the mean distance, a factor of 2 apart."""
     points = [*first, *second]
     pairs = [(p - q).square().sum() for p in points for q in points if p is not q]
     width = torch.stack(pairs).mean().detach()
@@ -161,8 +161,8 @@ def by_hand(first, second):
     return mean(first, first) + mean(second, second) - 2 * mean(first, second)
 
 
-def test_leaving_the_labels_out_would_be_seen():
-    """Under other labels with the same teacher, that version moves the same way."""
+def test_ignoring_the_labels_is_detected():
+    """With other labels and the same teacher, such a version gives the same model."""
     for method, expected in ((FedPHP(strength=1.0), True), (FedPHP(strength=0.5), False), (NoCrossEntropy(), True)):
         federation = run_toy(FedPHP(), TOYS["even"], rounds=1)
         client = federation.state.clients[0]
@@ -177,7 +177,7 @@ def test_leaving_the_labels_out_would_be_seen():
         assert same(results[:1], results[1:]) == expected
 
 
-def test_the_history_is_examined_not_the_model_just_trained():
+def test_history_is_evaluated_not_the_last_local_model():
     federation = run_toy(FedPHP(), TOYS["even"])
     before = [params.clone(model) for model in personal_models(federation).values()]
     for tensor in federation.state.server["model"].values():
@@ -185,7 +185,7 @@ def test_the_history_is_examined_not_the_model_just_trained():
     assert same(before, list(personal_models(federation).values()))
 
 
-def test_the_student_is_not_softened():
+def test_temperature_applies_to_the_teacher_only():
     teacher = torch.tensor([[4.0, 0.0]], dtype=torch.float64)
 
     class Outputs:
@@ -203,17 +203,17 @@ clouds = st.integers(0, 10**6).map(
 
 
 @given(clouds, clouds)
-def test_a_discrepancy_is_symmetric_and_never_negative(first, second):
+def test_mmd_is_symmetric_and_non_negative(first, second):
     assert mmd2(first, first).item() == pytest.approx(0, abs=1e-12)
     assert mmd2(first, second).item() == pytest.approx(mmd2(second, first).item(), rel=1e-9)
     assert mmd2(first, second).item() > -1e-12
 
 
-def test_a_discrepancy_falls_where_its_gradient_points():
+def test_mmd_gradient_points_away_from_the_other_points():
     first = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
     second = torch.ones(3, 2, dtype=torch.float64)
     mmd2(first, second).backward()
     assert (first.grad < 0).all(), "towards the other points"
-    nothing = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
-    mmd2(nothing, torch.zeros(2, 2, dtype=torch.float64)).backward()
-    assert nothing.grad.isfinite().all(), "points in one place are no trouble"
+    equal = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+    mmd2(equal, torch.zeros(2, 2, dtype=torch.float64)).backward()
+    assert equal.grad.isfinite().all(), "equal points have a finite gradient"

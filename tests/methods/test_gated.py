@@ -1,4 +1,4 @@
-"""Trust that has to prove itself: what it must equal, and where a wrong version would not."""
+"""Gated co-training: identities, and common mistakes that violate them."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ BIG = make_toy([24, 18, 30], public=21).changed(local_steps=12)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
-def rows_of(method: FedMosaic, toy: Toy, rounds: int) -> list[list[dict[str, Any]]]:
+def rows_by_round(method: FedMosaic, toy: Toy, rounds: int) -> list[list[dict[str, Any]]]:
     federation = toy.changed(rounds=rounds).federation(method)
     with federation.worker_pool:
         return [done.rows for done in run_rounds(federation, rounds)]
 
 
 @EVERY_TOY
-def test_a_client_that_is_gated_off_is_local_bit_for_bit(toy):
+def test_client_that_fails_the_gate_equals_local_training(toy):
     longer = toy.changed(rounds=8)
     assert same(models(NEVER, longer, rounds=8), models(Local(), longer, rounds=8))
 
 
-def test_a_client_that_is_gated_off_still_votes():
-    for number, rows in enumerate(rows_of(NEVER, BIG, 8), start=1):
+def test_client_that_fails_the_gate_still_votes():
+    for number, rows in enumerate(rows_by_round(NEVER, BIG, 8), start=1):
         assert all((row["message"] == "accepted") == (number >= 2) for row in rows if "message" in row)
         assert all(row["bits_up"] > 0 for row in rows) == (number >= 2)
     federation = run_toy(NEVER, BIG.changed(rounds=8), rounds=8)
     assert "labels" in federation.state.server
 
 
-def test_a_gate_that_lets_everybody_pass_is_trust_by_agreement_from_the_first_consensus_on():
-    """The model that passes has co-trained all the while, with its own optimizer; a version that begins when the gate
-    closes, or that forgets what the optimizer knows, has another one."""
+def test_gate_that_always_passes_equals_trust_by_agreement_after_the_decision():
+    """The candidate model co-trains from the start with its own optimizer. A version that starts at the decision, or
+    that resets the optimizer, gives another model."""
     toy = BIG.changed(rounds=9)
     passing = replace(ALWAYS, votes_from="shadow")
-    free = replace(passing, trust="agreement")
-    assert not same(models(passing, toy, rounds=3), models(free, toy, rounds=3))  # Local, until it has decided
-    assert same(models(passing, toy, rounds=9), models(free, toy, rounds=9))
+    ungated = replace(passing, trust="agreement")
+    assert not same(models(passing, toy, rounds=3), models(ungated, toy, rounds=3))  # equals Local until the decision
+    assert same(models(passing, toy, rounds=9), models(ungated, toy, rounds=9))
     assert not same(models(passing, toy, rounds=9), models(Local(), toy, rounds=9))
 
 
-def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
-    rounds = rows_of(ALWAYS, BIG, 10)
+def test_client_uses_its_local_model_and_logs_no_trust_before_the_decision():
+    rounds = rows_by_round(ALWAYS, BIG, 10)
     closes = ALWAYS.gate_decision_round(10)
     assert closes == 5
     assert all(row["lambda"] == 0.0 for rows in rounds[:closes] for row in rows)
@@ -63,8 +63,8 @@ def test_until_it_decides_a_client_shows_its_local_model_and_reports_no_trust():
     assert same(models(ALWAYS, toy, rounds=closes - 1), models(Local(), toy, rounds=closes - 1))
 
 
-def test_decisions_are_in_the_log_once_with_what_they_rest_on():
-    rounds = rows_of(THREE, BIG, 10)
+def test_decisions_are_logged_once_with_their_statistics():
+    rounds = rows_by_round(THREE, BIG, 10)
     decided = [row for rows in rounds for row in rows if "gate_on" in row]
     assert sorted(row["client"] for row in decided) == [0, 1, 2]
     for row in decided:
@@ -74,8 +74,8 @@ def test_decisions_are_in_the_log_once_with_what_they_rest_on():
     assert len(opened) == 3  # the round after the first exchange, which ends round 2
 
 
-def test_the_gate_is_opened_by_what_the_others_say():
-    """With the full consensus a fold would be judged by pseudo-labels that have seen it."""
+def test_gate_uses_the_consensus_of_the_other_clients():
+    """With the full consensus, a fold would be evaluated with pseudo-labels that depend on it."""
     federation = run_toy(THREE, BIG.changed(rounds=10), rounds=2)
     server = federation.state.server
     assert set(server["without"]) == {"0", "1", "2"}
@@ -86,16 +86,16 @@ def test_the_gate_is_opened_by_what_the_others_say():
         assert torch.equal(message["labels"].labels, server["labels"])
     assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
     after = run_toy(THREE, BIG.changed(rounds=10), rounds=3)
-    assert "without" not in after.state.server  # it travels once
+    assert "without" not in after.state.server  # it is sent once
     assert "without" not in federation.method.broadcast(after.state.server, 0, federation.ctx)
 
 
-def test_one_client_alone_has_nobody_to_learn_from():
+def test_single_client_equals_local_training():
     toy = TOYS["alone"].changed(rounds=8)
     assert same(models(ALWAYS, toy, rounds=8), models(Local(), toy, rounds=8))
 
 
-def test_too_little_data_for_a_test_means_no_collaboration():
+def test_client_with_too_little_data_for_the_gate_does_not_collaborate():
     toy = make_toy([4, 30, 30], public=21).changed(rounds=8, local_steps=12)
     ours, alone = models(ALWAYS, toy, rounds=8), models(Local(), toy, rounds=8)
     assert same(ours[:1], alone[:1])
@@ -104,7 +104,7 @@ def test_too_little_data_for_a_test_means_no_collaboration():
 
 @pytest.mark.parametrize("stop", range(1, 9))
 @pytest.mark.parametrize("method", [THREE, ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
-def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
+def test_resume_before_or_after_the_decision_does_not_change_results(method, stop):
     toy = BIG.changed(rounds=9)
     stopped = run_toy(method, toy, rounds=stop)
     arrays, values = from_disk(capture_state(stopped.state))
@@ -117,45 +117,45 @@ def test_a_run_goes_on_from_the_middle_of_the_gate(method, stop):
 
 
 @pytest.mark.parametrize("method", [THREE, ALWAYS], ids=["own", "on"])
-def test_stacked_clients_come_to_the_same(method):
+def test_stacked_execution_gives_the_same_models(method):
     toy = BIG.changed(rounds=9)
-    kinds: tuple[ExecutionMode, ...] = ("threads", "stacked")
-    threads, stacked = (models(method, toy.changed(execution=kind), rounds=9) for kind in kinds)
+    modes: tuple[ExecutionMode, ...] = ("threads", "stacked")
+    threads, stacked = (models(method, toy.changed(execution=mode), rounds=9) for mode in modes)
     assert close(threads, stacked)
 
 
-def test_the_folds_are_dealt_once_and_nobody_sees_its_judges(monkeypatch):
-    """Each fold's models are trained on all other examples and on none of its own."""
+def test_folds_are_fixed_and_models_never_train_on_their_held_out_fold(monkeypatch):
+    """The models of a fold train on all other examples and on none of the fold."""
     from fedmosaic_cli.engine.client import InProcessClient
 
-    seen: list[tuple[int, str, frozenset[int]]] = []
+    calls: list[tuple[int, str, frozenset[int]]] = []
     original = InProcessClient.train
 
-    def watched(self, model, terms=(), proximal=None, private_weight=1.0, examples=None):
+    def recorded(self, model, terms=(), proximal=None, private_weight=1.0, examples=None):
         if examples is not None:
-            seen.append((self.id, model, frozenset(examples.tolist())))
+            calls.append((self.id, model, frozenset(examples.tolist())))
         original(self, model, terms, proximal, private_weight, examples)
 
-    monkeypatch.setattr(InProcessClient, "train", watched)
+    monkeypatch.setattr(InProcessClient, "train", recorded)
     run_toy(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
-        shown = {model: parts for who, model, parts in seen if who == client}
-        assert set(shown) == {f"fold-{way}-{fold}" for way in ("alone", "together") for fold in range(3)}
-        held_out = [frozenset(range(size)) - shown[f"fold-alone-{fold}"] for fold in range(3)]
+        trained_on = {model: parts for caller, model, parts in calls if caller == client}
+        assert set(trained_on) == {f"fold-{kind}-{fold}" for kind in ("alone", "together") for fold in range(3)}
+        held_out = [frozenset(range(size)) - trained_on[f"fold-alone-{fold}"] for fold in range(3)]
         assert sorted(example for part in held_out for example in part) == list(range(size))
-        assert all(shown[f"fold-alone-{fold}"] == shown[f"fold-together-{fold}"] for fold in range(3))
-    assert len({entry for entry in seen if entry[0] == 0}) == 6  # the same parts in every round
+        assert all(trained_on[f"fold-alone-{fold}"] == trained_on[f"fold-together-{fold}"] for fold in range(3))
+    assert len({entry for entry in calls if entry[0] == 0}) == 6  # the same parts in every round
 
 
-def test_prior_adjustment_of_no_strength_is_the_plain_loss():
+def test_prior_adjustment_with_zero_strength_equals_the_plain_loss():
     toy = BIG.changed(rounds=5)
     plain = ExtendedFedMosaic(trust=0.5)
     assert same(models(replace(plain, public_loss="prior-adjusted", prior_strength=0.0), toy), models(plain, toy))
     assert not same(models(replace(plain, public_loss="prior-adjusted"), toy), models(plain, toy))
 
 
-def test_a_shadow_votes_as_if_there_were_no_consensus():
+def test_shadow_voter_equals_local_training():
     toy = BIG.changed(rounds=5)
     method = ExtendedFedMosaic(trust=1.0, votes_from="shadow", expertise="uniform")
     shadows = [client.state["voter"] for client in run_toy(method, toy, rounds=5).state.clients]
@@ -163,20 +163,20 @@ def test_a_shadow_votes_as_if_there_were_no_consensus():
     assert not same(models(method, toy, rounds=5), models(replace(method, votes_from="self"), toy, rounds=5))
 
 
-def test_trust_by_agreement_is_found_once_and_kept():
-    rounds = rows_of(ExtendedFedMosaic(trust="agreement"), BIG, 6)
+def test_trust_by_agreement_is_computed_once():
+    rounds = rows_by_round(ExtendedFedMosaic(trust="agreement"), BIG, 6)
     trusts = [[row["lambda"] for row in rows] for rows in rounds]
     assert trusts[0] == [0.0] * 3
     assert all(later == trusts[1] for later in trusts[2:])
 
 
-def test_the_warmup_is_a_share_of_all_rounds_or_a_number_of_them():
+def test_warmup_is_a_share_or_a_number_of_rounds():
     assert [GatedCoTraining().num_warmup_rounds(rounds) for rounds in (3, 10, 30)] == [1, 2, 6]
     assert GatedCoTraining(warmup_rounds=8).num_warmup_rounds(30) == 8
     assert GatedCoTraining(warmup_share=0.0).num_warmup_rounds(30) == 1
 
 
-def test_what_a_gate_needs_is_a_network():
+def test_gate_prior_adjustment_and_doubt_require_networks():
     assert GatedCoTraining().supported_learners == "any network"
     assert ExtendedFedMosaic(trust="gated").supported_learners == "any network"
     assert ExtendedFedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
@@ -188,14 +188,14 @@ def test_what_a_gate_needs_is_a_network():
     )
 
 
-def test_what_happens_when_depends_on_how_many_rounds_there_will_be():
+def test_gate_and_warmup_share_depend_on_the_total_number_of_rounds():
     assert GatedCoTraining().depends_on_total_rounds
     assert ExtendedFedMosaic(trust="gated").depends_on_total_rounds
     assert ExtendedFedMosaic(warmup_share=0.2).depends_on_total_rounds
     assert not ExtendedFedMosaic().depends_on_total_rounds
 
 
-def test_a_voter_without_doubt_is_a_shadow():
+def test_doubting_voter_with_zero_doubt_equals_a_shadow_voter():
     toy = BIG.changed(rounds=6)
     without = replace(THREE, gate_z=-1e30, votes_from="doubting", doubt=0.0)
     shadow = replace(THREE, gate_z=-1e30, votes_from="shadow")
@@ -203,8 +203,8 @@ def test_a_voter_without_doubt_is_a_shadow():
     assert not same(models(replace(without, doubt=1.0), toy, rounds=6), models(shadow, toy, rounds=6))
 
 
-def test_a_doubting_voter_never_hears_of_the_consensus():
-    """Its training depends on its own data and on the public set, not on what anybody says of it."""
+def test_doubting_voter_does_not_depend_on_the_consensus():
+    """Its training depends on its own data and the public images, not on pseudo-labels."""
     toy = BIG.changed(rounds=6)
     trusting = ExtendedFedMosaic(trust=1.0, votes_from="doubting", expertise="uniform")
     votes = [
@@ -215,21 +215,21 @@ def test_a_doubting_voter_never_hears_of_the_consensus():
     assert not same(votes[0], models(Local(), toy, rounds=6))
 
 
-def test_doubt_makes_unsure_of_what_is_unlike_the_own_data():
-    """Public examples of a class that a client has never seen: a plain voter gives them to one of its own, for sure."""
+def test_doubt_lowers_confidence_on_public_examples():
+    """A plain voter confidently assigns public examples of an unseen class to one of its own classes."""
     toy = BIG.changed(local_steps=60)
-    unsure = {}
+    confidence = {}
     for doubt in (0.0, 1.0):
         method = ExtendedFedMosaic(trust=0.0, votes_from="doubting", doubt=doubt, expertise="entropy", warmup_rounds=3)
         client = run_toy(method, toy, rounds=3).state.clients[0]
-        unsure[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
-    assert unsure[1.0] < unsure[0.0] - 0.1
+        confidence[doubt] = client.state["log_probs"].exp().max(dim=1).values.mean().item()
+    assert confidence[1.0] < confidence[0.0] - 0.1
 
 
-def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
+def test_loss_ratio_trust_uses_the_model_not_its_voter():
     toy = BIG.changed(rounds=4)
-    rows = rows_of(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, 4)
-    plain = rows_of(ExtendedFedMosaic(trust="paper"), toy, 4)
+    rows = rows_by_round(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, 4)
+    plain = rows_by_round(ExtendedFedMosaic(trust="paper"), toy, 4)
     assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
     federation = run_toy(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
     client, labels = federation.state.clients[0], federation.state.server["labels"]
@@ -248,13 +248,13 @@ def test_the_rules_of_loss_ratios_look_at_the_model_and_not_at_its_voter():
         (replace(THREE, warmup_rounds=40), 30, 30 + 3 * 30),
     ],
 )
-def test_the_price_is_foretold_in_rounds_of_steps(method, rounds, expected):
+def test_local_passes_predict_the_training_cost(method, rounds, expected):
     assert method.local_passes(rounds) == expected
 
 
 @pytest.mark.parametrize("method", [THREE, ALWAYS, GatedCoTraining(), replace(ALWAYS, votes_from="shadow")], ids=str)
-def test_no_client_trains_more_often_than_foretold(method, monkeypatch):
-    """Who passes the gate trains exactly as often."""
+def test_no_client_trains_more_often_than_predicted(method, monkeypatch):
+    """A client that passes the gate trains exactly this often."""
     from fedmosaic_cli.engine.client import InProcessClient
 
     trained: list[int] = []

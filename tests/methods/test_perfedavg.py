@@ -17,7 +17,7 @@ VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
 
 
 class AdaptsOnTestData(PerFedAvg):
-    """As in a published repository: a leak."""
+    """Wrong: adapts on test data, as a published repository does."""
 
     def personal_model(self, server, client):
         test = client.tests
@@ -29,7 +29,7 @@ class AdaptsOnTestData(PerFedAvg):
 
 
 class AdaptsForAnEpoch(PerFedAvg):
-    """As in another one: fine-tuning, not one step."""
+    """Wrong: fine-tunes for an epoch instead of one step, as another repository does."""
 
     def personal_model(self, server, client):
         model = server["model"]
@@ -40,7 +40,7 @@ class AdaptsForAnEpoch(PerFedAvg):
 
 @VERSIONS
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-def test_without_an_inner_step_it_is_fedavg_with_its_own_rate(toy, version):
+def test_without_inner_step_it_equals_fedavg_with_learning_rate_beta(toy, version):
     method = PerFedAvg(alpha=0.0, beta=0.03, version=version)
     assert same(models(method, toy), models(FedAvg(), toy.changed(lr=0.03)))
     other = PerFedAvg(alpha=0.5, beta=0.03, version=version)
@@ -48,8 +48,8 @@ def test_without_an_inner_step_it_is_fedavg_with_its_own_rate(toy, version):
 
 
 @VERSIONS
-def test_without_an_outer_step_the_model_never_moves(version):
-    """Also where the run's learning rate is not 0: beta is no other name for it."""
+def test_without_outer_step_the_model_never_changes(version):
+    """Also if the learning rate of the run is not 0: the outer step uses beta only."""
     method = PerFedAvg(beta=0.0, version=version)
     federation, sent = uploads(method, TOYS["even"])
     assert same(list(sent.values()), [federation.ctx.initial_model] * 3)
@@ -57,8 +57,8 @@ def test_without_an_outer_step_the_model_never_moves(version):
 
 
 @pytest.mark.usefixtures("quadratic")
-def test_the_versions_differ_by_the_curvature():
-    """grad F(w - alpha grad F(w)) is (I - alpha A) times the gradient at the inner point; first order leaves A out."""
+def test_first_order_and_hessian_free_differ_by_the_curvature_term():
+    """grad F(w - alpha grad F(w)) is (I - alpha A) times the gradient at the inner point; first order omits A."""
     alpha, beta = 0.3, 0.2
     for version in ("first-order", "hessian-free"):
         method = PerFedAvg(alpha=alpha, beta=beta, version=version)
@@ -73,7 +73,7 @@ def test_the_versions_differ_by_the_curvature():
             assert torch.allclose(sent[client.id][WEIGHT], start - beta * slope, rtol=0, atol=1e-10)
 
 
-def test_the_curvature_is_the_derivative_of_the_gradient():
+def test_hessian_vector_product_equals_autograd():
     method = PerFedAvg(alpha=0.3, version="hessian-free", delta=1e-5)
     federation = TOYS["even"].federation(method)
     client = federation.state.clients[0]
@@ -93,8 +93,8 @@ def test_the_curvature_is_the_derivative_of_the_gradient():
 
 
 @VERSIONS
-def test_a_step_by_hand_on_three_independent_batches(version):
-    """With minibatches and a curvature that changes from point to point."""
+def test_step_on_three_independent_batches_equals_a_manual_computation(version):
+    """With minibatches and a curvature that depends on the weights."""
     alpha, beta, delta = 0.5, 0.2, 1e-3
     method = PerFedAvg(alpha=alpha, beta=beta, delta=delta, version=version)
     federation, sent = uploads(method, TOYS["even"].changed(optimizer="sgd", local_steps=2))
@@ -112,7 +112,7 @@ def test_a_step_by_hand_on_three_independent_batches(version):
         assert len({tuple(batch.tolist()) for batch in batches}) == 3
 
 
-def test_it_adapts_by_one_step_on_training_data():
+def test_adaptation_is_one_step_on_training_data():
     toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
     federation = run_toy(method, toy)
     model = federation.state.server["model"]
@@ -120,18 +120,18 @@ def test_it_adapts_by_one_step_on_training_data():
         gradient = client.gradient(model, "adaptation")
         expected = {name: model[name] - 0.5 * gradient[name] for name in model}
         assert same([method.personal_model(federation.state.server, client)], [expected])
-    long = AdaptsForAnEpoch(alpha=0.5)
-    assert not same(list(personal_models(federation).values()), models(long, toy))
+    wrong = AdaptsForAnEpoch(alpha=0.5)
+    assert not same(list(personal_models(federation).values()), models(wrong, toy))
 
 
-def test_adapting_on_test_data_would_be_seen():
+def test_adapting_on_test_data_is_detected():
     toy = TOYS["even"]
     other = toy.changed(dataset=with_other_pixels(toy.dataset, np.concatenate([s.test for s in toy.partition.shards])))
 
     def adapted(method, toy):
         federation = toy.federation(method)
-        for client, exam in zip(federation.state.clients, federation.eval_tasks, strict=True):
-            client.tests = exam.test
+        for client, task in zip(federation.state.clients, federation.eval_tasks, strict=True):
+            client.tests = task.test
         with federation.worker_pool:
             list(run_rounds(federation, 2))
         return list(personal_models(federation).values())
@@ -142,7 +142,7 @@ def test_adapting_on_test_data_would_be_seen():
 
 @VERSIONS
 @pytest.mark.usefixtures("with_batch_norm")
-def test_trying_out_steps_leaves_no_trace_in_running_statistics(version):
+def test_inner_steps_do_not_change_running_statistics(version):
     federation, sent = uploads(PerFedAvg(alpha=0.5, version=version), TOYS["even"])
     batches = TOYS["even"].train["local_steps"]
     assert all(model["body.2.num_batches_tracked"].item() == batches for model in sent.values())
@@ -153,8 +153,8 @@ def test_trying_out_steps_leaves_no_trace_in_running_statistics(version):
 
 
 @pytest.mark.usefixtures("with_batch_norm")
-def test_who_has_one_example_and_batch_statistics_cannot_adapt():
+def test_client_with_one_example_does_not_adapt_with_batch_norm():
     federation = TOYS["tiny"].federation(PerFedAvg(alpha=0.5))
-    [lone] = federation.state.clients[:1]
-    model = federation.method.personal_model(federation.state.server, lone)
+    [client] = federation.state.clients[:1]
+    model = federation.method.personal_model(federation.state.server, client)
     assert same([model], [federation.state.server["model"]])

@@ -19,8 +19,8 @@ from tests.toys import TOYS, close, make_toy, models, run_toy, same
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
-class Summed(PerFedCKT):
-    """The distance is summed over classes, so that the strength grows with their number."""
+class SummedOverClasses(PerFedCKT):
+    """Wrong: distances are summed over classes, so the strength grows with their number."""
 
     def local_round(self, client, received, ctx):
         terms = [LogitMatchingLoss(received["target"], self.mu * ctx.num_classes)] if received else []
@@ -29,18 +29,18 @@ class Summed(PerFedCKT):
 
 
 @EVERY_TOY
-def test_without_transfer_it_is_local_training(toy):
+def test_without_transfer_it_equals_local_training(toy):
     assert same(models(PerFedCKT(mu=0.0), toy), models(Local(), toy))
 
 
 @EVERY_TOY
-def test_the_first_round_is_local_training_and_the_second_is_not(toy):
+def test_only_the_first_round_equals_local_training(toy):
     assert same(models(PerFedCKT(), toy, rounds=1), models(Local(), toy, rounds=1))
     if len(toy.partition.shards) > 1:
         assert not same(models(PerFedCKT(clusters=1), toy, rounds=2), models(Local(), toy, rounds=2))
 
 
-def test_one_cluster_means_the_mean_of_all():
+def test_target_of_one_cluster_is_the_mean_of_all_clients():
     federation = run_toy(PerFedCKT(clusters=1), TOYS["even"], rounds=1)
     logits = [client.predict_public(client.state["model"]) for client in federation.state.clients]
     mean = torch.stack(logits).mean(dim=0)
@@ -48,13 +48,13 @@ def test_one_cluster_means_the_mean_of_all():
         assert torch.allclose(federation.state.server[str(client.id)], mean, rtol=0, atol=1e-12)
 
 
-def test_with_a_cluster_for_everybody_the_target_is_one_s_own_and_the_next_step_local():
+def test_with_one_cluster_per_client_the_target_is_its_own_logits():
     toy = TOYS["even"].changed(local_steps=1)
     federation = run_toy(PerFedCKT(clusters=3, mu=1.0), toy, rounds=1)
     for client in federation.state.clients:
         own = client.predict_public(client.state["model"])
         assert torch.equal(federation.state.server[str(client.id)], own)
-    # Up to the rounding of a pass over another batch, whose square is beyond notice.
+    # Equal up to rounding: the predictions come from a pass over another batch.
     assert close(models(PerFedCKT(clusters=3, mu=1.0), toy, rounds=2), models(Local(), toy, rounds=2), 1e-14)
 
 
@@ -66,10 +66,10 @@ def test_distances_are_averaged_over_classes():
     targets = torch.tensor([[3.0, 2.0], [1.0, 0.0]])
     assert LogitMatchingLoss(targets, 1.0).loss(Outputs()).item() == pytest.approx((0 + 4 + 0 + 4) / 4)
     toy = TOYS["even"]
-    assert not same(models(PerFedCKT(clusters=1), toy), models(Summed(clusters=1), toy))
+    assert not same(models(PerFedCKT(clusters=1), toy), models(SummedOverClasses(clusters=1), toy))
 
 
-def test_targets_carry_no_gradient_and_no_message_holds_weights():
+def test_targets_have_no_gradient_and_messages_contain_no_weights():
     federation = run_toy(PerFedCKT(), TOYS["even"], rounds=1)
     message = federation.method.broadcast(federation.state.server, 0, federation.ctx)
     target = message["target"].values
@@ -81,7 +81,7 @@ def test_targets_carry_no_gradient_and_no_message_holds_weights():
     assert [type(part) for part in upload.values()] == [Logits]
 
 
-def test_equal_clients_learn_together():
+def test_equal_clients_share_a_cluster():
     toy = TOYS["even"].changed(init="common")
     shards = toy.partition.shards
     twins = (shards[0], replace(shards[0], client=1), shards[2])
@@ -92,38 +92,38 @@ def test_equal_clients_learn_together():
     assert not torch.equal(server["0"], server["2"])
 
 
-def answers(seed: int, clients: int = 6) -> list[torch.Tensor]:
-    """Answers of clients that fall into three groups."""
+def grouped_logits(seed: int, clients: int = 6) -> list[torch.Tensor]:
+    """Return logits of clients that form three groups."""
     generator = torch.Generator().manual_seed(seed)
     centres = 10 * torch.randn(3, 5, 4, generator=generator)
     return [centres[client % 3] + torch.randn(5, 4, generator=generator) for client in range(clients)]
 
 
-def groups(numbers: list[int]) -> list[list[bool]]:
-    """Who is with whom; the clusters' own numbers mean nothing."""
-    return [[here == there for there in numbers] for here in numbers]
+def same_cluster(numbers: list[int]) -> list[list[bool]]:
+    """Return which clients share a cluster, independent of the cluster numbers."""
+    return [[left == right for right in numbers] for left in numbers]
 
 
 @given(st.integers(0, 10**6), st.permutations(range(6)), st.permutations(range(5)))
-def test_clusters_depend_on_the_answers_alone(seed, clients, questions):
-    given_answers = answers(seed)
-    expected = groups(cluster_clients(given_answers, 3))
-    shuffled = groups(cluster_clients([given_answers[client] for client in clients], 3))
+def test_clusters_do_not_depend_on_client_or_example_order(seed, clients, examples):
+    logits = grouped_logits(seed)
+    expected = same_cluster(cluster_clients(logits, 3))
+    shuffled = same_cluster(cluster_clients([logits[client] for client in clients], 3))
     assert shuffled == [[expected[a][b] for b in clients] for a in clients]
-    assert groups(cluster_clients([answer[list(questions)] for answer in given_answers], 3)) == expected
+    assert same_cluster(cluster_clients([values[list(examples)] for values in logits], 3)) == expected
 
 
-def test_groups_that_lie_apart_are_found():
-    assert groups(cluster_clients(answers(3), 3)) == [[a % 3 == b % 3 for b in range(6)] for a in range(6)]
+def test_separated_groups_become_clusters():
+    assert same_cluster(cluster_clients(grouped_logits(3), 3)) == [[a % 3 == b % 3 for b in range(6)] for a in range(6)]
 
 
-def test_more_clusters_than_different_answers_are_no_trouble():
-    alike = [torch.ones(2, 2)] * 4
-    assert len(set(cluster_clients(alike, 3))) == 1
+def test_more_clusters_than_distinct_logits_are_allowed():
+    equal = [torch.ones(2, 2)] * 4
+    assert len(set(cluster_clients(equal, 3))) == 1
     assert len(set(cluster_clients([torch.ones(2, 2), torch.zeros(2, 2)], 9))) == 2
 
 
-def test_who_sits_a_round_out_keeps_its_target():
+def test_client_that_is_not_sampled_keeps_its_target():
     toy = make_toy([8, 8, 8]).changed(clients_per_round=2, rounds=4)
     federation = run_toy(PerFedCKT(clusters=1), toy, rounds=4)
     assert federation.state.server.keys() == {"0", "1", "2"}

@@ -36,7 +36,7 @@ print(STUDIES)
 """
 
 
-def test_the_paper_lists_its_methods_explicitly():
+def test_paper_methods_are_listed_explicitly():
     assert set(PAPER_METHODS) <= METHODS.keys()
     assert (*BASELINES, "fedmosaic") == PAPER_METHODS
 
