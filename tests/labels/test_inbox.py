@@ -1,4 +1,4 @@
-"""Where opinions arrive: in any order, twice, damaged, from somebody else, too late, or not at all."""
+"""The inbox of label uploads: order, duplicates, damage, wrong senders, late and missing messages."""
 
 from __future__ import annotations
 
@@ -22,128 +22,130 @@ from tests.labels.ballots import PUBLIC, ROUND, RUN, encode_upload, expected, ma
 from tests.labels.test_wire import mutated
 
 CLIENTS, SIZE, CLASSES = 5, 9, 3
-FORM = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS)
-FLOATS = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.FLOATS)
+SPEC = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS)
+FLOAT_SPEC = MessageSpec(SIZE, CLASSES, expertise_encoding=ExpertiseEncoding.FLOATS)
 
 
-def said_by(client: int, number: int = ROUND, form: MessageSpec = FORM) -> bytes:
-    """What a client has to say in a round; always the same."""
+def client_upload(client: int, number: int = ROUND, spec: MessageSpec = SPEC) -> bytes:
+    """Return the upload of a client in a round; it is deterministic."""
     rng = np.random.default_rng((client, number))
-    return encode_upload(form, rng.integers(0, CLASSES, SIZE), rng.random(SIZE), client, number)
+    return encode_upload(spec, rng.integers(0, CLASSES, SIZE), rng.random(SIZE), client, number)
 
 
-OPINIONS = {client: said_by(client) for client in range(CLIENTS)}
-OTHER = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.full(SIZE, 0.3))
-SILENT = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE))
-DAMAGED = OPINIONS[0][:-1] + bytes([OPINIONS[0][-1] ^ 1])
-STALE, FUTURE = said_by(0, ROUND - 1), said_by(0, ROUND + 1)
-MEANT_ILL = wire.encode_message(make_header(0), FORM, b"\xff" * FORM.payload_bytes)
+UPLOADS = {client: client_upload(client) for client in range(CLIENTS)}
+OTHER = encode_upload(SPEC, np.zeros(SIZE, dtype=int), np.full(SIZE, 0.3))
+ABSTENTION = encode_upload(SPEC, np.zeros(SIZE, dtype=int), np.zeros(SIZE))
+DAMAGED = UPLOADS[0][:-1] + bytes([UPLOADS[0][-1] ^ 1])
+STALE, FUTURE = client_upload(0, ROUND - 1), client_upload(0, ROUND + 1)
+INVALID = wire.encode_message(make_header(0), SPEC, b"\xff" * SPEC.payload_bytes)
 
 
-def inbox_with(*arrivals: tuple[int, bytes], form: MessageSpec = FORM) -> LabelInbox:
-    inbox = LabelInbox(expected(form, range(CLIENTS)))
+def inbox_with(*arrivals: tuple[int, bytes], spec: MessageSpec = SPEC) -> LabelInbox:
+    inbox = LabelInbox(expected(spec, range(CLIENTS)))
     for sender, data in arrivals:
         inbox.receive(sender, data)
     return inbox
 
 
 def consensus_bytes(ballots: list[Ballot]) -> bytes:
-    """What the server would send, with room for rows without a label."""
-    form = MessageSpec(SIZE, CLASSES, LabelMessageKind.CONSENSUS, LabelEncoding.MASKED)
+    """Return the encoded consensus, in an encoding that allows missing labels."""
+    spec = MessageSpec(SIZE, CLASSES, LabelMessageKind.CONSENSUS, LabelEncoding.MASKED)
     labels = aggregate_votes(ballots).labels if ballots else np.full(SIZE, -1)
-    return wire.encode_consensus_labels(make_header(SERVER_ID), form, labels)
+    return wire.encode_consensus_labels(make_header(SERVER_ID), spec, labels)
 
 
 def without(*clients: int) -> list[Ballot]:
-    """The ballots of all others."""
-    return [Ballot(client, data, FORM) for client, data in OPINIONS.items() if client not in clients]
+    """Return the ballots of all other clients."""
+    return [Ballot(client, data, SPEC) for client, data in UPLOADS.items() if client not in clients]
 
 
-# In any order.
+# Order of arrival.
 
 
-def test_every_order_of_arrival_gives_the_same_ballots_and_the_same_consensus():
-    for order in permutations(OPINIONS.items()):
+def test_order_of_arrival_does_not_change_ballots_or_consensus():
+    for order in permutations(UPLOADS.items()):
         ballots = inbox_with(*order).accepted_ballots()
         assert ballots == without()
         assert consensus_bytes(ballots) == consensus_bytes(without())
 
 
 ARRIVALS = [
-    *OPINIONS.items(),
-    *((0, data) for data in (OPINIONS[0], OTHER, SILENT, DAMAGED, STALE, FUTURE, MEANT_ILL, b"", b"hello")),
-    *((1, data) for data in (OPINIONS[1], OPINIONS[0], OPINIONS[1][:50])),
-    (2, encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=2)),
-    (99, OPINIONS[3]),
-    (99, said_by(99)),
+    *UPLOADS.items(),
+    *((0, data) for data in (UPLOADS[0], OTHER, ABSTENTION, DAMAGED, STALE, FUTURE, INVALID, b"", b"hello")),
+    *((1, data) for data in (UPLOADS[1], UPLOADS[0], UPLOADS[1][:50])),
+    (2, encode_upload(SPEC, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=2)),
+    (99, UPLOADS[3]),
+    (99, client_upload(99)),
 ]
 
 
 @settings(max_examples=1000)
 @given(st.lists(st.sampled_from(ARRIVALS), max_size=12), st.randoms(use_true_random=False))
-def test_whatever_arrives_its_order_does_not_matter(came, random):
-    shuffled = random.sample(came, len(came))
-    one, other = inbox_with(*came), inbox_with(*shuffled)
+def test_order_of_arbitrary_messages_does_not_matter(arrivals, random):
+    shuffled = random.sample(arrivals, len(arrivals))
+    one, other = inbox_with(*arrivals), inbox_with(*shuffled)
     assert one.accepted_ballots() == other.accepted_ballots()
     assert consensus_bytes(one.accepted_ballots()) == consensus_bytes(other.accepted_ballots())
-    assert (one.num_received, one.num_valid) == (other.num_received, other.num_valid) == (len(came), one.num_valid)
+    assert (one.num_received, one.num_valid) == (other.num_received, other.num_valid) == (len(arrivals), one.num_valid)
     assert all((one.status(c) == "duplicate") == (other.status(c) == "duplicate") for c in range(CLIENTS))
 
 
-# Twice.
+# Duplicates.
 
 
-def test_the_same_message_twice_is_one():
-    inbox = inbox_with((0, OPINIONS[0]), (0, OPINIONS[0]), (0, bytes(bytearray(OPINIONS[0]))))
+def test_repeated_message_counts_once():
+    inbox = inbox_with((0, UPLOADS[0]), (0, UPLOADS[0]), (0, bytes(bytearray(UPLOADS[0]))))
     assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [0]
     assert (inbox.num_received, inbox.num_valid, dict(inbox.rejection_counts)) == (3, 1, {})
 
 
-@pytest.mark.parametrize("second", [OTHER, SILENT, MEANT_ILL], ids=["other", "silent", "meant ill"])
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("after", [[], [OPINIONS[0]], [DAMAGED], [STALE, b""]], ids=range(4))
-def test_two_different_messages_are_none_and_their_sender_stays_flagged(second, turned, after):
-    both = [OPINIONS[0], second]
-    inbox = inbox_with(*((0, data) for data in [*(both[::-1] if turned else both), *after]), (1, OPINIONS[1]))
+@pytest.mark.parametrize("second", [OTHER, ABSTENTION, INVALID], ids=["other", "abstention", "invalid payload"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("after", [[], [UPLOADS[0]], [DAMAGED], [STALE, b""]], ids=range(4))
+def test_two_different_messages_are_rejected_as_duplicates(second, reverse, after):
+    both = [UPLOADS[0], second]
+    inbox = inbox_with(*((0, data) for data in [*(both[::-1] if reverse else both), *after]), (1, UPLOADS[1]))
     assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [1]
     assert inbox.status(0) == "duplicate"
     assert inbox.rejection_counts["duplicate"] >= 1
     assert inbox.num_valid == 1
 
 
-# Damaged, or meant for somebody else.
+# Damaged messages and wrong senders.
 
 
-@pytest.mark.parametrize("damaged", [DAMAGED, b"", OPINIONS[0][:60], OPINIONS[0] + b"!", STALE, FUTURE], ids=range(6))
-def test_what_came_damaged_or_out_of_time_may_come_again(damaged):
+@pytest.mark.parametrize("damaged", [DAMAGED, b"", UPLOADS[0][:60], UPLOADS[0] + b"!", STALE, FUTURE], ids=range(6))
+def test_damaged_or_mistimed_message_can_be_sent_again(damaged):
     assert inbox_with((0, damaged)).status(0) not in (ACCEPTED, MISSING)
-    for arrivals in [damaged, OPINIONS[0]], [OPINIONS[0], damaged]:
+    for arrivals in [damaged, UPLOADS[0]], [UPLOADS[0], damaged]:
         inbox = inbox_with(*((0, data) for data in arrivals))
         assert inbox.status(0) == ACCEPTED
-        assert inbox.accepted_ballots() == [Ballot(0, OPINIONS[0], FORM)]
+        assert inbox.accepted_ballots() == [Ballot(0, UPLOADS[0], SPEC)]
         assert inbox.rejection_counts.total() == 1
 
 
-def test_nobody_speaks_for_somebody_else():
-    inbox = inbox_with((1, OPINIONS[0]))
+def test_client_cannot_send_for_another_client():
+    inbox = inbox_with((1, UPLOADS[0]))
     assert (inbox.status(0), inbox.status(1)) == (MISSING, "unknown_client")
-    inbox.receive(0, OPINIONS[0])
-    inbox.receive(1, OPINIONS[1])
-    assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [0, 1], "neither suffers for what was tried"
+    inbox.receive(0, UPLOADS[0])
+    inbox.receive(1, UPLOADS[1])
+    assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [0, 1], (
+        "a forged message affects neither client"
+    )
     inbox.receive(2, OTHER)
     assert inbox.status(0) == ACCEPTED
 
 
-def test_strangers_do_not_vote():
-    inbox = inbox_with((99, said_by(99)), (SERVER_ID, said_by(SERVER_ID)))
+def test_unknown_clients_cannot_vote():
+    inbox = inbox_with((99, client_upload(99)), (SERVER_ID, client_upload(SERVER_ID)))
     assert inbox.accepted_ballots() == []
     assert dict(inbox.rejection_counts) == {"unknown_client": 2}
 
 
-def test_everything_is_counted():
-    silent = encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=3)
+def test_all_messages_are_counted():
+    abstention = encode_upload(SPEC, np.zeros(SIZE, dtype=int), np.zeros(SIZE), client=3)
     inbox = inbox_with(
-        (0, STALE), (0, FUTURE), (0, OPINIONS[0]), (1, DAMAGED), (1, b""), (2, MEANT_ILL), (3, silent), (99, b"x")
+        (0, STALE), (0, FUTURE), (0, UPLOADS[0]), (1, DAMAGED), (1, b""), (2, INVALID), (3, abstention), (99, b"x")
     )
     assert inbox.num_received == 8
     assert dict(inbox.rejection_counts) == {
@@ -158,103 +160,100 @@ def test_everything_is_counted():
     assert [inbox.status(client) for client in range(CLIENTS)] == [
         *(ACCEPTED, "truncated", "unknown_client", ABSTAINED, MISSING)
     ]
-    assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [0], "to abstain is not to vote"
+    assert [ballot.client_id for ballot in inbox.accepted_ballots()] == [0], "an abstention is not a ballot"
 
 
-def test_nothing_that_arrives_can_stop_the_server():
+def test_no_message_can_stop_the_server():
     rng = np.random.default_rng(0)
     for number in range(3000):
-        inbox = inbox_with((0, mutated(OPINIONS[0], rng)), (0, mutated(OPINIONS[0], rng)), *OPINIONS.items())
+        inbox = inbox_with((0, mutated(UPLOADS[0], rng)), (0, mutated(UPLOADS[0], rng)), *UPLOADS.items())
         assert [ballot.client_id for ballot in inbox.accepted_ballots()][-4:] == [1, 2, 3, 4], number
         assert inbox.num_received == 7
 
 
-# A whole round.
+# One round.
 
 
-def gathered(*deliveries: UploadDelivery, form: MessageSpec = FORM, **defence: int) -> CollectedUploads:
+def collect(*deliveries: UploadDelivery, spec: MessageSpec = SPEC, **defence: int) -> CollectedUploads:
     ctx = FederationInfo(CLASSES, {}, {}, 9, run_id=RUN, public_set_id=PUBLIC, public_size=SIZE)
     ctx = with_label_sharing(ctx, defence=DefenceSettings(**defence))
-    return receive_uploads(deliveries, form, ctx, ROUND, list(range(CLIENTS)))
+    return receive_uploads(deliveries, spec, ctx, ROUND, list(range(CLIENTS)))
 
 
-def delivered(*clients: int, late: bool = False) -> list[UploadDelivery]:
-    return [UploadDelivery(client, OPINIONS[client], late) for client in clients]
+def deliveries_of(*clients: int, late: bool = False) -> list[UploadDelivery]:
+    return [UploadDelivery(client, UPLOADS[client], late) for client in clients]
 
 
-def test_more_than_half_are_enough_and_late_ones_do_not_count_then():
-    found = gathered(*delivered(4, 0, 2), *delivered(1, late=True))
-    assert found.ballots == without(1, 3)
-    assert found.round_metrics == {"received": 3, "accepted": 3, "abstained": 0, "late": 1, "rejected": {}}
-    assert [found.client_metrics[client]["message"] for client in range(CLIENTS)] == [
+def test_late_messages_are_ignored_if_more_than_half_are_on_time():
+    collected = collect(*deliveries_of(4, 0, 2), *deliveries_of(1, late=True))
+    assert collected.ballots == without(1, 3)
+    assert collected.round_metrics == {"received": 3, "accepted": 3, "abstained": 0, "late": 1, "rejected": {}}
+    assert [collected.client_metrics[client]["message"] for client in range(CLIENTS)] == [
         *("accepted", "late", "accepted", "missing", "accepted")
     ]
 
 
-def test_too_few_wait_for_the_late_ones():
-    found = gathered(*delivered(4), *delivered(1, 0, late=True))
-    assert found.ballots == without(2, 3)
-    assert found.round_metrics["retried"] == 1
-    assert "degraded" not in found.round_metrics
-    assert found.client_metrics[1] == {"message": "accepted"}
+def test_too_few_messages_on_time_include_late_ones():
+    collected = collect(*deliveries_of(4), *deliveries_of(1, 0, late=True))
+    assert collected.ballots == without(2, 3)
+    assert collected.round_metrics["retried"] == 1
+    assert "degraded" not in collected.round_metrics
+    assert collected.client_metrics[1] == {"message": "accepted"}
 
 
-def test_a_round_with_too_few_even_then_is_degraded():
-    found = gathered(*delivered(4), *delivered(1, late=True))
-    assert found.ballots == []
-    assert (found.round_metrics["retried"], found.round_metrics["degraded"], found.round_metrics["accepted"]) == (
-        1,
-        1,
-        2,
-    )
-    assert gathered().round_metrics["degraded"] == 1
+def test_round_with_too_few_messages_is_degraded():
+    collected = collect(*deliveries_of(4), *deliveries_of(1, late=True))
+    assert collected.ballots == []
+    metrics = collected.round_metrics
+    assert (metrics["retried"], metrics["degraded"], metrics["accepted"]) == (1, 1, 2)
+    assert collect().round_metrics["degraded"] == 1
 
 
-def test_how_many_are_enough_can_be_asked_for():
-    assert gathered(*delivered(3), min_clients=1).ballots == without(0, 1, 2, 4)
-    assert gathered(*delivered(0, 1, 2, 3), min_clients=5).ballots == []
+def test_min_clients_is_configurable():
+    assert collect(*deliveries_of(3), min_clients=1).ballots == without(0, 1, 2, 4)
+    assert collect(*deliveries_of(0, 1, 2, 3), min_clients=5).ballots == []
 
 
-def test_to_abstain_is_to_take_part():
-    silent = [UploadDelivery(c, encode_upload(FORM, np.zeros(SIZE, dtype=int), np.zeros(SIZE), c)) for c in (1, 2)]
-    found = gathered(*silent, *delivered(0))
-    assert "degraded" not in found.round_metrics
-    assert found.ballots == without(1, 2, 3, 4)
-    assert found.round_metrics["abstained"] == 2
+def test_abstentions_count_towards_the_minimum():
+    abstentions = [UploadDelivery(c, encode_upload(SPEC, np.zeros(SIZE, dtype=int), np.zeros(SIZE), c)) for c in (1, 2)]
+    collected = collect(*abstentions, *deliveries_of(0))
+    assert "degraded" not in collected.round_metrics
+    assert collected.ballots == without(1, 2, 3, 4)
+    assert collected.round_metrics["abstained"] == 2
 
 
-def test_a_stranger_who_is_late_stops_nobody():
-    found = gathered(*delivered(0, 1, 2), UploadDelivery(99, b"", is_late=True))
-    assert found.ballots == without(3, 4)
-    assert 99 not in found.client_metrics
+def test_late_message_of_an_unknown_client_is_ignored():
+    collected = collect(*deliveries_of(0, 1, 2), UploadDelivery(99, b"", is_late=True))
+    assert collected.ballots == without(3, 4)
+    assert 99 not in collected.client_metrics
 
 
-# As if they were not there.
+# Rejected messages equal missing messages.
 
 
-def scene_of(opinions: dict[int, bytes]) -> AttackContext:
-    return AttackContext(ROUND, opinions, {0: said_by(0, ROUND - 1), 1: said_by(1, ROUND - 1)}, None)
+def attack_context(uploads: dict[int, bytes]) -> AttackContext:
+    return AttackContext(ROUND, uploads, {0: client_upload(0, ROUND - 1), 1: client_upload(1, ROUND - 1)}, None)
 
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", ["malformed", "replay"])
-def test_who_sends_what_is_refused_might_as_well_not_be_there(kind, seed):
-    settings_ = AttackSettings(kind=kind, clients=(0, 1))
-    sent = LabelAttack(settings_, FORM, seed).delivered_uploads(scene_of(OPINIONS))
-    found, absent = gathered(*sent), gathered(*delivered(2, 3, 4))
+def test_rejected_messages_equal_missing_messages(kind, seed):
+    attack = AttackSettings(kind=kind, clients=(0, 1))
+    sent = LabelAttack(attack, SPEC, seed).delivered_uploads(attack_context(UPLOADS))
+    collected, absent = collect(*sent), collect(*deliveries_of(2, 3, 4))
     assert {delivery.sender_id for delivery in sent} == set(range(CLIENTS))
-    assert found.ballots == absent.ballots
-    assert consensus_bytes(found.ballots) == consensus_bytes(absent.ballots)
-    assert sum(found.round_metrics["rejected"].values()) == 2
+    assert collected.ballots == absent.ballots
+    assert consensus_bytes(collected.ballots) == consensus_bytes(absent.ballots)
+    assert sum(collected.round_metrics["rejected"].values()) == 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0, 1.5, 3e38])
-def test_numbers_that_are_none_reach_nobody(value):
-    honest = [UploadDelivery(client, said_by(client, form=FLOATS)) for client in range(1, CLIENTS)]
+def test_invalid_expertise_is_not_used(value):
+    honest = [UploadDelivery(client, client_upload(client, spec=FLOAT_SPEC)) for client in range(1, CLIENTS)]
     expertise = np.full(SIZE, 0.5)
     expertise[4] = value
-    found = gathered(
-        UploadDelivery(0, encode_upload(FLOATS, np.zeros(SIZE, dtype=int), expertise)), *honest, form=FLOATS
+    collected = collect(
+        UploadDelivery(0, encode_upload(FLOAT_SPEC, np.zeros(SIZE, dtype=int), expertise)), *honest, spec=FLOAT_SPEC
     )
-    assert found.ballots == gathered(*honest, form=FLOATS).ballots
-    assert found.client_metrics[0]["message"] in ("expertise_nonfinite", "expertise_range")
+    assert collected.ballots == collect(*honest, spec=FLOAT_SPEC).ballots
+    assert collected.client_metrics[0]["message"] in ("expertise_nonfinite", "expertise_range")
