@@ -1,4 +1,4 @@
-"""Clients that are no networks, and clients of different kinds in one federation."""
+"""Estimators as clients, and federations of different learners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="
 
 
 def predictions(federation):
-    """What everybody says of the public set."""
+    """Return the public logits of all clients."""
     return [c.predict_public(federation.method.personal_model({}, c)) for c in federation.state.clients]
 
 
@@ -41,17 +41,17 @@ def test_fedmosaic_with_full_trust_and_uniform_expertise_equals_fedct_for_mixed_
 @METHODS
 def test_mixed_run_does_not_depend_on_the_number_of_workers(method):
     ours = predictions(run_toy(method, MIXED))
-    again = predictions(run_toy(method, MIXED.changed(workers=3)))
-    assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
+    with_workers = predictions(run_toy(method, MIXED.changed(workers=3)))
+    assert all(torch.equal(*pair) for pair in zip(ours, with_workers, strict=True))
 
 
 @METHODS
 def test_mixed_run_resumes_from_a_checkpoint(method):
     halfway = run_toy(method, MIXED, rounds=2)
-    again, whole = MIXED.federation(method), MIXED.federation(method)
-    restore_state(again, *capture_state(halfway.state), 2)
-    with again.worker_pool, whole.worker_pool:
-        assert list(run_rounds(again, 4)) == list(run_rounds(whole, 4))[2:]
+    resumed, uninterrupted = MIXED.federation(method), MIXED.federation(method)
+    restore_state(resumed, *capture_state(halfway.state), 2)
+    with resumed.worker_pool, uninterrupted.worker_pool:
+        assert list(run_rounds(resumed, 4)) == list(run_rounds(uninterrupted, 4))[2:]
 
 
 def test_model_of_one_client_does_not_affect_the_others():
@@ -68,7 +68,7 @@ def test_different_networks_can_share_logits():
 
 
 def test_weight_of_pseudo_labels_is_scaled_by_set_sizes():
-    """Mean private loss plus trust times mean public loss, by hand."""
+    """The objective is the mean private loss plus trust times the mean public loss."""
     client = TOYS["uneven"].federation(Local()).state.clients[2]
     learner = EstimatorLearner(ModelSettings(name="decision-tree", depth=2), client.private, client.public, 3)
     labels = torch.arange(7) % 3
@@ -78,14 +78,14 @@ def test_weight_of_pseudo_labels_is_scaled_by_set_sizes():
     inputs = np.concatenate([flat_pixels(client.private), flat_pixels(client.public)])
     targets = np.concatenate([client.private.labels, labels])
 
-    def by_hand(weight):
+    def expected_probabilities(weight):
         tree = DecisionTreeClassifier(max_depth=2, random_state=5)
         return tree.fit(inputs, targets, sample_weight=np.repeat([1.0, weight], [11, 7])).predict_proba(inputs)
 
     ours = np.concatenate([learner.predict(parameters, part).exp() for part in (client.private, client.public)])
-    assert np.allclose(ours, by_hand(0.25 * 11 / 7), atol=1e-6)
-    assert not np.allclose(by_hand(0.25 * 11 / 7), by_hand(0.25), atol=1e-6), (
-        "trust itself as a weight is another thing"
+    assert np.allclose(ours, expected_probabilities(0.25 * 11 / 7), atol=1e-6)
+    assert not np.allclose(expected_probabilities(0.25 * 11 / 7), expected_probabilities(0.25), atol=1e-6), (
+        "using trust itself as sample weight gives another model"
     )
 
 
@@ -119,7 +119,7 @@ def test_predictions_are_uniform_before_the_first_round():
 
 def test_centralized_training_uses_the_model_section():
     toy = TOYS["even"].changed(models={0: ModelSettings(name="random-forest", trees=3)})
-    assert "labels" not in models(Centralized(), toy)[0], "who holds everything has the model of the section `model`"
+    assert "labels" not in models(Centralized(), toy)[0], "the centralized client has the model of the section `model`"
 
 
 def test_estimator_learns_from_private_labels_only():

@@ -78,21 +78,21 @@ class TestExecutionMode:
 class TestLockstepGroup:
     def run(self, parts):
         """Run one function per client, as `WorkerPool` does."""
-        gang, results, failures = LockstepGroup(len(parts)), {}, {}
+        group, results, failures = LockstepGroup(len(parts)), {}, {}
 
-        def member(place):
+        def run_client(index):
             try:
-                results[place] = gang.run_client(place, lambda: parts[place](gang))
+                results[index] = group.run_client(index, lambda: parts[index](group))
             except ValueError as error:
-                failures[place] = error
+                failures[index] = error
 
-        threads = [threading.Thread(target=member, args=(place,)) for place in reversed(range(len(parts)))]
+        threads = [threading.Thread(target=run_client, args=(index,)) for index in reversed(range(len(parts)))]
         for thread in threads:
             thread.start()
-        gang.run()
+        group.run()
         for thread in threads:
             thread.join(timeout=20)
-        assert not any(thread.is_alive() for thread in threads), "a client waits forever"
+        assert not any(thread.is_alive() for thread in threads), "a client thread waits forever"
         return results, failures
 
     def test_simultaneous_requests_are_handled_together_in_client_order(self):
@@ -103,7 +103,7 @@ class TestLockstepGroup:
             return [2 * content for content in contents]
 
         def part(number):
-            return lambda gang: gang.submit("double", double, number) + gang.submit("double", double, 10 * number)
+            return lambda group: group.submit("double", double, number) + group.submit("double", double, 10 * number)
 
         results, _ = self.run([part(1), part(2), part(3)])
         assert results == {0: 22, 1: 44, 2: 66}
@@ -117,10 +117,10 @@ class TestLockstepGroup:
             return contents
 
         parts = [
-            lambda gang: gang.submit("a", note, 1),
-            lambda gang: gang.submit("b", note, 2),
-            lambda gang: None,
-            lambda gang: gang.submit("a", note, 3) + gang.submit("a", note, 4),
+            lambda group: group.submit("a", note, 1),
+            lambda group: group.submit("b", note, 2),
+            lambda group: None,
+            lambda group: group.submit("a", note, 3) + group.submit("a", note, 4),
         ]
         results, _ = self.run(parts)
         assert results == {0: 1, 1: 2, 2: None, 3: 7}
@@ -130,41 +130,41 @@ class TestLockstepGroup:
         def fail(contents):
             raise ValueError("no answer")
 
-        def give_up(gang):
+        def give_up(group):
             raise ValueError("gave up")
 
         echo = lambda contents: contents  # noqa: E731
         results, failures = self.run(
-            [give_up, lambda gang: gang.submit("x", fail, 1), lambda gang: gang.submit("y", echo, 5)]
+            [give_up, lambda group: group.submit("x", fail, 1), lambda group: group.submit("y", echo, 5)]
         )
         assert results == {2: 5}
-        assert {place: str(error) for place, error in failures.items()} == {0: "gave up", 1: "no answer"}
+        assert {index: str(error) for index, error in failures.items()} == {0: "gave up", 1: "no answer"}
 
     def test_worker_thread_handles_all_requests(self):
         """Other threads would each keep the peak memory of a request."""
-        answering = []
+        handling_threads = []
 
         def note(contents):
-            answering.append(threading.get_ident())
+            handling_threads.append(threading.get_ident())
             return contents
 
-        def part(gang):
-            assert current_worker_id() == gang.worker_id
-            return [gang.submit("x", note, number) for number in range(5)]
+        def part(group):
+            assert current_worker_id() == group.worker_id
+            return [group.submit("x", note, number) for number in range(5)]
 
-        self.run([part] * 4 + [lambda gang: None])
-        assert answering == [threading.get_ident()] * 5
+        self.run([part] * 4 + [lambda group: None])
+        assert handling_threads == [threading.get_ident()] * 5
 
     def test_group_is_aborted_if_a_thread_cannot_be_started(self, monkeypatch):
         start, started = threading.Thread.start, []
 
-        def few(thread):
+        def start_three(thread):
             started.append(thread)
             if len(started) > 3:
                 raise RuntimeError("can't start new thread")
             start(thread)
 
-        monkeypatch.setattr(threading.Thread, "start", few)
+        monkeypatch.setattr(threading.Thread, "start", start_three)
         jobs = [ClientJob(number, 1, "team", CPU) for number in range(6)]
         with WorkerPool(1) as workers, pytest.raises(RuntimeError, match="can't start new thread"):
             workers.map(lambda item: current_group().submit("x", list, item), jobs)
@@ -172,7 +172,7 @@ class TestLockstepGroup:
     def test_one_client_runs_at_a_time(self):
         running, most = [], []
 
-        def part(gang):
+        def part(group):
             running.append(1)
             most.append(len(running))
             time.sleep(0.01)
@@ -187,16 +187,16 @@ class TestLockstepGroup:
 
 class TestWorkerPool:
     def test_longest_job_starts_first_and_results_keep_job_order(self):
-        begun = []
+        started = []
 
         def work(item):
-            begun.append(item)
+            started.append(item)
             return item.upper()
 
         jobs = [ClientJob("short", 1, None, CPU), ClientJob("long", 9, None, CPU), ClientJob("middle", 5, None, CPU)]
         with WorkerPool(1) as workers:
             assert workers.map(work, jobs) == ["SHORT", "LONG", "MIDDLE"]
-        assert begun == ["long", "middle", "short"]
+        assert started == ["long", "middle", "short"]
 
     def test_first_failure_in_job_order_is_raised(self):
         def work(item):
@@ -209,15 +209,16 @@ class TestWorkerPool:
 
     def test_groups_have_at_most_the_stack_size(self):
         jobs = [ClientJob(n, 1, None if n == 3 else "mine", CPU) for n in range(MAX_STACK_SIZE + 5)]
-        found = group_jobs(jobs)
-        assert found[0] == [3]
-        assert [len(team) for team in found[1:]] == [MAX_STACK_SIZE, 4]
+        groups = group_jobs(jobs)
+        assert groups[0] == [3]
+        assert [len(group) for group in groups[1:]] == [MAX_STACK_SIZE, 4]
 
     def test_devices_do_not_wait_for_each_other(self):
         barrier = threading.Barrier(2, timeout=20)
         jobs = [ClientJob(0, 1, None, CPU), ClientJob(1, 1, None, META)]
         with WorkerPool(1) as workers:
-            workers.map(lambda item: barrier.wait(), jobs)  # with one queue for both, the first would never end
+            # With one queue for both devices, the first job would wait forever.
+            workers.map(lambda item: barrier.wait(), jobs)
 
 
 class ScalarReads(TorchDispatchMode):
@@ -258,29 +259,31 @@ class SynchronisingLoss(ToDeviceMixin):
 class TestDeviceSynchronisation:
     @pytest.fixture
     def reads(self, execution, monkeypatch):
-        """Scalar reads in a round of so many steps of three clients whose batches are of different lengths."""
+        """Count scalar reads in a round of `steps` steps of three clients with batches of different sizes."""
         counted = []
 
-        def watched(function):
-            def watching(*arguments):
+        def count_reads(function):
+            def counting(*arguments):
                 with ScalarReads() as mode:
                     result = function(*arguments)
                 counted.append(mode.count)
                 return result
 
-            return watching
+            return counting
 
-        def reads(steps, play, method=Local()):  # noqa: B008 - methods never change
+        def reads(steps, train, method=Local()):  # noqa: B008 - methods are immutable
             counted.clear()
             federation = make_toy([3, 9, 7]).changed(execution=execution, local_steps=steps).federation(method)
             clients = federation.state.clients
             for client in clients:
                 client.begin_round(1)
             with federation.worker_pool as workers:
-                workers.map(watched(play), [ClientJob(client, 1, client.learner.stack_key, CPU) for client in clients])
+                workers.map(
+                    count_reads(train), [ClientJob(client, 1, client.learner.stack_key, CPU) for client in clients]
+                )
             return sum(counted)
 
-        monkeypatch.setattr(lockstep, "dispatch", watched(lockstep.dispatch))
+        monkeypatch.setattr(lockstep, "dispatch", count_reads(lockstep.dispatch))
         return reads
 
     @pytest.mark.parametrize("terms", [(), (PseudoLabelLoss(torch.zeros(7, dtype=torch.int64), 0.5),)])
@@ -326,13 +329,13 @@ assert federation.state.clients[0].predict_private(half[0]).dtype == torch.float
 for key, tensor in half[0].items():
     assert tensor.dtype == full[0][key].dtype
     assert torch.allclose(tensor, full[0][key], atol=0.05), key
-assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it has no effect"
+assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "bfloat16 has no effect"
 """
 
     @pytest.mark.parametrize("network", ["plain", "with batch statistics"])
     @pytest.mark.parametrize("execution", ["threads", "stacked"])
     def test_bfloat16_computes_in_half_and_stores_full_precision(self, execution, network):
-        """Some CPUs claim to know bfloat16 and die of it: hence a process of its own."""
+        """Some CPUs report bfloat16 support and crash with an illegal instruction, so this runs in another process."""
         command = [sys.executable, "-c", self.SCRIPT, execution, network]
         done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
         if done.returncode == -signal.SIGILL:
@@ -346,7 +349,7 @@ assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "it 
 
 
 class TestDevices:
-    """`meta`, a device without numbers, stands for the GPU that is not there."""
+    """The device `meta`, which stores no values, replaces a GPU."""
 
     def test_models_arrive_on_the_receiver_device_and_labels_on_the_cpu(self):
         message = {
@@ -365,9 +368,11 @@ class TestDevices:
         federation = TOYS["even"].changed(bn_buffers="local").federation(method)
         for client in federation.state.clients:
             client.private = replace(client.private, device=META)
-        standing = init_state(method, federation.state.clients, federation.ctx)
-        states = [client.state for client in standing.clients]
-        tensors = [t for state in states for part in state.values() if isinstance(part, dict) for t in part.values()]
+        state = init_state(method, federation.state.clients, federation.ctx)
+        client_states = [client.state for client in state.clients]
+        tensors = [
+            t for values in client_states for part in values.values() if isinstance(part, dict) for t in part.values()
+        ]
         assert tensors
         assert all(tensor.device == META for tensor in tensors)
 
@@ -406,18 +411,18 @@ class TestOptimizers:
     def test_steps_equal_those_of_torch_optimizers_bit_for_bit(self, train):
         torch.manual_seed(0)
         theirs = [torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)]
-        ours, memory = {place: tensor.detach().clone() for place, tensor in enumerate(theirs)}, {}
+        ours, state = {index: tensor.detach().clone() for index, tensor in enumerate(theirs)}, {}
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         more = {"momentum": train.momentum} if train.momentum else {}
         optimizer = kinds[train.optimizer](theirs, lr=train.lr, fused=True, **more)
         for number in range(5):
             gradients = [torch.randn_like(tensor) for tensor in theirs]
-            # The layout that a gradient happens to have must not matter.
-            optim.optimizer_step(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, memory)
+            # The memory layout of a gradient must not matter.
+            optim.optimizer_step(train, ours, {0: gradients[0].T.contiguous().T, 1: gradients[1]}, state)
             for tensor, gradient in zip(theirs, gradients, strict=True):
                 tensor.grad = gradient.clone()
             optimizer.step()
-            assert all(torch.equal(ours[place], tensor) for place, tensor in enumerate(theirs)), number
+            assert all(torch.equal(ours[index], tensor) for index, tensor in enumerate(theirs)), number
 
     def test_optimizer_steps_do_not_import_the_compiler(self):
         script = (
@@ -433,7 +438,7 @@ class TestOptimizers:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="not glibc")
 def test_tuned_allocator_causes_fewer_page_faults():
-    """Counted in page faults, which do not depend on how busy the machine is."""
+    """Page faults do not depend on the load of the machine."""
     script = """
 import resource, sys, torch
 from torch.nn.functional import cross_entropy
@@ -454,13 +459,13 @@ for number in range(12):
 print((faults() - before) / 6)
 """
 
-    def faults_a_step(how):
+    def faults_per_step(how):
         command = [sys.executable, "-c", script, how]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
-    kept, handed_back = faults_a_step("keep"), faults_a_step("as it is")
-    # A system that is short of memory takes pages away from anybody, and a few come back as faults.
-    assert kept < handed_back / 4
+    tuned, default = faults_per_step("keep"), faults_per_step("as it is")
+    # A system that is short of memory reclaims pages, which causes a few faults.
+    assert tuned < default / 4
 
 
 def test_divergence_error_names_the_client_in_every_execution_mode():

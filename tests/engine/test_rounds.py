@@ -1,4 +1,4 @@
-"""Who takes part, what a client counts, and what is told of a round."""
+"""Sampling of clients, aggregation weights, and the rows of a round."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from tests.methods.problems import uploads
 from tests.toys import TOYS, close, make_toy, models, run_toy, same
 
 
-def drawn(toy, rounds=40, seed=0):
+def sampled_clients(toy, rounds=40, seed=0):
+    """Return the clients sampled in each round."""
     federation = toy.federation(Local(), seed)
-    chosen = []
+    sampled = []
     for number in range(rounds):
         federation.state.finished = number
-        chosen.append([client.id for client in select_clients(federation)])
-    return chosen
+        sampled.append([client.id for client in select_clients(federation)])
+    return sampled
 
 
-def test_so_many_take_part_drawn_anew_in_every_round():
-    chosen = drawn(make_toy([4] * 6).changed(clients_per_round=2))
-    assert all(len(set(of_round)) == 2 for of_round in chosen)
-    assert {client for of_round in chosen for client in of_round} == set(range(6))
-    assert len({tuple(of_round) for of_round in chosen}) > 5
-    assert chosen == drawn(make_toy([4] * 6).changed(clients_per_round=2))
-    assert chosen != drawn(make_toy([4] * 6).changed(clients_per_round=2), seed=1)
+def test_clients_are_sampled_anew_in_every_round():
+    sampled = sampled_clients(make_toy([4] * 6).changed(clients_per_round=2))
+    assert all(len(set(in_round)) == 2 for in_round in sampled)
+    assert {client for in_round in sampled for client in in_round} == set(range(6))
+    assert len({tuple(in_round) for in_round in sampled}) > 5
+    assert sampled == sampled_clients(make_toy([4] * 6).changed(clients_per_round=2))
+    assert sampled != sampled_clients(make_toy([4] * 6).changed(clients_per_round=2), seed=1)
 
 
-def test_everybody_takes_part_unless_told_otherwise():
-    assert drawn(make_toy([4] * 3), rounds=2) == [[0, 1, 2]] * 2
+def test_all_clients_participate_by_default():
+    assert sampled_clients(make_toy([4] * 3), rounds=2) == [[0, 1, 2]] * 2
     assert same(models(FedAvg(), TOYS["even"]), models(FedAvg(), TOYS["even"].changed(clients_per_round=3)))
 
 
 @pytest.mark.parametrize("method", [Local(), FedMosaic(), FedAvg(), Ditto()])
-def test_who_sits_out_sends_nothing_learns_nothing_and_is_examined(method):
+def test_client_that_is_not_sampled_is_only_evaluated(method):
     federation = TOYS["even"].changed(clients_per_round=1).federation(method)
     with federation.worker_pool:
         before = [
@@ -60,18 +61,18 @@ def test_who_sits_out_sends_nothing_learns_nothing_and_is_examined(method):
             assert same([before[row["client"]]], [method.personal_model(federation.state.server, client)])
 
 
-def test_the_mean_is_over_those_who_took_part():
+def test_mean_is_over_sampled_clients():
     toy = TOYS["uneven"].changed(clients_per_round=2)
     federation = toy.federation(FedAvg())
-    chosen = [client.id for client in select_clients(federation)]
+    sampled = [client.id for client in select_clients(federation)]
     _, sent = uploads(FedAvg(), toy)
-    mean = params.weighted_mean([sent[c] for c in chosen], [federation.ctx.client_sizes[c] for c in chosen])
+    mean = params.weighted_mean([sent[c] for c in sampled], [federation.ctx.client_sizes[c] for c in sampled])
     with federation.worker_pool:
         next(run_rounds(federation, 1))
     assert close([federation.state.server["model"]], [mean])
 
 
-def test_a_client_counts_its_examples_or_one():
+def test_aggregation_weights_are_numbers_of_examples_or_uniform():
     _, sent = uploads(FedAvg(), TOYS["uneven"])
     for weighting, shares in (("samples", [3, 6, 11]), ("uniform", [1, 1, 1])):
         [ours, *_] = models(FedAvg(), TOYS["uneven"].changed(aggregation=weighting), rounds=1)
@@ -80,17 +81,17 @@ def test_a_client_counts_its_examples_or_one():
     assert not close(models(FedAvg(), TOYS["uneven"]), models(FedAvg(), uniform), 1e-6)
 
 
-def test_who_holds_everything_takes_the_steps_of_those_who_take_part():
-    steps = TOYS["even"].changed(clients_per_round=2).federation(Centralized()).state.clients[0]
-    steps.begin_round(1)
-    assert len(steps._private_batches("private")) == 2 * 3
+def test_centralized_takes_the_steps_of_the_sampled_clients():
+    client = TOYS["even"].changed(clients_per_round=2).federation(Centralized()).state.clients[0]
+    client.begin_round(1)
+    assert len(client._private_batches("private")) == 2 * 3
     toy = make_toy([8, 8, 8]).changed(local_steps=None, local_epochs=1, clients_per_round=2, batch_size=4)
-    epochs = toy.federation(Centralized()).state.clients[0]
-    epochs.begin_round(1)
-    assert len(epochs._private_batches("private")) == 4, "two thirds of six batches"
+    client = toy.federation(Centralized()).state.clients[0]
+    client.begin_round(1)
+    assert len(client._private_batches("private")) == 4, "two thirds of six batches"
 
 
-def test_the_global_model_is_examined_beside_the_personal_one():
+def test_global_model_is_evaluated_in_addition_to_personal_models():
     def rows(method):
         federation = TOYS["uneven"].federation(method)
         with federation.worker_pool:
@@ -101,34 +102,34 @@ def test_the_global_model_is_examined_beside_the_personal_one():
     assert all("global_accuracy" not in row for method in (Local(), FedBN(), FedMosaic()) for row in rows(method))
 
 
-def test_uploads_are_let_go_of_before_the_next_round():
-    class Watched(FedAvg):
-        def aggregate(self, server, uploads, world):
+def test_uploads_are_released_before_the_next_round():
+    class RecordsUploads(FedAvg):
+        def aggregate(self, server, uploads, ctx):
             seen.extend(weakref.ref(tensor) for upload in uploads.values() for tensor in upload["model"].values())
-            return super().aggregate(server, uploads, world)
+            return super().aggregate(server, uploads, ctx)
 
     seen: list = []
-    federation = TOYS["even"].federation(Watched())
+    federation = TOYS["even"].federation(RecordsUploads())
     with federation.worker_pool:
         next(run_rounds(federation, 2))
     assert len(seen) == 12
     assert not any(reference() is not None for reference in seen)
 
 
-def test_a_centre_takes_no_step_too_many():
-    """9 of 14 of 42 batches are 27, whatever floating point makes of it."""
+def test_number_of_centralized_steps_is_exact():
+    """9/14 of 42 batches are 27, despite rounding of floating-point numbers."""
     toy = make_toy([12] * 14).changed(local_steps=None, local_epochs=1, clients_per_round=9, batch_size=4)
-    centre = toy.federation(Centralized()).state.clients[0]
-    centre.begin_round(1)
-    assert len(centre._private_batches("private")) == 27
+    client = toy.federation(Centralized()).state.clients[0]
+    client.begin_round(1)
+    assert len(client._private_batches("private")) == 27
 
 
-def test_the_optimizer_s_memory_is_each_model_s_own():
+def test_every_model_has_its_own_optimizer_state():
     toy = TOYS["even"]
     kept, reset = (run_toy(Ditto(), toy.changed(optimizer_state=policy)) for policy in ("keep", "reset"))
     assert {"model.optimizer", "personal.optimizer"} <= kept.state.clients[0].state.keys()
     assert not any("optimizer" in key for key in reset.state.clients[0].state)
-    memory = kept.state.clients[0].state
+    state = kept.state.clients[0].state
     assert not torch.equal(
-        memory["model.optimizer"]["head.bias"]["exp_avg"], memory["personal.optimizer"]["head.bias"]["exp_avg"]
+        state["model.optimizer"]["head.bias"]["exp_avg"], state["personal.optimizer"]["head.bias"]["exp_avg"]
     )

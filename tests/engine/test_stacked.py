@@ -44,7 +44,7 @@ def test_stacked_training_equals_separate_training(method, toy):
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_batch_statistics_are_per_client(method, policy):
-    # By plain steps: a bias before a normalisation has no gradient but rounding, which Adam would blow up.
+    # SGD, because a bias before a normalisation has only a rounding error as gradient, which Adam would amplify.
     for toy in (TOYS["uneven"], TOYS["epochs"], make_toy([5, 1, 4]).changed(local_steps=None)):
         check(method, toy.changed(bn_buffers=policy, optimizer="sgd", momentum=0.5))
 
@@ -60,22 +60,22 @@ def test_clients_with_and_without_optimizer_state_can_be_stacked():
 
 
 def check(method, toy):
-    one_by_one, together = toy.federation(method), toy.changed(execution="stacked").federation(method)
-    assert (one_by_one.execution, together.execution) == ("threads", "stacked")
-    with one_by_one.worker_pool, together.worker_pool:
-        for expected, seen in zip(run_rounds(one_by_one, 3), run_rounds(together, 3), strict=True):
+    separate, stacked = toy.federation(method), toy.changed(execution="stacked").federation(method)
+    assert (separate.execution, stacked.execution) == ("threads", "stacked")
+    with separate.worker_pool, stacked.worker_pool:
+        for expected, seen in zip(run_rounds(separate, 3), run_rounds(stacked, 3), strict=True):
             for left, right in zip(expected.rows, seen.rows, strict=True):
-                assert_alike(left, right)
-    assert close(list(personal_models(one_by_one).values()), list(personal_models(together).values()), 1e-9)
-    left, right = capture_state(one_by_one.state), capture_state(together.state)
+                assert_rows_close(left, right)
+    assert close(list(personal_models(separate).values()), list(personal_models(stacked).values()), 1e-9)
+    left, right = capture_state(separate.state), capture_state(stacked.state)
     assert {k: a.shape for k, a in left[0].items()} == {k: a.shape for k, a in right[0].items()}, "same checkpoints"
 
 
-def assert_alike(left, right):
+def assert_rows_close(left, right):
     assert left.keys() == right.keys()
     for key, value in left.items():
-        alike = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, int | float) else value
-        assert right[key] == alike, key
+        expected = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, int | float) else value
+        assert right[key] == expected, key
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
@@ -84,29 +84,29 @@ def test_stacked_runs_are_reproducible_with_any_workers_and_after_resume(method,
     toy = make_toy([6, 9, 7, 3, 8]).changed(execution="stacked", clients_per_round=4)
     toy.dtype = torch.float32
     assert same(models(method, toy), models(method, toy.changed(workers=3)))
-    halfway, again, whole = (toy.federation(method) for _ in range(3))
-    with halfway.worker_pool, again.worker_pool, whole.worker_pool:
+    halfway, resumed, uninterrupted = (toy.federation(method) for _ in range(3))
+    with halfway.worker_pool, resumed.worker_pool, uninterrupted.worker_pool:
         list(run_rounds(halfway, 2))
-        restore_state(again, *from_disk(capture_state(halfway.state)), 2)
-        assert list(run_rounds(again, 4)) == list(run_rounds(whole, 4))[2:]
-    assert same(list(personal_models(again).values()), list(personal_models(whole).values()))
+        restore_state(resumed, *from_disk(capture_state(halfway.state)), 2)
+        assert list(run_rounds(resumed, 4)) == list(run_rounds(uninterrupted, 4))[2:]
+    assert same(list(personal_models(resumed).values()), list(personal_models(uninterrupted).values()))
 
 
 def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
     """Otherwise the tests above would compare equal code paths."""
-    together = Counter()
+    dispatched = Counter()
     original = lockstep.dispatch
 
     def note(requests):
-        together.update((request.group_key[1], len(requests)) for request in requests[:1])
+        dispatched.update((request.group_key[1], len(requests)) for request in requests[:1])
         original(requests)
 
     monkeypatch.setattr(lockstep, "dispatch", note)
     models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
-    assert together == {("fit", 3): 2, ("predict", 3): 4}
-    together.clear()
+    assert dispatched == {("fit", 3): 2, ("predict", 3): 4}
+    dispatched.clear()
     models(PFedMe(inner_steps=2), TOYS["uneven"].changed(execution="stacked", local_steps=5), rounds=1)
-    assert together == {("gradient", 3): 10, ("predict", 3): 2}
+    assert dispatched == {("gradient", 3): 10, ("predict", 3): 2}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -121,36 +121,36 @@ def test_stacked_network_equals_separate_networks(name, lengths):
     for key in trained:
         weights[key].requires_grad_()
     images = torch.zeros(5, 3, *shape, dtype=torch.float64)
-    for place, each in enumerate(inputs):
-        images[: len(each), place] = each
+    for index, each in enumerate(inputs):
+        images[: len(each), index] = each
     present = torch.arange(5) < torch.tensor(lengths)[:, None]
-    way = ForwardContext(3, training=True, mask=None if len(set(lengths)) == 1 else present)
+    ctx = ForwardContext(3, training=True, mask=None if len(set(lengths)) == 1 else present)
     stack = StackedNetwork(networks[0])
-    logits = stack.head(weights, stack.features(weights, images, way), way)
-    losses = [cross_entropy(logits[place, :length], labels[place]) for place, length in enumerate(lengths)]
+    logits = stack.head(weights, stack.features(weights, images, ctx), ctx)
+    losses = [cross_entropy(logits[index, :length], labels[index]) for index, length in enumerate(lengths)]
     gradients = dict(zip(trained, torch.autograd.grad(sum(losses), [weights[key] for key in trained]), strict=True))
-    for place, net in enumerate(networks):
-        alone = net.train()(inputs[place])
-        cross_entropy(alone, labels[place]).backward()
-        assert torch.allclose(logits[place, : lengths[place]], alone, atol=1e-9)
-        assert all(torch.allclose(gradients[k][place], p.grad, atol=1e-9) for k, p in net.named_parameters())
-        assert all(torch.allclose(weights[k][place], b) for k, b in net.named_buffers()), "running statistics"
+    for index, net in enumerate(networks):
+        alone = net.train()(inputs[index])
+        cross_entropy(alone, labels[index]).backward()
+        assert torch.allclose(logits[index, : lengths[index]], alone, atol=1e-9)
+        assert all(torch.allclose(gradients[k][index], p.grad, atol=1e-9) for k, p in net.named_parameters())
+        assert all(torch.allclose(weights[k][index], b) for k, b in net.named_buffers()), "running statistics"
         net.eval()
-        whole = ForwardContext(3)
-        evaluated = stack.head(weights, stack.features(weights, images, whole), whole)
-        assert torch.allclose(evaluated[place, : lengths[place]], net(inputs[place]), atol=1e-9)
+        eval_ctx = ForwardContext(3)
+        evaluated = stack.head(weights, stack.features(weights, images, eval_ctx), eval_ctx)
+        assert torch.allclose(evaluated[index, : lengths[index]], net(inputs[index]), atol=1e-9)
 
 
 def test_all_architectures_but_transformers_are_stackable():
     sizes = {"vit": 32, "vit-tiny": 8, "alexnet-bn": 64}
-    can = {
+    stackable_by_name = {
         name: is_stackable(
             build_network(ModelSettings(name=name, width=1 / 16), (3, sizes.get(name, 8), sizes.get(name, 8)), 3)
         )
         for name in ARCHITECTURES
     }
-    assert {name for name, stackable in can.items() if not stackable} == {"vit", "vit-tiny"}
-    assert {name for name, stackable in can.items() if stackable} == NETWORKS.keys()
+    assert {name for name, stackable in stackable_by_name.items() if not stackable} == {"vit", "vit-tiny"}
+    assert {name for name, stackable in stackable_by_name.items() if stackable} == NETWORKS.keys()
 
 
 @pytest.mark.parametrize("name", NETWORKS)

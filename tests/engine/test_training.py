@@ -48,14 +48,15 @@ def test_step_batches_are_full_and_use_examples_evenly(count, batch_size, number
 def test_private_batches_do_not_depend_on_public_ones():
     client = TOYS["even"].federation(FedCT()).state.clients[0]
     client.begin_round(1)
-    alone, beside = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
+    private_only, with_public = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
     assert all(
-        torch.equal(left, right) for left, right in zip(alone.private_batches, beside.private_batches, strict=True)
+        torch.equal(left, right)
+        for left, right in zip(private_only.private_batches, with_public.private_batches, strict=True)
     )
-    assert len(beside.public_batches) == len(beside.private_batches)
+    assert len(with_public.public_batches) == len(with_public.private_batches)
     client.begin_round(2)
     assert not torch.equal(
-        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(alone.private_batches)
+        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(private_only.private_batches)
     )
 
 
@@ -84,19 +85,19 @@ def test_training_losses_are_means_over_batches():
 def test_evaluate_model_equals_a_direct_computation():
     federation = run_toy(Local(), TOYS["even"])
     client = federation.state.clients[0]
-    mark = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
+    result = evaluation.evaluate_model(client.learner, client.state["model"], client.private)
     logits = client.learner.bound_module(client.state["model"])(client.private.inputs(slice(None)))
-    assert mark.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
-    assert mark.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
-    assert mark.num_examples == len(client.private)
+    assert result.accuracy == (logits.argmax(dim=1) == client.private.labels).double().mean().item()
+    assert result.loss == pytest.approx(cross_entropy(logits, client.private.labels).item(), rel=1e-12)
+    assert result.num_examples == len(client.private)
 
 
 def test_evaluation_does_not_depend_on_the_batch_size(monkeypatch):
     federation = run_toy(Local(), TOYS["even"])
     client = federation.state.clients[0]
-    whole = client.predict_public(client.state["model"])
+    expected = client.predict_public(client.state["model"])
     monkeypatch.setattr(network_learner, "EVAL_BATCH_SIZE", 2)
-    assert torch.allclose(client.predict_public(client.state["model"]), whole, rtol=0, atol=1e-14)
+    assert torch.allclose(client.predict_public(client.state["model"]), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.usefixtures("with_batch_norm")
@@ -113,7 +114,7 @@ class TestBatchNorm:
             {},
             TrainingTask(client.private, client.public, schedule, [PseudoLabelLoss(labels, 1.0)]),
         )
-        assert model["body.2.num_batches_tracked"].item() == 2, "two batches, each with statistics of its own"
+        assert model["body.2.num_batches_tracked"].item() == 2, "two batches with separate statistics"
 
     def test_prediction_does_not_change_statistics(self):
         federation = run_toy(FedCT(), TOYS["even"])
@@ -126,11 +127,11 @@ class TestBatchNorm:
     def test_batch_of_one_example_is_skipped_with_batch_norm(self):
         toy = make_toy([5, 1, 4]).changed(local_steps=None, local_epochs=1)
         before, after = models(Local(), toy, rounds=0), models(Local(), toy, rounds=2)
-        assert same(before[1:2], after[1:2]), "a client with one example cannot train such a net"
+        assert same(before[1:2], after[1:2]), "a client with one example cannot train with batch norm"
         federation = toy.federation(Local())
         with federation.worker_pool:
             losses = [row["loss_private"] for row in next(run_rounds(federation, 1)).rows]
-        assert losses[1] is None, "a loss over no batches is none, not 0"
+        assert losses[1] is None, "a loss over no batches is None, not 0"
         assert losses[0] > 0
         assert not same(before[:1], after[:1])
 
