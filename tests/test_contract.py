@@ -271,13 +271,13 @@ def test_resume_with_batch_statistics_does_not_change_results(method, policy):
 
 def check_resume_does_not_change_results(method, toy, stop):
     halfway = run_toy(method, toy, rounds=stop)
-    resumed, whole = toy.federation(method), toy.federation(method)
+    resumed, uninterrupted = toy.federation(method), toy.federation(method)
     restore_state(resumed, *from_disk(capture_state(halfway.state)), stop)
     assert same(list(personal_models(resumed).values()), list(personal_models(halfway).values()))
-    with resumed.worker_pool, whole.worker_pool:
-        rounds, expected = list(run_rounds(resumed, 4)), list(run_rounds(whole, 4))
+    with resumed.worker_pool, uninterrupted.worker_pool:
+        rounds, expected = list(run_rounds(resumed, 4)), list(run_rounds(uninterrupted, 4))
     assert rounds == expected[stop:]
-    assert same(list(personal_models(resumed).values()), list(personal_models(whole).values()))
+    assert same(list(personal_models(resumed).values()), list(personal_models(uninterrupted).values()))
 
 
 def test_public_predictions_stay_on_the_cpu():

@@ -157,8 +157,8 @@ def test_fedavg_weights_clients_by_number_of_examples():
 def test_duplicated_examples_double_the_weight_of_a_client():
     toy = TOYS["uneven"].changed(optimizer="sgd", lr=0.2, local_steps=1, batch_size=1000)
     first, *others = toy.partition.shards
-    twice = (replace(first, train=np.repeat(first.train, 2)), *others)
-    doubled = toy.changed(partition=replace(toy.partition, shards=twice))
+    duplicated = (replace(first, train=np.repeat(first.train, 2)), *others)
+    doubled = toy.changed(partition=replace(toy.partition, shards=duplicated))
     [ours] = models(FedAvg(), doubled, rounds=1)[:1]
     # The step of the client itself does not change, because its mean gradient is the same.
     copies = uploads(FedAvg(), toy)[1]

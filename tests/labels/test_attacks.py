@@ -229,12 +229,12 @@ def test_replay_sends_nothing_in_the_first_round():
 @pytest.mark.parametrize("defence", [{}, {"normalise": True, "cap_share": 0.4, "reputation": True}])
 def test_resume_keeps_attackers_and_reputations(kind, defence):
     toy = FIVE_CLIENTS.changed(attack={"kind": kind, "clients": (0, 4)}, defence=defence)
-    whole, stopped, resumed = run_toy(ENTROPY, toy, 5), run_toy(ENTROPY, toy, 2), toy.federation(ENTROPY)
+    uninterrupted, stopped, resumed = run_toy(ENTROPY, toy, 5), run_toy(ENTROPY, toy, 2), toy.federation(ENTROPY)
     restore_state(resumed, *from_disk(capture_state(stopped.state)), 2)
     with resumed.worker_pool:
         for _ in run_rounds(resumed, 5):
             pass
-    left, right = capture_state(whole.state)[0], capture_state(resumed.state)[0]
+    left, right = capture_state(uninterrupted.state)[0], capture_state(resumed.state)[0]
     assert left.keys() == right.keys()
     assert all(np.array_equal(left[name], right[name], equal_nan=True) for name in left)
     assert ("server/agreement" in left) == bool(defence)

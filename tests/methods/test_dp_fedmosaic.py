@@ -95,14 +95,14 @@ def test_ledger_contains_exactly_the_released_messages(method):
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY])
 def test_resume_neither_draws_noise_nor_spends_budget_twice(method, labels):
     toy = TOY.changed(privacy={**NOISY, "labels": labels})
-    whole = run_toy(method, toy, rounds=5)
+    uninterrupted = run_toy(method, toy, rounds=5)
     stopped = run_toy(method, toy, rounds=2)
     resumed = toy.federation(method)
     restore_state(resumed, *from_disk(capture_state(stopped.state)), 2)
     with resumed.worker_pool:
         for _ in run_rounds(resumed, 5):
             pass
-    left, right = capture_state(whole.state), capture_state(resumed.state)
+    left, right = capture_state(uninterrupted.state), capture_state(resumed.state)
     assert left[1] == right[1]
     assert all(np.array_equal(left[0][name], right[0][name]) for name in left[0])
 
