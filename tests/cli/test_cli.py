@@ -1,4 +1,4 @@
-"""The commands as people type them."""
+"""The training commands on the command line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.methods.registry import METHODS
 from tests.conftest import fedmosaic
 
-# Two rounds alone would be all there is: the first exchange comes early enough to matter.
+# One warm-up round, so that the other two exchange labels.
 SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "methods.fedmosaic.warmup_rounds=1")
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """A command in an empty directory, in this process."""
+    """Run a command in an empty directory, in this process."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
@@ -36,20 +36,20 @@ def invoke(tmp_path, monkeypatch):
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """The files that must be the same whenever a run is made again."""
+    """The files that must be identical if a run is repeated."""
     files = [folder / "rounds.jsonl", folder / "summary.json", *sorted((folder / "models").iterdir())]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def wait_for_rounds(log: Path, lines: int) -> None:
-    """Until a run that was started elsewhere has logged so much."""
+    """Wait until a run in another process has logged this number of lines."""
     deadline = time.monotonic() + 60
     while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
-        assert time.monotonic() < deadline, "the run does not get going"
+        assert time.monotonic() < deadline, "the run does not start"
         time.sleep(0.01)
 
 
-def test_the_whole_path(tmp_path):
+def test_partition_train_evaluate_and_report(tmp_path):
     done = fedmosaic("partition", "--scheme", "dirichlet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shards = tmp_path / "shards" / "digits-dirichlet-s0"
@@ -93,14 +93,14 @@ def test_the_whole_path(tmp_path):
     assert "| baseline | Centralized |" in done.stdout
 
 
-def test_a_run_leaves_the_files_it_promises(finished_runs):
+def test_a_run_writes_the_documented_files(finished_runs):
     run = finished_runs / "quickstart" / "fedmosaic-entropy" / "seed-1"
     assert {"config.yaml", "env.json", "rounds.jsonl", "timings.jsonl", "checkpoints", "models", "summary.json"} <= {
         path.name for path in run.iterdir()
     }
     rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in range(1, 8) for c in range(10)]
-    # Five rounds alone, the first exchange after the fifth.
+    # Five warm-up rounds; the first exchange is after the fifth.
     assert [sum(row["bits_up"] for row in rows if row["round"] == r) > 0 for r in range(1, 8)] == [False] * 4 + [
         True
     ] * 3
@@ -159,7 +159,7 @@ def test_the_same_run_twice_gives_the_same_bytes_with_any_number_of_workers(tmp_
     assert results(folders[0]) == results(folders[1])
 
 
-def test_resume_leaves_finished_runs_alone_and_can_add_rounds(tmp_path):
+def test_resume_skips_finished_runs_and_can_add_rounds(tmp_path):
     assert fedmosaic("train", *SHORT, cwd=tmp_path).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / RUN).rglob("*") if path.is_file()}
     done = fedmosaic("train", *SHORT, "--resume", cwd=tmp_path)
@@ -246,7 +246,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
-def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, arguments, words):
+def test_invalid_requests_print_one_line_and_write_nothing(invoke, tmp_path, arguments, words):
     if "cuda" in arguments:
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
@@ -259,7 +259,7 @@ def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, argumen
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_directory_that_is_not_empty_is_left_alone(invoke, tmp_path):
+def test_a_run_directory_with_content_is_refused(invoke, tmp_path):
     folder = tmp_path / RUN
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("irreplaceable")
@@ -271,7 +271,7 @@ def test_a_run_directory_that_is_not_empty_is_left_alone(invoke, tmp_path):
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_run_that_was_killed_before_it_began_is_no_run(invoke, tmp_path):
+def test_a_run_killed_before_its_start_is_not_a_run(invoke, tmp_path):
     folder = tmp_path / RUN
     folder.mkdir(parents=True)
     (folder / ".lock").write_text("")
@@ -310,7 +310,7 @@ def test_a_model_of_another_client_is_not_evaluated(invoke, finished_runs, tmp_p
     assert "client-004.safetensors" in result.stderr
 
 
-def test_evaluate_can_look_at_the_training_part(invoke, finished_runs, tmp_path):
+def test_evaluate_accepts_the_training_split(invoke, finished_runs, tmp_path):
     shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
     result = invoke("evaluate", "q/local/seed-0", "--split", "train", "--json")
     assert result.exit_code == 0, result.stderr
@@ -320,7 +320,7 @@ def test_evaluate_can_look_at_the_training_part(invoke, finished_runs, tmp_path)
     assert (tmp_path / "q" / "local" / "seed-0" / "evaluation-train.json").is_file()
 
 
-def test_training_on_shards_keeps_to_them(invoke, tmp_path):
+def test_training_on_shards_refuses_other_data_settings(invoke, tmp_path):
     assert (
         invoke("partition", "--scheme", "pathological", "--clients", "5", "--seed", "7", "--out", "mine").exit_code == 0
     )
@@ -335,7 +335,7 @@ def test_training_on_shards_keeps_to_them(invoke, tmp_path):
     assert "re-run 'fedmosaic partition'" in result.stderr
 
 
-def test_a_variation_of_a_preset_gets_shards_of_its_own(invoke, tmp_path):
+def test_changed_data_settings_get_separate_shards(invoke, tmp_path):
     assert invoke("train", *SHORT).exit_code == 0
     assert invoke("train", *SHORT, "--set", "data.alpha=0.5", "--runs-dir", "other").exit_code == 0
     assert invoke("partition", "--preset", "quickstart").exit_code == 0, "the preset's own shards are there already"
@@ -345,7 +345,7 @@ def test_a_variation_of_a_preset_gets_shards_of_its_own(invoke, tmp_path):
     assert "quickstart-s0" in names
 
 
-def test_dry_run_tells_origins_and_costs_and_writes_nothing(invoke, tmp_path):
+def test_dry_run_shows_origins_and_costs_and_writes_nothing(invoke, tmp_path):
     result = invoke("train", *SHORT, "--set", "train.lr=0.5", "--set", "train.local_epochs=2", "--dry-run")
     assert result.exit_code == 0, result.stderr
     text = re.sub(r" +", " ", result.stdout)
@@ -394,7 +394,7 @@ def test_divergence_stops_the_run_and_names_the_client(invoke, tmp_path, method)
     assert not list(tmp_path.rglob("summary.json"))
 
 
-def test_a_directory_that_cannot_be_written_is_a_lack_of_resources(invoke, tmp_path):
+def test_an_unwritable_directory_is_a_resource_error(invoke, tmp_path):
     result = invoke("partition", "--scheme", "iid", "--out", "/proc/nowhere/shards")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     (tmp_path / "file").write_text("")
@@ -410,7 +410,7 @@ def test_a_directory_that_cannot_be_written_is_a_lack_of_resources(invoke, tmp_p
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
 
 
-def test_runs_can_be_sent_elsewhere_by_the_environment(tmp_path):
+def test_an_environment_variable_sets_the_runs_directory(tmp_path):
     done = fedmosaic("train", *SHORT, "-q", cwd=tmp_path, FEDMOSAIC_RUNS=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "elsewhere" / "quickstart").is_dir()
@@ -418,7 +418,7 @@ def test_runs_can_be_sent_elsewhere_by_the_environment(tmp_path):
     assert "FedMosaic (entropy, warmup_rounds=1)" in done.stdout
 
 
-def test_report_writes_every_form(invoke, finished_runs, tmp_path):
+def test_report_writes_every_format(invoke, finished_runs, tmp_path):
     result = invoke("report", finished_runs, "--out", "tables")
     assert result.exit_code == 0, result.stderr
     forms = {f"{table}.{form}" for table in ("table", "label-skew") for form in ("csv", "md", "svg", "tex")}
@@ -428,8 +428,8 @@ def test_report_writes_every_form(invoke, finished_runs, tmp_path):
     assert "FedMosaic" in (tmp_path / "tables" / "table.svg").read_text()
 
 
-def test_a_terminal_gets_a_moving_bar_and_colours(tmp_path):
-    """Through a pseudo-terminal, as a person would see it."""
+def test_a_terminal_shows_a_progress_bar_and_colours(tmp_path):
+    """Uses a pseudo-terminal."""
     pty = pytest.importorskip("pty")
     primary, secondary = pty.openpty()
     process = subprocess.Popen(
@@ -455,7 +455,7 @@ def test_a_terminal_gets_a_moving_bar_and_colours(tmp_path):
     assert "━".encode() in seen
 
 
-def test_what_to_do_next_keeps_the_conditions(invoke):
+def test_the_suggested_next_command_keeps_the_options(invoke):
     result = invoke("train", *SHORT, "--seeds", "3,4", "--set", "train.lr=0.01", "--runs-dir", "my runs")
     assert (
         "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --runs-dir 'my runs' "
@@ -463,14 +463,14 @@ def test_what_to_do_next_keeps_the_conditions(invoke):
     ) in result.stdout
 
 
-def test_names_are_shown_as_they_are(invoke, tmp_path):
-    """Square brackets mean colours to the library that draws the tables."""
+def test_names_with_square_brackets_are_printed_verbatim(invoke, tmp_path):
+    """rich interprets square brackets as markup."""
     result = invoke("train", *SHORT, "--run-dir", "a[red]b[/nope]")
     assert result.exit_code == 0, result.stderr
     assert "a[red]b[/nope]" in result.stdout
 
 
-def test_a_method_that_would_be_another_one_is_called_out(invoke):
+def test_a_method_equivalent_to_another_one_causes_a_warning(invoke):
     result = invoke("baseline", "fedbn", "--preset", "quickstart", "--dry-run")
     assert "warning: FedBN equals FedAvg here" in result.stderr
     for key in ("model.name", "clients.0-9.model"):
@@ -482,13 +482,13 @@ def test_a_method_that_would_be_another_one_is_called_out(invoke):
     assert "5 clusters for 5 clients in a round" in result.stderr
 
 
-def test_without_a_public_set_those_who_need_none_are_played(invoke):
+def test_without_a_public_set_methods_that_need_one_are_left_out(invoke):
     result = invoke("baseline", "all", "--preset", "quickstart", "--dry-run", "--set", "data.public_size=0")
     assert result.exit_code == 0
     assert "left out: each of FedCT, PerFed-CKT, Gated co-training needs a public set" in result.stderr
 
 
-def test_a_federation_of_many_kinds(invoke, tmp_path):
+def test_clients_can_have_different_models(invoke, tmp_path):
     short = ("--preset", "quickstart-mixed", "--rounds", "3", "--set", "clients.6-7.model=decision-tree", "-q")
     trained = invoke("train", *short, "--set", "methods.fedmosaic.warmup_rounds=1")
     assert trained.exit_code == 0, trained.stderr
@@ -507,7 +507,7 @@ def test_a_federation_of_many_kinds(invoke, tmp_path):
     }
 
 
-def test_personal_and_global_accuracy_stand_side_by_side(finished_runs):
+def test_summaries_have_personal_and_global_accuracy(finished_runs):
     def summary(method):
         return json.loads((finished_runs / "quickstart" / method / "seed-0" / "summary.json").read_text())
 
@@ -520,7 +520,7 @@ def test_personal_and_global_accuracy_stand_side_by_side(finished_runs):
     assert summary("fedbn")["accuracy"] == summary("fedavg")["accuracy"]
 
 
-def test_what_plans_its_rounds_ahead_cannot_be_prolonged(invoke, finished_runs, tmp_path):
+def test_methods_that_depend_on_total_rounds_refuse_more_rounds(invoke, finished_runs, tmp_path):
     for method, code in (("fedphp", 2), ("fedprox", 0)):
         shutil.copytree(finished_runs / "quickstart" / method / "seed-0", tmp_path / method)
         options = ("--preset", "quickstart", "--resume", "--rounds", "8", "-q", "--run-dir", str(tmp_path / method))
@@ -529,19 +529,19 @@ def test_what_plans_its_rounds_ahead_cannot_be_prolonged(invoke, finished_runs, 
         assert ("every round of FedPHP depends" in result.stderr) == bool(code)
 
 
-def test_all_methods_are_listed_with_what_travels(invoke):
+def test_all_methods_are_listed_with_what_they_share(invoke):
     listed = json.loads(invoke("baseline", "--list", "--json").stdout)
     assert [method["name"] for method in listed] == list(METHODS)
     assert {method["family"] for method in listed} == {"baseline", "FL", "PFL", "co-training"}
     assert all(method["travels"] and method["citation"] and method["evaluated"] for method in listed)
 
 
-def test_a_method_that_never_collaborates_is_called_out(invoke):
+def test_a_run_without_exchange_causes_a_warning(invoke):
     result = invoke("train", "--preset", "quickstart", "--rounds", "2", "--dry-run")
     assert "FedMosaic equals Local here" in result.stderr
 
 
-def test_several_can_partition_at_once(tmp_path):
+def test_concurrent_partition_commands_agree(tmp_path):
     command = [sys.executable, "-m", "fedmosaic_cli", "partition", "--scheme", "iid", "-q"]
     processes = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     ends = [(process.communicate()[1], process.returncode) for process in processes]
@@ -549,7 +549,7 @@ def test_several_can_partition_at_once(tmp_path):
     assert [path.name for path in (tmp_path / "shards").iterdir()] == ["digits-iid-s0"]
 
 
-def test_closed_outputs_do_no_harm(tmp_path):
+def test_closed_output_streams_are_tolerated(tmp_path):
     command = f"{sys.executable} -m fedmosaic_cli presets list"
     for closed in (">&-", "2>&-", "| true"):
         done = subprocess.run(
@@ -562,7 +562,7 @@ def test_closed_outputs_do_no_harm(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "chosen", "said"), [("auto", "stacked", "clients stacked"), ("threads", "threads", "clients one by one")]
 )
-def test_how_clients_are_run_is_chosen_said_and_recorded(tmp_path, asked, chosen, said):
+def test_the_execution_mode_is_chosen_shown_and_recorded(tmp_path, asked, chosen, said):
     done = fedmosaic("train", *SHORT, "--set", f"train.execution={asked}", "--workers", "1", cwd=tmp_path)
     assert f"on cpu: {said}, 1 worker" in done.stderr
     for name in ("env.json", "summary.json"):
@@ -578,7 +578,7 @@ def test_a_network_that_cannot_be_stacked_is_refused_before_anything_is_written(
     assert "vit-tiny cannot be stacked (train.execution): use auto or threads" in result.stderr
 
 
-def test_a_plan_foretells_memory(invoke):
+def test_dry_run_estimates_memory(invoke):
     plans = {
         how: json.loads(
             invoke("train", "--preset", "quickstart", "--set", f"train.execution={how}", "--dry-run", "--json").stdout
@@ -589,7 +589,7 @@ def test_a_plan_foretells_memory(invoke):
     assert 0 < plans["threads"]["step_mb"] < plans["stacked"]["step_mb"] < 10
 
 
-def test_a_full_gpu_is_told_apart_from_a_full_machine():
+def test_out_of_memory_errors_distinguish_gpu_and_host():
     from fedmosaic_cli.cli.app import describe_error
 
     full = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -1,4 +1,4 @@
-"""`--dp` and its kin, as people type them."""
+"""The privacy options on the command line."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def invoke(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, arguments, words):
+def test_invalid_options_print_one_line_and_write_nothing(invoke, tmp_path, arguments, words):
     result = invoke("train", *SHORT, *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     [line] = result.stderr.splitlines()
@@ -112,7 +112,7 @@ def test_nonsense_gets_one_line_and_nothing_is_written(invoke, tmp_path, argumen
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "perfedckt"])
-def test_who_shares_no_labels_cannot_hide_them(invoke, method):
+def test_methods_that_share_no_labels_refuse_noise(invoke, method):
     result = invoke("baseline", method, *SHORT, "--dp", "krr", "--dp-epsilon", "3", "--dry-run")
     assert result.exit_code == 2
     assert "shares no labels of the public set, but noise is configured for them (privacy)" in result.stderr
@@ -123,7 +123,7 @@ def test_who_shares_no_labels_cannot_hide_them(invoke, method):
     assert "but a defence for them is configured (defence)" in result.stderr
 
 
-def test_baselines_stay_as_references_and_others_are_left_out(invoke):
+def test_baselines_run_without_noise_and_others_are_left_out(invoke):
     result = invoke("baseline", "all", *SHORT, "--dp", "xor", "--dp-epsilon", "3", "--dry-run", "--json")
     assert result.exit_code == 0, result.stderr
     planned = {Path(run["path"]).parts[-2]: run["privacy"] for run in json.loads(result.stdout)["runs"]}
@@ -134,7 +134,7 @@ def test_baselines_stay_as_references_and_others_are_left_out(invoke):
     assert "left out: each of FedAvg, " in result.stderr
 
 
-def test_a_plan_tells_the_block(invoke, tmp_path):
+def test_dry_run_shows_the_privacy_budget(invoke, tmp_path):
     result = invoke(
         "train", *SHORT, "--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run"
     )
@@ -146,13 +146,13 @@ def test_a_plan_tells_the_block(invoke, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_delta_that_promises_nothing_is_called_out(invoke):
+def test_a_large_delta_causes_a_warning(invoke):
     plan = ("train", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--dry-run")
     assert "warning: delta 0.1 is not below 1/" in invoke(*plan, "--dp-delta", "0.1").stderr
     assert "warning" not in invoke(*plan).stderr
 
 
-def test_noise_can_be_switched_off_whatever_a_preset_says(invoke, tmp_path):
+def test_dp_off_overrides_the_noise_of_a_preset(invoke, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(
         "extends: quickstart\ndescription: mine\nprivacy: {labels: xor, label_epsilon: 2.0, noise_multiplier: 1}\n"
@@ -164,7 +164,7 @@ def test_noise_can_be_switched_off_whatever_a_preset_says(invoke, tmp_path):
     assert (changed["labels"]["mechanism"], changed["total_epsilon"]) == ("xor", pytest.approx(5))
 
 
-def test_a_run_tells_before_and_after(invoke, tmp_path):
+def test_a_run_prints_the_budget_before_and_after(invoke, tmp_path):
     options = ("--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--seeds", "0,1", "--quiet")
     result = invoke("train", *SHORT, *options)
     assert result.exit_code == 0, result.stderr
@@ -178,14 +178,14 @@ def test_a_run_tells_before_and_after(invoke, tmp_path):
     assert summary["privacy_settings"]["epsilon"] == 8
 
 
-def test_what_was_given_away_must_be_written_down(invoke, monkeypatch):
+def test_a_run_without_ledgers_fails(invoke, monkeypatch):
     monkeypatch.setattr(experiment, "privacy_ledgers", lambda federation: {})
     result = invoke("baseline", "fedct", *SHORT, "--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--quiet")
     assert result.exit_code == 3
     assert "no client has a privacy ledger (privacy)" in result.stderr
 
 
-def test_a_budget_for_so_many_rounds_is_none_for_more(invoke):
+def test_a_privacy_budget_refuses_more_rounds(invoke):
     run = ("baseline", "fedct", *SHORT, "--dp", "krr", "--quiet")
     assert invoke(*run, "--dp-epsilon", "8", "--rounds", "2").exit_code == 0
     more = invoke(*run, "--dp-epsilon", "8", "--rounds", "3", "--resume", "--allow-nonidentical")
@@ -196,8 +196,8 @@ def test_a_budget_for_so_many_rounds_is_none_for_more(invoke):
 @pytest.mark.parametrize(
     "change", [("--set", "methods.fedct.warmup_rounds=2"), ("--set", "train.lr=0.001"), ("--dp-delta", "1e-6")]
 )
-def test_a_run_with_noise_goes_on_as_it_was_or_not_at_all(invoke, change):
-    """Another number of exchanges would have other noise, and the same noise over other labels would tell of both."""
+def test_a_run_with_noise_refuses_any_change_on_resume(invoke, change):
+    """Other exchanges need other noise, and equal noise on different labels would reveal them."""
     run = ("baseline", "fedct", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--quiet")
     assert invoke(*run, "--rounds", "2").exit_code == 0
     changed = invoke(*run, "--rounds", "2", *change, "--resume", "--allow-nonidentical")
@@ -205,7 +205,7 @@ def test_a_run_with_noise_goes_on_as_it_was_or_not_at_all(invoke, change):
     assert len(changed.stderr.splitlines()) == 1
 
 
-def test_local_training_is_the_same_run_with_and_without_noise_for_others(invoke, tmp_path):
+def test_local_runs_do_not_depend_on_noise(invoke, tmp_path):
     assert invoke("baseline", "local", *SHORT, "--rounds", "2", "--quiet").exit_code == 0
     again = invoke(
         "baseline", "local", *SHORT, "--rounds", "2", "--quiet", "--resume", "--dp", "krr", "--dp-epsilon", "1"
@@ -215,7 +215,7 @@ def test_local_training_is_the_same_run_with_and_without_noise_for_others(invoke
     assert "privacy" not in (tmp_path / "runs/quickstart/local/seed-0/config.yaml").read_text()
 
 
-def test_what_to_do_next_keeps_the_noise(invoke):
+def test_the_suggested_next_command_keeps_privacy_options(invoke):
     noise = ("--dp", "krr", "--dp-epsilon", "8", "--dp-delta", "1e-06", "--dp-unit", "client", "--dp-max-eps", "9")
     result = invoke("train", *SHORT, "--rounds", "2", *noise)
     assert result.exit_code == 0, result.stderr
@@ -223,13 +223,13 @@ def test_what_to_do_next_keeps_the_noise(invoke):
     assert "--dp krr --dp-epsilon 8 --dp-delta 1e-06 --dp-unit client --dp-max-eps 9.0" in line
 
 
-def test_traffic_is_foretold_as_noise_makes_it(invoke):
+def test_estimated_traffic_includes_noise(invoke):
     options = ("--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run", "--json")
     [run] = json.loads(invoke("train", "--preset", "quickstart", *options).stdout)["runs"]
     assert run["bits_up"] == 300 * 4 + 10 * 8
 
 
-def test_rounds_without_a_quorum_are_told_and_marked(invoke):
+def test_rounds_with_too_few_clients_are_reported_and_recorded(invoke):
     attack = ("--set", "attack.kind=missing", "--set", "attack.clients=[1]", "--set", "defence.min_clients=10")
     done = invoke("train", "--preset", "quickstart", "--rounds", "6", "--quiet", *attack)
     assert done.exit_code == 0, done.stderr

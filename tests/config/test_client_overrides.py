@@ -1,4 +1,4 @@
-"""The section `clients`: who differs, and which methods can be played then."""
+"""The section `clients`: overrides per client, and which methods support them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(method, *assignments, clients=6):
     return resolve_run_config("x", layers, method, 0, DataDirs())
 
 
-def test_a_range_and_a_name_are_enough():
+def test_a_range_and_a_model_name_configure_clients():
     config = run("fedmosaic", "clients.0-1.model=cnn", "clients.3={model: {name: mlp, hidden: [7]}, lr: 0.5}")
     assert [config.model_settings_for(client).name for client in range(6)] == ["cnn", "cnn", "mlp", "mlp", "mlp", "mlp"]
     assert [config.model_settings_for(client).hidden for client in (2, 3)] == [(64,), (7,)]
@@ -30,7 +30,7 @@ def test_a_range_and_a_name_are_enough():
     assert config.train_settings_for(3).rounds == config.train.rounds
 
 
-def test_every_value_knows_its_origin():
+def test_every_value_has_an_origin():
     layers = ConfigLayers()
     layers.add_all(load_preset("quickstart-mixed").layers)
     layers.add_assignment("clients.2-3.lr=0.5")
@@ -39,7 +39,7 @@ def test_every_value_knows_its_origin():
     assert layers.origin("train.momentum") == "default"
 
 
-def test_numbers_as_keys_are_clients_too():
+def test_integer_keys_name_clients():
     layers = ConfigLayers()
     layers.add("file", {"data": {"clients": 3}, "clients": {2: {"optimizer": "sgd", "momentum": 0.5}}})
     config = resolve_run_config("x", layers, "fedavg", 0, DataDirs())
@@ -77,30 +77,30 @@ def test_numbers_as_keys_are_clients_too():
         ("train.clients_per_round=7", "(--set): it must be at most 6"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(assignment, words):
+def test_invalid_sections_are_refused_in_one_line(assignment, words):
     with pytest.raises(RequestError) as error:
         run("fedmosaic", assignment)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_keys_of_a_model_are_laid_over_those_that_are_there():
+def test_model_options_of_clients_are_merged():
     config = run("fedmosaic", "clients.1.model=random-forest", "clients.1.model.trees=7")
     assert (config.model_settings_for(1).name, config.model_settings_for(1).trees) == ("random-forest", 7)
     config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model.depth=2")
     assert (config.model_settings_for(1).trees, config.model_settings_for(1).depth) == (9, 2)
-    # A name alone is all there is to say: what belonged to the other model goes with it.
+    # A name alone resets the options of the previous model.
     config = run("fedmosaic", "clients.1.model={name: random-forest, trees: 9}", "clients.1.model=decision-tree")
     assert (config.model_settings_for(1).name, config.model_settings_for(1).trees) == ("decision-tree", 100)
 
 
-def test_a_batch_of_one_has_no_statistics():
+def test_batch_normalisation_refuses_a_batch_of_one():
     with pytest.raises(RequestError, match="batch normalisation needs at least 2"):
         run("fedavg", "model.name=cnn-bn", "train.batch_size=1")
     assert run("fedavg", "train.batch_size=1").train.batch_size == 1
 
 
-def test_nobody_is_named_twice():
+def test_overlapping_ranges_are_refused():
     with pytest.raises(RequestError, match="client 2 is in two ranges"):
         run("fedmosaic", "clients.0-2.model=cnn", "clients.2-3.model=mlp")
     assert list(parse_client_range("4", 5)) == [4]
@@ -118,13 +118,13 @@ def test_methods_that_average_need_one_network(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_that_speak_of_a_public_set_need_one(method):
+def test_methods_that_share_labels_need_a_public_set(method):
     assert bool(run(method, "data.public_size=0").incompatibility()) == (
         method in {"fedct", "perfedckt", "fedmosaic", "gated"}
     )
 
 
-def test_a_mixed_run_is_stored_and_compared(tmp_path):
+def test_client_overrides_are_stored_and_compared_on_resume(tmp_path):
     import yaml
 
     layers = ConfigLayers()

@@ -1,4 +1,4 @@
-"""From layers to a configuration: who wins, what is refused, and in what words."""
+"""Configuration layers: precedence, validation and error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layered(*assignments: str, preset: str = "quickstart") -> ConfigLayers:
     return layers
 
 
-def test_later_layers_win_and_every_value_knows_its_origin():
+def test_later_layers_override_and_every_value_has_an_origin():
     layers = layered("train.lr=0.5", preset="quickstart-hybrid")
     run = resolve_run_config("x", layers, "fedmosaic", seed=0, data_dirs=DataDirs())
     assert (run.train.lr, run.train.rounds, run.data.scheme, run.train.momentum) == (0.5, 30, "hybrid", 0.0)
@@ -78,7 +78,7 @@ def test_a_method_reads_its_own_section_only():
         ("data=3", "write section.key=value"),
     ],
 )
-def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
+def test_invalid_assignments_are_refused_in_one_line(assignment, words):
     with pytest.raises(RequestError) as refused:
         resolve_run_config("x", layered(assignment), "fedmosaic", seed=0, data_dirs=DataDirs())
     assert words in str(refused.value)
@@ -86,7 +86,7 @@ def test_nonsense_is_refused_in_one_line_that_names_it(assignment, words):
 
 
 @given(st.text(max_size=30))
-def test_no_assignment_can_do_worse_than_be_refused(text):
+def test_any_assignment_is_accepted_or_refused(text):
     with suppress(RequestError):
         resolve_run_config("x", layered(f"train.lr={text}"), "fedmosaic", seed=0, data_dirs=DataDirs())
 
@@ -108,7 +108,7 @@ def test_no_assignment_can_do_worse_than_be_refused(text):
         ("2020-01-01", "2020-01-01"),
     ],
 )
-def test_numbers_are_read_as_people_write_them(text, value):
+def test_yaml_numbers_are_parsed_as_written(text, value):
     assert parse_yaml(text, "here") == value
     assert type(parse_yaml(text, "here")) is type(value)
 
@@ -122,7 +122,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("!!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
 )
-def test_files_that_are_no_configuration_are_refused(tmp_path, text, words):
+def test_files_without_a_configuration_are_refused(tmp_path, text, words):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(RequestError, match=words):
@@ -148,7 +148,7 @@ def test_every_preset_is_valid_for_every_method(preset, method):
     )
 
 
-def test_a_stored_run_comes_back_as_it_was(tmp_path):
+def test_a_stored_configuration_is_read_back_unchanged(tmp_path):
     run = resolve_run_config(
         "mine", layered("train.lr=0.25", "data.flip_labels=[1]"), "fedmosaic", seed=3, data_dirs=DataDirs()
     )
@@ -158,7 +158,7 @@ def test_a_stored_run_comes_back_as_it_was(tmp_path):
     assert load_run_config(files.config_path, DataDirs()) == run
 
 
-def test_a_continuation_may_only_change_what_changes_no_number():
+def test_resume_refuses_changes_that_affect_results():
     def changed(*assignments, method="local", seed=0):
         old = resolve_run_config("x", layered(), method, seed=0, data_dirs=DataDirs())
         return config_differences(old, resolve_run_config("x", layered(*assignments), method, seed, DataDirs()))
@@ -176,11 +176,11 @@ def test_a_continuation_may_only_change_what_changes_no_number():
     assert changed("train.rounds=40", method="fedphp")[0].is_overridable, "but its schedule is another one then"
 
 
-def test_flat_spells_nested_keys_with_dots():
+def test_flatten_keys_joins_nested_keys_with_dots():
     assert flatten_keys({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
 
 
-def test_a_preset_file_extends_its_neighbour_and_may_merge(tmp_path, monkeypatch):
+def test_a_preset_file_extends_a_file_in_its_directory(tmp_path, monkeypatch):
     (tmp_path / "base.yaml").write_text("train: {rounds: 7, lr: 1e-2}\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntrain: &t {batch_size: 8}\nmodel: {<<: {name: mlp}}\n")
     monkeypatch.chdir("/")
@@ -188,25 +188,25 @@ def test_a_preset_file_extends_its_neighbour_and_may_merge(tmp_path, monkeypatch
     assert (run.train.rounds, run.train.lr, run.train.batch_size) == (7, 0.01, 8)
 
 
-def test_the_later_spelling_of_a_round_s_length_wins():
+def test_a_later_round_length_replaces_the_other_one():
     assert resolve_run_config("x", layered("train.local_epochs=2"), "local", 0, DataDirs()).train.local_steps is None
     both = resolve_run_config("x", layered("train.local_epochs=2", "train.local_steps=4"), "local", 0, DataDirs()).train
     assert (both.local_epochs, both.local_steps) == (1, 4)
 
 
-def test_domains_choose_the_data_set_that_has_some():
+def test_domain_schemes_choose_a_data_set_with_domains():
     layers = ConfigLayers()
     layers.add_assignment("data.scheme=domain")
     assert resolve_run_config("x", layers, "local", 0, DataDirs()).data.dataset == "digits-domains"
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n"])
-def test_runs_are_not_named_after_just_anything(name):
+def test_unsafe_names_of_runs_are_refused(name):
     with pytest.raises(RequestError, match="is not a valid name for runs"):
         resolve_run_config(name, layered(), "local", seed=0, data_dirs=DataDirs())
 
 
-def test_a_preset_extends_what_lies_beside_it(tmp_path):
+def test_a_preset_extends_only_files_in_its_directory(tmp_path):
     (tmp_path / "base.yaml").write_text("train: {rounds: 7}")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml")
     assert load_preset(str(tmp_path / "mine.yaml")).layers[0][1] == {"train": {"rounds": 7}}

@@ -1,4 +1,4 @@
-"""The options under which a run was made, typed again for another one."""
+"""Options that repeat an existing run with another method or seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (None, {}),
         ([], {}),
@@ -32,31 +32,31 @@ def run_of(preset="quickstart", *assignments, setting="quickstart", method="ditt
         (["train", 3, "--seed", 4], {"--seed": "4"}),
     ],
 )
-def test_the_values_of_options_are_found(arguments, told):
-    assert parse_option_values(arguments) == told
+def test_option_values_are_parsed(arguments, expected):
+    assert parse_option_values(arguments) == expected
 
 
-def test_a_preset_is_named_with_what_was_changed():
+def test_changes_to_a_preset_become_options():
     run = run_of("quickstart", "train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
     words = ["--preset", "quickstart", "--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
     assert cli_args_for(run, {}, DataDirs()) == words
 
 
-def test_what_changes_no_result_is_not_told():
+def test_values_without_effect_on_results_are_omitted():
     run = run_of("quickstart", "train.workers=1", "train.execution=threads", "train.checkpoint_every=3")
     assert cli_args_for(run, {"arguments": ["train", "--workers", "1", "--device", "cpu"]}, DataDirs()) == [
         *("--preset", "quickstart", "--device", "cpu")
     ]
 
 
-def test_where_clients_are_is_said_again_unless_that_was_a_rehearsal():
+def test_federation_options_are_kept_unless_sites_were_simulated():
     arguments = ["train", "--engine", "flower", "--federation", "ours"]
     for more, words in (([], arguments[1:]), (["--simulate-sites", "10"], []), (["--local-sites", "10"], [])):
         found = cli_args_for(run_of(), {"arguments": [*arguments, *more]}, DataDirs())
         assert found == ["--preset", "quickstart", *words]
 
 
-def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
+def test_shards_are_named_relative_to_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(setting="mine", seed=1, partition_seed=5)
     arguments = ["train", "--preset", "quickstart", "--shards", "../elsewhere/mine"]
@@ -65,7 +65,7 @@ def test_shards_are_named_as_one_would_here(tmp_path, monkeypatch):
         assert cli_args_for(run, environment, DataDirs()) == ["--preset", "quickstart", "--shards", shown]
 
 
-def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
+def test_moved_shards_are_found_by_their_digest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = run_of(setting="mine", seed=1, partition_seed=5)
     environment = {"arguments": ["train", "--shards", "data/mine"], "shards": "/far/data/mine", "shards_digest": "a"}
@@ -75,11 +75,11 @@ def test_shards_that_moved_with_the_run_are_found_again(tmp_path, monkeypatch):
         assert cli_args_for(run, environment, DataDirs())[:2] == ["--shards", shown]
 
 
-def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
+def test_recorded_files_are_found_in_the_recorded_directory(tmp_path, monkeypatch):
     run = run_of("quickstart", "train.lr=0.5", setting="mine")
     arguments = ["train", "--preset", "mine.yaml", "--config", "own.yaml"]
     environment = {"arguments": arguments, "directory": str(tmp_path)}
-    # Without its preset nothing can be made again: it is named, as it has to be put back.
+    # Without the preset, differences from it are unknown: only its name is returned.
     assert cli_args_for(run, environment, DataDirs()) == ["--preset", "mine.yaml"]
     (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
     (tmp_path / "sub").mkdir()
@@ -92,7 +92,7 @@ def test_own_files_are_found_where_they_were(tmp_path, monkeypatch):
     assert cli_args_for(run, environment, DataDirs()) == ["--preset", "mine.yaml", "--config", "own.yaml"]
 
 
-def test_a_setting_with_a_name_of_its_own_is_called_so_again():
+def test_an_experiment_name_is_kept():
     run = run_of("quickstart", "data.public_size=50", setting="small-u")
     environment = {"arguments": ["train", "--preset", "quickstart", "--name", "small-u"]}
     words = ["--preset", "quickstart", "--name", "small-u", "--set", "data.public_size=50"]

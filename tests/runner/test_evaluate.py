@@ -1,4 +1,4 @@
-"""Examining saved models: what is told on the way, and what is read how often."""
+"""Evaluation of saved models: events, and how often data is read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedmosaic_cli.storage.runs import RunDirectory
 
 @pytest.fixture
 def runs(finished_runs, tmp_path):
-    """A function that finds runs by method and seed."""
+    """Return a function that finds runs by method and seed."""
     shutil.copytree(finished_runs / "quickstart", tmp_path / "q")
     return lambda *names: [RunDirectory(tmp_path / "q" / name) for name in names]
 
 
-def test_an_event_a_client_and_then_the_result(runs):
+def test_events_name_each_client_and_then_the_result(runs):
     events = list(evaluate_saved_models(runs("fedct/seed-0"), "test", "cpu", DataDirs()))
     assert [event.client for event in events[:-1] if isinstance(event, ClientEvaluated)] == list(range(10))
     assert isinstance(events[-1], RunEvaluated)
@@ -30,7 +30,7 @@ def test_an_event_a_client_and_then_the_result(runs):
 
 
 def test_data_is_read_once_for_runs_that_share_it(runs, monkeypatch):
-    """Whatever the order in which they are named: the data once, and each of the two partitions once."""
+    """In any order of the runs: the data once, and each of the two partitions once."""
     read: list[str] = []
     load_data, load_shards = digits.load_digits, shard_records.read_shards
     monkeypatch.setattr(digits, "load_digits", lambda: (read.append("data"), load_data())[1])
@@ -51,8 +51,8 @@ def test_a_network_is_built_once_for_clients_that_share_it(runs, monkeypatch):
     assert len(built) == 1
 
 
-def test_every_client_leaves_the_device_once(runs, monkeypatch):
-    """Each transfer lets a GPU wait."""
+def test_results_of_a_client_are_transferred_once(runs, monkeypatch):
+    """Each transfer stalls a GPU."""
     import torch
 
     moved = []
@@ -63,8 +63,8 @@ def test_every_client_leaves_the_device_once(runs, monkeypatch):
     assert {classes for _, classes in moved} == {10}
 
 
-def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
-    """Some CPUs cannot do otherwise; the weights are the same."""
+def test_half_precision_runs_are_evaluated_in_float32_on_a_cpu(runs):
+    """Some CPUs do not support half precision; the weights are the same."""
     [files] = runs("fedct/seed-0")
     *_, full = evaluate_saved_models([files], "test", "cpu", DataDirs())
     text = files.config_path.read_text()
@@ -76,7 +76,7 @@ def test_on_a_cpu_a_run_in_half_precision_is_examined_in_full(runs):
     assert half.result["precision"] == "float32"
 
 
-def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
+def test_large_confusion_matrices_are_omitted(runs, monkeypatch):
     """Ten clients with ten classes each: a thousand numbers."""
     for most, kept in ((1000, True), (999, False)):
         monkeypatch.setattr("fedmosaic_cli.runner.evaluate.MAX_CONFUSION_COUNTS", most)
@@ -84,7 +84,7 @@ def test_matrices_are_kept_up_to_a_size(runs, monkeypatch):
         assert [mark["confusion"] is not None for mark in done.result["per_client"]] == [kept] * 10
 
 
-def test_numbers_that_are_none_are_no_result(runs, monkeypatch):
+def test_outputs_that_are_not_finite_are_refused(runs, monkeypatch):
     predict = NetworkLearner.predict
     monkeypatch.setattr(NetworkLearner, "predict", lambda *arguments: predict(*arguments) * float("inf"))
     with pytest.raises(FedMosaicError, match="the outputs of client 0's model are not finite"):
