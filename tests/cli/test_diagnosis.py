@@ -119,7 +119,7 @@ def test_each_of_several_runs_gets_a_comparison_line(output):
 def test_a_local_run_with_other_rounds_is_not_used(output):
     result = invoke("train", *SHORT[:2], "--rounds", "7", "--run-dir", "mine")
     assert "against Local" not in result.stdout
-    assert "it was recorded_runs with rounds 12, not 7" in result.stderr
+    assert "it was made with rounds 12, not 7" in result.stderr
 
 
 def test_quiet_prints_nothing_and_json_contains_the_comparison(output):
