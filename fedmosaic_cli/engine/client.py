@@ -31,7 +31,7 @@ OPTIMIZER_SUFFIX = ".optimizer"
 
 
 class InProcessClient:
-    """Implements `engine.method.Client`.
+    """A client that computes in this process, simulated or at a site. Implements `engine.method.Client`.
 
     Args:
         client_id: Number of the client.
