@@ -41,8 +41,8 @@ COMMANDS = {
     "evaluate": "Evaluate the saved personal models of finished runs, without training.",
     "report": "Compare methods across settings: mean (std) over seeds, in the colours of the paper.",
     "presets": "List, show and copy presets of experiments.",
-    "site": "One client of a federation on its own machine: prepare it, start it, look after it.",
-    "federation": "The coordinator's side of a federation: certificates, and whose keys are known.",
+    "site": "One client of a federation on its own machine: set it up, start it, and show its status.",
+    "federation": "Prepare the coordinator of a federation: certificates, the sites' keys, shared shards.",
     "fetch": "Download data sets, checked by size and SHA-256; an interrupted download is resumed.",
     "doctor": "Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
 }
