@@ -14,7 +14,6 @@ from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 from fedmosaic_cli.engine.evaluation import Score, evaluate_model
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
-from fedmosaic_cli.engine.federation import Federation
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.machine import tune_malloc
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from workload import Task
+
+    from fedmosaic_cli.engine.federation import Federation
 
 CNN: dict[str, Any] = {"name": "cnn"}
 SMALL_CNN: dict[str, Any] = {"name": "cnn", "width": 0.25}

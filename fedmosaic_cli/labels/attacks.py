@@ -141,7 +141,7 @@ class LabelAttack:
         return attacks[self.settings.kind]()
 
     def claimed_expertise(self, client_id: int, labels: LabelArray, context: AttackContext) -> FloatArray | None:
-        """Return the expertise sent with these labels: the maximum, or what an adaptive attacker can claim unnoticed."""
+        """Return the expertise sent with these labels: the maximum, or what an adaptive attacker can claim."""
         if self.spec.expertise_encoding is ExpertiseEncoding.NONE:
             return None
         per_class = self.spec.expertise_encoding is ExpertiseEncoding.HISTOGRAM

@@ -63,7 +63,8 @@ class GatedCoTraining(FedMosaic):
     Attributes:
         trust: `agreement` computes lambda once, from the client's agreement with the first consensus. `gated` is the
             same for clients that pass the gate, and 0 for all others. Otherwise as in FedMosaic.
-        warmup_share: `warmup_fraction` in configurations. The first upload comes after this fraction of all rounds, or after `warmup_rounds` if later.
+        warmup_share: `warmup_fraction` in configurations. The first upload comes after this fraction of all rounds, or
+            after `warmup_rounds` if later.
         public_loss: `prior-adjusted` corrects for the difference between the class distributions of the client and of
             the public set.
         prior_strength: Strength of that correction, from 0 (none) to 1 (full).

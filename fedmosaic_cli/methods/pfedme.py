@@ -69,7 +69,7 @@ class PFedMe(FedAvg):
         client.state["model"] = params.clone(model)
 
     def inner_gradient(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
-        """Return the gradient of F_i(theta) + mu/2 ||theta - model||^2 (+ weight_decay/2 ||theta||^2) from that of F_i."""
+        """The gradient of F_i(theta) + mu/2 ||theta - model||^2 + weight_decay/2 ||theta||^2, from that of F_i."""
         return {
             name: theta[name].sub(model[name]).mul_(self.mu).add_(slope).add_(theta[name], alpha=self.weight_decay)
             for name, slope in gradient.items()

@@ -10,7 +10,6 @@ from fedmosaic_cli.labels.privacy import mechanisms
 from fedmosaic_cli.labels.privacy.noise import require_budget
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.sharing import label_sharing
-from fedmosaic_cli.labels.wire import MessageSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.method import FederationInfo, State
     from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
+    from fedmosaic_cli.labels.wire import MessageSpec
     from fedmosaic_cli.seeds import RandomSource
 
     FloatArray = NDArray[np.float64]
