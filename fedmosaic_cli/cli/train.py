@@ -196,12 +196,12 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
                 return
             locks.enter_context(lock_runs(plan, data_dirs))
             shards = find_shards(plan, data_dirs)
-            new = [found for found in shards.values() if isinstance(found, UnsavedPartition)]
-            print_notes(line for found in new for line in found.dataset.warnings)
+            new = [planned for planned in shards.values() if isinstance(planned, UnsavedPartition)]
+            print_notes(line for planned in new for line in planned.dataset.warnings)
         if options.tensorboard:
             require_tensorboard_importable()
         check_resources(plan, shards)
-        manifests = {seed: shard_set(found).manifest for seed, found in shards.items()}
+        manifests = {seed: shard_set(planned).manifest for seed, planned in shards.items()}
         print_planned_privacy(
             ((run.config, manifests[run.config.partition_seed]) for run in plan.runs), flower_options is not None
         )

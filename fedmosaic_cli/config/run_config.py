@@ -1,4 +1,4 @@
-"""The configuration of one run: resolved, checked, and stored beside its results."""
+"""The configuration of one run: resolved, checked, and stored with its results."""
 
 from __future__ import annotations
 

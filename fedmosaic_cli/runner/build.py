@@ -115,7 +115,8 @@ class LearnerFactory:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._network_runners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
+        self._learners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
+        self._modes: set[str] = set()
 
     def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
         model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
@@ -123,23 +124,18 @@ class LearnerFactory:
         if not model.is_network:
             return EstimatorLearner(model, private, device_dataset.public_examples, classes)
         key = (model, train, device_dataset.device)
-        if key not in self._network_runners:
-            how = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
-            self._network_runners[key] = NETWORK_LEARNERS[how](
+        if key not in self._learners:
+            mode = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
+            self._modes.add(mode)
+            self._learners[key] = NETWORK_LEARNERS[mode](
                 model, train, shape, classes, device_dataset.device, device_dataset.dtype
             )
-        return self._network_runners[key]
+        return self._learners[key]
 
     @property
     def execution(self) -> str:
-        """The execution modes of the networks."""
-        kinds = {
-            how
-            for how, kind in NETWORK_LEARNERS.items()
-            for each in self._network_runners.values()
-            if type(each) is kind
-        }
-        return " and ".join(sorted(kinds)) or "threads"
+        """The execution modes in use, e.g. `stacked` or `stacked and threads`."""
+        return " and ".join(sorted(self._modes)) or "threads"
 
 
 def build_federation(
@@ -345,7 +341,7 @@ def build_eval_task(device_dataset: DeviceDataset, shard: Shard, owner: int) -> 
 
 
 def pool_training_examples(device_dataset: DeviceDataset, shards: Sequence[Shard]) -> Examples:
-    """Everybody's training data in one place, under the labels that each client gives it."""
+    """Return the training examples of all clients, with the labels that each client has."""
     parts = [device_dataset.examples(shard, "train") for shard in shards]
     return replace(
         parts[0],

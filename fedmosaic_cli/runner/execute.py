@@ -124,8 +124,8 @@ def execute_runs(
         if options.should_stop():
             yield run, RunStopped(0, started=False)
             return
-        found = shards[run.config.partition_seed]
-        saved = found.save() if isinstance(found, UnsavedPartition) else found
+        planned = shards[run.config.partition_seed]
+        saved = planned.save() if isinstance(planned, UnsavedPartition) else planned
         shards[run.config.partition_seed] = saved
         yield run, RunPreparing()
         run_options = replace(options, remote=remote_for(saved))

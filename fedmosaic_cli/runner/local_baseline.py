@@ -91,10 +91,10 @@ def find_local_baseline(
         if local_run_mismatch(run.summary, other.summary) is None:
             return LocalBaseline(other.files, comparison_caveats(run.summary, other.summary))
     if user_given is not None:
-        found = match_local_run(run, user_given, split, data_dirs)
-        if isinstance(found, MissingLocalBaseline):
-            raise RequestError(str(found))
-        return replace(found, is_user_given=True)
+        match = match_local_run(run, user_given, split, data_dirs)
+        if isinstance(match, MissingLocalBaseline):
+            raise RequestError(str(match))
+        return replace(match, is_user_given=True)
     path = expected_local_path(run)
     if not RunDirectory(path).has_content():
         command = shlex.join(local_run_command(run, data_dirs, path))
