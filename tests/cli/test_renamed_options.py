@@ -55,7 +55,8 @@ def test_old_and_new_name_together_are_refused(invoke):
 def test_old_names_keep_the_limits_of_the_new_ones(invoke):
     result = invoke("train", "--preset", "quickstart", "--local-sites", 100)
     assert result.exit_code == 2
-    assert "100 is not in the range 1<=x<=64" in result.stderr
+    assert "64" in result.stderr  # the wording depends on the version of typer
+    assert "100" in result.stderr
 
 
 def test_train_with_a_method_is_baseline(invoke):

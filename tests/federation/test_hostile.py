@@ -358,7 +358,7 @@ def test_a_changed_policy_applies_to_running_runs(shards, tmp_path):
         ({"run": "/toy/fedct/seed-0/0123456789abcdef"}, "is invalid"),
         ({"run": None}, "is invalid"),
         ({"config": None}, "no configuration"),
-        ({"config": {"data": 3}}, "this is not a run"),
+        ({"config": {"data": 3}}, "is this a fedmosaic run"),
     ],
 )
 def test_an_invalid_plan_is_refused_and_nothing_is_written(changes, words, shards, tmp_path):

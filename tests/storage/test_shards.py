@@ -250,6 +250,6 @@ def test_user_data_is_found_at_its_original_path(tmp_path, monkeypatch):
     assert len(dataset) == len(source)
     assert len(partition_dataset(dataset, settings, 0).public) == len(dealt.public) == 179
     (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
-    with pytest.raises(RequestError, match=r"data of these shards is gone .*mine\.npz"):
+    with pytest.raises(RequestError, match=r"data of these shards is missing .*mine\.npz"):
         load_shard_data(read_shards(made.path), DataDirs(tmp_path / "elsewhere"))
     assert len(load_shard_data(read_shards(made.path), DataDirs(tmp_path / "moved.npz"))[0]) == len(source)

@@ -149,7 +149,7 @@ def test_incompatible_methods_are_skipped_with_a_reason():
     plan = plan_sweep(STUDIES["hybrid"], Scale.quick, options, DataDirs())
     assert {run.row.method for run in plan.runs} == {"local", "fedavg"}
     (line,) = plan.skipped_reasons
-    assert line.startswith("FedMosaic needs a public set, but there is none")
+    assert line.startswith("FedMosaic needs a public set, but data.public_size is 0")
 
 
 def test_runs_with_a_different_configuration_are_refused():

@@ -1,6 +1,6 @@
 """Certificates of the coordinator and key pairs of the sites.
 
-Import this module only where keys are used: it needs the package cryptography, which comes with Flower.
+The public functions need the package cryptography, which comes with Flower.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    PEM, NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
+    HAS_CRYPTOGRAPHY = True
 except ImportError:
-    raise RequestError(f"certificates need the package cryptography (keys): {INSTALL_COMMAND}") from None
+    HAS_CRYPTOGRAPHY = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +39,14 @@ KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
-PEM, NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
 MAX_KEY_BYTES = 1 << 16
 KeyT = TypeVar("KeyT")
+
+
+def require_cryptography() -> None:
+    """Raise `RequestError` if the package cryptography is not installed."""
+    if not HAS_CRYPTOGRAPHY:
+        raise RequestError(f"certificates need the package cryptography (keys): {INSTALL_COMMAND}")
 
 
 def create_certificate_authority(folder: Path, hosts: Sequence[str], days: int = VALID_DAYS) -> Credentials:
@@ -57,6 +65,7 @@ def create_certificate_authority(folder: Path, hosts: Sequence[str], days: int =
     Raises:
         RequestError: There is no host, or one of the files exists.
     """
+    require_cryptography()
     if not hosts:
         raise RequestError(
             "a certificate must name a host (hosts): give the names under which sites reach this machine"
@@ -126,6 +135,7 @@ def general_name(host: str) -> x509.GeneralName:
 
 def create_node_key(path: Path) -> Path:
     """Create a site's private key at `path` and its public key in `path`.pub. Return the path of the public key."""
+    require_cryptography()
     public = path.with_name(f"{path.name}.pub")
     require_absent([path, public])
     files.make_directories(path.parent)
@@ -138,6 +148,7 @@ def create_node_key(path: Path) -> Path:
 
 def check_certificate(path: Path, host: str | None = None) -> None:
     """Raise `RequestError` if a certificate is missing, not valid now, or does not name the host."""
+    require_cryptography()
     certificate = read_key_file(path, 1 << 20, x509.load_pem_x509_certificate)
     if certificate is None:
         raise RequestError(f"not a certificate ({path}): give one in PEM format")
@@ -170,6 +181,7 @@ def certificate_hosts(certificate: x509.Certificate) -> list[str]:
 
 def check_private_key(path: Path) -> None:
     """Raise `RequestError` if a file is not a site's private key or other users can read it."""
+    require_cryptography()
     key = read_key_file(path, MAX_KEY_BYTES, lambda data: serialization.load_ssh_private_key(data, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise RequestError(f"not the private key of a site ({path}): create a new one with 'fedmosaic site init'")
@@ -179,6 +191,7 @@ def check_private_key(path: Path) -> None:
 
 def check_public_key(path: Path) -> None:
     """Raise `RequestError` if a file is not a site's public key."""
+    require_cryptography()
     key = read_key_file(path, MAX_KEY_BYTES, serialization.load_ssh_public_key)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise RequestError(f"not the public key of a site ({path}): give the file that ends in .pub")
