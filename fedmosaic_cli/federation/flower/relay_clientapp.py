@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 app = ClientApp()
 
 
-@app.query()
 def forward_to_site(message: Message, context: Context) -> Message:
     """Return the response of the site's process to a request."""
     try:
@@ -42,7 +41,11 @@ def forward_to_site(message: Message, context: Context) -> Message:
     return Message(to_record_dict(response), reply_to=message)
 
 
-@app.query("name")
 def report_name(message: Message, context: Context) -> Message:
     """Return the name that the site claims. Only asked for on one machine without keys."""
     return Message(to_record_dict(str(context.node_config["name"]).encode()), reply_to=message)
+
+
+# Not as decorators: these have no types if Flower is not installed.
+app.query()(forward_to_site)
+app.query("name")(report_name)

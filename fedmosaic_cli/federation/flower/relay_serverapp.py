@@ -38,11 +38,13 @@ CLAIMED_NAMES_KEY = "names-as-claimed"
 """Set on one machine without keys: the relay believes the name that a node claims."""
 
 
-@app.main()
 def main(grid: Grid, context: Context) -> None:
     """Relay until the coordinator disconnects."""
     with connect_socket(Path(os.environ[MARKER_VARIABLE])) as coordinator, suppress(BrokenPipeError):
         Relay(grid, coordinator, uses_claimed_names=bool(context.run_config[CLAIMED_NAMES_KEY])).run()
+
+
+app.main()(main)  # not as a decorator, which has no type if Flower is not installed
 
 
 @dataclass(frozen=True)
