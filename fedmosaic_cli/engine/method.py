@@ -352,7 +352,7 @@ class Method(ABC):
         return model
 
     def global_model(self, server: State, client: Client) -> Parameters | None:
-        """Return the global model as this client uses it; None if there is none. Changes nothing."""
+        """Return the global model as this client uses it; None for methods without one. Changes nothing."""
         return None
 
     def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:

@@ -42,7 +42,7 @@ class LabelUpload:
 
 @dataclass(frozen=True)
 class ConsensusLabels:
-    """One pseudo-label per public example; negative where there is none."""
+    """One pseudo-label per public example; negative if an example has no label."""
 
     labels: Tensor
     num_classes: int

@@ -93,7 +93,7 @@ class FedCT(SharesLabels):
         return 0.0 if consensus is None else 1.0
 
     def loss_terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[LossTerm]:
-        """Return the public loss. With negligible trust there is none: the round is then Local's, bit for bit."""
+        """Return the public loss. With negligible trust it is empty: the round is then Local's, bit for bit."""
         return [PseudoLabelLoss(consensus, trust)] if trust > MIN_TRUST else []
 
     def voting_model(self, client: Client) -> Parameters:

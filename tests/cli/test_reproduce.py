@@ -85,7 +85,7 @@ def test_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert "fedmosaic frequency  3 to do" in captured.out
     assert "0 of 30 runs are done, 30 remain: their duration is unknown until runs of the same settings" in captured.out
-    assert captured.err.startswith("skipped: hybrid-office10-quick, data set 'office10' not found (nothing-here)")
+    assert captured.err.startswith("skipped: hybrid-office10-quick, data set 'office10' not found (nothing-here): put ")
     assert exit_code_of("compact", "--dry-run", "--data-dir", "nothing-here", "--json") == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["runs"]) == 30

@@ -135,7 +135,7 @@ def test_a_run_succeeds_while_another_process_executes_its_local_run(working_dir
         (("--job-cpus", "2"), "--job-cpus 2 requires Ray: add --engine ray, or leave it out"),
         (("--ray-address", "auto"), "--ray-address auto requires Ray: add --engine ray, or leave it out"),
         (("--job-gpus", "0.5"), "--job-gpus 0.5 requires Ray: add --engine ray, or leave it out"),
-        (("--engine", "ray", "--job-gpus", "1.5"), "1.5 GPUs per run (--job-gpus): give a fraction"),
+        (("--engine", "ray", "--job-gpus", "1.5"), "1.5 GPUs per run (--job-gpus): give a fraction below 1, or"),
         (("--engine", "ray", "--job-gpus", "1", "--device", "cpu"), "1 GPUs per run on cpu (--job-gpus, --device)"),
         (("--engine", "ray", "--job-gpus", "0", "--device", "cuda"), "0 GPUs per run on cuda (--job-gpus, --device)"),
         (("--engine", "ray", "--ray-address", "ray://there:1"), "cannot join 'ray://there:1' (--ray-address): run"),
