@@ -39,9 +39,10 @@ from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Addres
 from fedmosaic_cli.federation.local_federation import start_local_site
 from fedmosaic_cli.federation.protocol import decode_message
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
-from fedmosaic_cli.runner.events import RoundCompleted, RunOptions
+from fedmosaic_cli.runner.events import RoundCompleted
+from fedmosaic_cli.runner.experiment import run_experiment
 from fedmosaic_cli.runner.prepare import load_and_partition
-from fedmosaic_cli.runner.run import run_experiment
+from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation
-from fedmosaic_cli.runner.run import save_checkpoint
+from fedmosaic_cli.runner.experiment import save_checkpoint
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.runner.run_state import capture_state, restore_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.toys import (
     CPU,
     FROM_SERVER,

@@ -20,7 +20,7 @@ from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.labels.voting import Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.runner.build import build_federation
-from fedmosaic_cli.runner.run_state import to_arrays
+from fedmosaic_cli.runner.checkpoint_state import to_arrays
 from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fedmosaic_cli.cli.views.evaluation_view import show_audits, show_evaluation
 from fedmosaic_cli.cli.views.local_comparison import warn_about_trust
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.local_baseline import (
+from fedmosaic_cli.runner.baseline_lookup import (
     LocalBaseline,
     MissingLocalBaseline,
     RecordedRun,

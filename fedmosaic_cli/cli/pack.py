@@ -142,7 +142,7 @@ def gather(
     fedmosaic federation gather descriptions/*.json --public public.npz --name scans --out shards/scans
     """
     from fedmosaic_cli.config.run_config import require_safe_name
-    from fedmosaic_cli.federation.merge_packages import merged_manifest, save_merged_shards
+    from fedmosaic_cli.federation.gather_packages import gathered_manifest, save_gathered_shards
     from fedmosaic_cli.federation.site_package import read_package, read_public_set
 
     require_safe_name(output.resolve().name, "--out")
@@ -150,7 +150,7 @@ def gather(
     require_safe_name(dataset_name, "--name")
     public_set = read_public_set(public)
     packages = {path: read_package(path) for path in descriptions}
-    shards = save_merged_shards(output, merged_manifest(packages, public_set, dataset_name), public_set)
+    shards = save_gathered_shards(output, gathered_manifest(packages, public_set, dataset_name), public_set)
     manifest = shards.manifest
     print_notes(manifest["remarks"])
     if as_json:

@@ -35,7 +35,6 @@ from fedmosaic_cli.runner.events import (
     RunEvent,
     RunFailed,
     RunFinished,
-    RunOptions,
     RunPreparing,
     RunResumed,
     RunStarted,
@@ -52,6 +51,7 @@ from fedmosaic_cli.runner.execute import (
 )
 from fedmosaic_cli.runner.plan import PlannedRun, RunPlan, RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
+from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.storage.shards import read_shards
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class RemoteCoordinator:
-    """Implements `runner.events.RemoteBackend`: clients at sites that a transport reaches.
+    """Implements `runner.run_options.RemoteBackend`: clients at sites that a transport reaches.
 
     Attributes:
         engine: Recorded in env.json and summary.json.

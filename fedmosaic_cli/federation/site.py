@@ -24,8 +24,8 @@ from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import build_site_federation
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.environment import package_versions
-from fedmosaic_cli.runner.run_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import make_directories, read_checksummed_json, to_checksummed_json, write_atomic
 from fedmosaic_cli.storage.runs import RunDirectory

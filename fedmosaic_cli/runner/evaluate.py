@@ -19,8 +19,8 @@ from fedmosaic_cli.runner.build import (
     pool_training_examples,
     with_poisoned_labels,
 )
+from fedmosaic_cli.runner.checkpoint_state import to_tensors
 from fedmosaic_cli.runner.prepare import load_shard_data, partition_resolved, require_finished_run
-from fedmosaic_cli.runner.run_state import to_tensors
 from fedmosaic_cli.storage import shards as shard_records
 from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.runner.events import RemoteBackend, RunEvent, RunOptions
+    from fedmosaic_cli.runner.events import RunEvent
     from fedmosaic_cli.runner.plan import PlannedRun, RunPlan
+    from fedmosaic_cli.runner.run_options import RemoteBackend, RunOptions
     from fedmosaic_cli.storage.runs import RunDirectory
     from fedmosaic_cli.storage.shards import ShardSet
 
@@ -118,7 +119,7 @@ def execute_runs(
     Yields:
         Each event with the run that it belongs to.
     """
-    from fedmosaic_cli.runner.run import run_experiment
+    from fedmosaic_cli.runner.experiment import run_experiment
 
     for run in plan.runs:
         if options.should_stop():

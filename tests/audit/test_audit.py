@@ -30,8 +30,8 @@ from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import DeviceDataset, build_federation
+from fedmosaic_cli.runner.checkpoint_state import to_arrays
 from fedmosaic_cli.runner.evaluate import load_finished_run, load_run_data
-from fedmosaic_cli.runner.run_state import to_arrays
 from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import load_exported_shards, read_shards
 from tests.toys import from_client

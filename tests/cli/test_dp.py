@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.runner import run as experiment
+from fedmosaic_cli.runner import experiment
 
 SHORT = (
     "--preset",

@@ -17,7 +17,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Centralized, Local
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.models.model_settings import ESTIMATOR_NAMES, ModelSettings
-from fedmosaic_cli.runner.run_state import capture_state, restore_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.toys import TOYS, make_toy, mixed, models, personal_models, run_toy, same, with_other_labels
 
 MIXED = mixed(TOYS["even"])

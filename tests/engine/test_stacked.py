@@ -22,7 +22,7 @@ from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.run_state import capture_state, restore_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.test_contract import VARIANTS
 from tests.toys import TOYS, close, from_disk, make_toy, mixed, models, personal_models, same
 

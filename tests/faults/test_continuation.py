@@ -240,7 +240,7 @@ def test_bug_writes_its_traceback_to_the_run_directory(run_command, reference_ru
     def buggy(*arguments):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("fedmosaic_cli.runner.run.build_summary", buggy)
+    monkeypatch.setattr("fedmosaic_cli.runner.experiment.build_summary", buggy)
     result = run_command(*TRAIN)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("error: ZeroDivisionError: a bug (a bug in fedmosaic)")
@@ -271,7 +271,7 @@ def test_failure_before_the_first_round_does_not_block_a_new_run(run_command, re
     def greedy(*arguments, **more):
         raise MemoryError
 
-    monkeypatch.setattr("fedmosaic_cli.runner.run.build_federation", greedy)
+    monkeypatch.setattr("fedmosaic_cli.runner.experiment.build_federation", greedy)
     assert run_command(*TRAIN).exit_code == 4
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.runner.run_state import capture_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state
 from tests.toys import TOYS, models, personal_models, same
 
 SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "train.optimizer=sgd", "-q")

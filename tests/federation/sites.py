@@ -17,9 +17,10 @@ from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
-from fedmosaic_cli.runner.events import RunFinished, RunOptions
+from fedmosaic_cli.runner.events import RunFinished
+from fedmosaic_cli.runner.experiment import run_experiment
 from fedmosaic_cli.runner.prepare import load_and_partition
-from fedmosaic_cli.runner.run import run_experiment
+from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import ShardSet
 

@@ -10,8 +10,8 @@ import pytest
 from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation.protocol import Request
 from fedmosaic_cli.federation.transport import ClientResponse
-from fedmosaic_cli.runner.events import RunOptions
-from fedmosaic_cli.runner.run import run_experiment
+from fedmosaic_cli.runner.experiment import run_experiment
+from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.storage.privacy_summary import privacy_lines
 from fedmosaic_cli.storage.runs import RunDirectory
 from tests.federation.sites import Sites, export_shards, keep_response, make_config, run

@@ -165,7 +165,7 @@ def test_a_description_contains_counts_and_no_example(three_sites):
     assert packed.val is None
 
 
-def test_the_merged_manifest_is_valid(three_sites):
+def test_the_gathered_manifest_is_valid(three_sites):
     described = read_exported_description(three_sites / "ours")
     manifest = described.manifest
     ShardManifest.model_validate(manifest)

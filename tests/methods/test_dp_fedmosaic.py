@@ -16,7 +16,7 @@ from fedmosaic_cli.labels.sharing import reporting_rates
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.runner.run_state import capture_state, restore_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.toys import TOYS, from_disk, make_toy, models, run_toy, same
 
 FREQUENCY, ENTROPY = FedMosaic(expertise="frequency", trust=1.0), FedMosaic(expertise="entropy", trust="stabilised")

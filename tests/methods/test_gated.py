@@ -13,7 +13,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.gated import ExtendedFedMosaic, GatedCoTraining
 from fedmosaic_cli.methods.local import Local
-from fedmosaic_cli.runner.run_state import capture_state, restore_state
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.toys import TOYS, Toy, close, from_disk, make_toy, models, personal_models, run_toy, same
 
 THREE = GatedCoTraining(gate_folds=3, gate_budget=0.5, votes_from="self")

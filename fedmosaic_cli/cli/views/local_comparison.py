@@ -9,7 +9,7 @@ from fedmosaic_cli.cli.console import print_stderr, print_stdout
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.runner.local_baseline import (
+from fedmosaic_cli.runner.baseline_lookup import (
     LocalBaseline,
     MissingLocalBaseline,
     RecordedRun,

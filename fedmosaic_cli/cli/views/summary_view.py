@@ -16,7 +16,7 @@ from fedmosaic_cli.cli.views.local_comparison import print_local_comparisons
 if TYPE_CHECKING:
     from fedmosaic_cli.cli.train_options import TrainOptions
     from fedmosaic_cli.cli.views.local_comparison import LocalComparison
-    from fedmosaic_cli.runner.local_baseline import MissingLocalBaseline
+    from fedmosaic_cli.runner.baseline_lookup import MissingLocalBaseline
     from fedmosaic_cli.runner.plan import PlannedRun
 
 

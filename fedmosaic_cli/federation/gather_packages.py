@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MANIFEST_SEED = 0
 
 
-def merged_manifest(packages: Mapping[Path, SitePackage], public_set: PublicSet, dataset_name: str) -> dict[str, Any]:
+def gathered_manifest(packages: Mapping[Path, SitePackage], public_set: PublicSet, dataset_name: str) -> dict[str, Any]:
     """Return the manifest of shards whose client files stay at the sites."""
     require_all_clients(packages)
     require_matching_packages(packages, public_set)
@@ -118,7 +118,7 @@ def require_matching_packages(packages: Mapping[Path, SitePackage], public_set: 
             raise RequestError(f"{path} has images of another shape than the public set (--public): pack it again")
 
 
-def save_merged_shards(path: Path, manifest: dict[str, Any], public_set: PublicSet) -> ShardSet:
+def save_gathered_shards(path: Path, manifest: dict[str, Any], public_set: PublicSet) -> ShardSet:
     """Write manifest and public set, both or none. Existing shards must be the same."""
     if is_occupied(path):
         existing = read_shard_header(path)

@@ -15,12 +15,12 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.runner.build import build_federation, find_devices
+from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
     RunEvent,
     RunFinished,
-    RunOptions,
     RunResumed,
     RunStarted,
     RunStopped,
@@ -29,7 +29,7 @@ from fedmosaic_cli.runner.events import (
 from fedmosaic_cli.runner.prepare import load_latest_run_config, load_shard_data
 from fedmosaic_cli.runner.privacy_section import privacy_summary_fields
 from fedmosaic_cli.runner.resume_checks import config_differences, environment_differences, require_identical_resume
-from fedmosaic_cli.runner.run_state import capture_state, restore_state, to_arrays
+from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.runner.summary import build_summary, diagnosis_section, privacy_ledgers, skipped_round_counts
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import DIGESTS_FILE, RunDirectory
