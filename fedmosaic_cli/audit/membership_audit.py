@@ -136,14 +136,14 @@ def audit_run(
             notes.append(
                 "played again, the run did not end in the saved models, bit for bit: another machine or version"
             )
-    if settings.num_shadow_models and not method.is_centralized:
+    if settings.num_shadow_models and not method.needs.pooled_data:
         add_lira_views(views, run, device_data, partition, scope, settings.num_shadow_models, data_dirs)
     result = {
         "schema": SUMMARY_SCHEMA,
         **{key: run.summary[key] for key in COPIED_SUMMARY_KEYS},
         "device": str(device_data.device),
         "precision": run.config.train.precision,
-        "references": 0 if method.is_centralized else settings.num_shadow_models,
+        "references": 0 if method.needs.pooled_data else settings.num_shadow_models,
         "replay_identical": identical,
         **audit_metrics(views, scope.candidates, run.config.seed),
         "left_out": [{"client": client, "matched": count} for client, count in scope.excluded.items()],
@@ -155,14 +155,16 @@ def audit_run(
 def audit_notes(config: RunConfig, scope: AuditScope, settings: AuditSettings) -> list[str]:
     """Explain missing or unusual views."""
     method, notes = config.method, []
-    if config.attack.fabricates_uploads and method.shares_labels:
+    if config.attack.fabricates_uploads and method.info.shares_labels:
         clients = ", ".join(map(str, config.attack.clients))
         notes.append(f"attackers are asked as if they told what they found: client {clients}")
-    if not method.shares_labels:
-        notes.append(f"{method.title} sends no labels: only models are looked at (what travels: {method.travels})")
+    if not method.info.shares_labels:
+        notes.append(
+            f"{method.info.title} sends no labels: only models are looked at (what travels: {method.info.exchanges})"
+        )
     elif not scope.senders:
         notes.append("no labels were sent in any round: only models are looked at")
-    if method.is_centralized:
+    if method.needs.pooled_data:
         notes.append("there is one model for all clients, asked about the examples of each")
         if settings.num_shadow_models:
             notes.append("there are no reference models of pooled data")
@@ -186,7 +188,7 @@ def saved_model_views(
         logits = predict_logits(
             run, shard.client, learner, model, candidate_examples(device_data.public_examples, candidates)
         )
-        if run.config.method.shares_labels and shard.client in scope.senders:
+        if run.config.method.info.shares_labels and shard.client in scope.senders:
             counts = torch.bincount(
                 torch.tensor(shard.split_labels("train", device_data.dataset)),
                 minlength=device_data.dataset.num_classes,

@@ -11,8 +11,9 @@ import torch
 
 from fedmosaic_cli.audit.audit_metrics import AttackScores
 from fedmosaic_cli.audit.membership_attacks import message_scores
+from fedmosaic_cli.engine.context import FederationInfo
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.messages import MessageHeader
-from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, privatize
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import ProgressCallback
     from fedmosaic_cli.data.partitioning.partition import Partition
     from fedmosaic_cli.engine.client import InProcessClient
+    from fedmosaic_cli.engine.context import State
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.federation import Federation
-    from fedmosaic_cli.engine.method import State
     from fedmosaic_cli.runner.build import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
 
@@ -64,7 +65,7 @@ def query_labels(
     """
     method = config.method
     if not isinstance(method, FedCT):
-        raise TypeError(f"{method.title} sends no labels")
+        raise TypeError(f"{method.info.title} sends no labels")
     noise = None if config.noise is None else replace(config.noise, max_epsilon=None)  # queries spend no budget
     ctx = FederationInfo(
         num_classes=log_probs.shape[1],
@@ -136,8 +137,8 @@ def round_message_scores(
     client: InProcessClient, federation: Federation, candidates: MembershipCandidates, config: RunConfig
 ) -> AttackScores:
     """Query a client about the candidates after the current round."""
-    model = federation.method.personal_model(federation.state.server, client)
-    logits = client.learner.predict(model, candidate_examples(client.private, candidates)).cpu()
+    model = federation.method.personal_model(client, ServerView(federation).for_client(client))
+    logits = federation.method.predict(model, client.learner, candidate_examples(client.private, candidates)).cpu()
     released_before = {HISTOGRAM_KEY: client.state[HISTOGRAM_KEY]} if HISTOGRAM_KEY in client.state else {}
     audit_client = AuditClient(client.id, client.round, client.class_counts, config.seed, released_before)
     return score_message(candidates, *query_labels(config, logits.log_softmax(dim=1), audit_client))
@@ -146,7 +147,7 @@ def round_message_scores(
 def matches_saved_models(run: FinishedRun, federation: Federation) -> bool:
     """Return whether every client's model equals its saved model, bit for bit."""
     for client in federation.state.clients:
-        model = to_arrays(federation.method.personal_model(federation.state.server, client))
+        model = to_arrays(federation.method.personal_model(client, ServerView(federation).for_client(client)))
         saved = run.files.load_model(client.id, run.summary.get("models", {}))
         if model.keys() != saved.keys() or any(model[name].tobytes() != saved[name].tobytes() for name in model):
             return False

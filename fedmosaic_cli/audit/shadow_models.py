@@ -11,11 +11,12 @@ import torch
 from fedmosaic_cli.audit.membership_attacks import logit_scaled_confidence, shadow_training_masks
 from fedmosaic_cli.audit.replay import candidate_examples
 from fedmosaic_cli.engine.client import InProcessClient
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import Federation, init_state
-from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.server import InProcessServer
 from fedmosaic_cli.errors import DivergenceError, RunFailedError
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.build import LearnerFactory
@@ -57,7 +58,7 @@ def shadow_confidences(
     clients = shadow_clients(config, device_data, examples, masks, seed)
     ctx = FederationInfo(device_data.dataset.num_classes, {}, {}, rounds)
     workers = WorkerPool(num_workers(config.train.workers, num_models, device_data.device))
-    state = init_state(Local(), clients, ctx)
+    state = init_state(Local(), clients, InProcessServer(seed, device_data.device), ctx)
     skip_diverged = config.train.on_nan == "skip"
     federation = Federation(Local(), ctx, [], workers, state, seed, num_models, device_data.device, "", skip_diverged)
     with workers:

@@ -40,6 +40,7 @@ COMMANDS = {
     "watch": "Show the progress of runs that other processes execute, read from their files.",
     "evaluate": "Evaluate the saved personal models of finished runs, without training.",
     "report": "Compare methods across settings: mean (std) over seeds, in the colours of the paper.",
+    "check-method": "Check that a method keeps the contract: short runs, resume, remote sites, traffic and memory.",
     "presets": "List, show and copy presets of experiments.",
     "site": "One client of a federation on its own machine: set it up, start it, and show its status.",
     "federation": "Prepare the coordinator of a federation: certificates, the sites' keys, shared shards.",
@@ -142,8 +143,9 @@ def rejected_value(error: BaseException, args: list[str]) -> str:
 
 def load_command(name: str) -> Any:
     """Import a command."""
-    module = import_module(f"fedmosaic_cli.cli.{'train' if name == 'baseline' else name}")
-    target = getattr(module, "app", None) or getattr(module, name)
+    function = name.replace("-", "_")
+    module = import_module(f"fedmosaic_cli.cli.{'train' if name == 'baseline' else function}")
+    target = getattr(module, "app", None) or getattr(module, function)
     if not isinstance(target, typer.Typer):
         single = typer.Typer(rich_markup_mode="rich", add_completion=False)
         single.command(name)(target)

@@ -52,6 +52,14 @@ class SharingLevel(StrEnum):
 
 
 DeviceOption = Annotated[DeviceChoice, typer.Option(help="Device for training; auto uses a GPU if available.")]
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="Import FILE.py or an installed module that registers methods, models or data sets. May be repeated.",
+        show_default=False,
+    ),
+]
 DataDirOption = Annotated[
     Path | None,
     typer.Option(

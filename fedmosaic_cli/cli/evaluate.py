@@ -16,6 +16,7 @@ from fedmosaic_cli.cli.common_options import (
     DeviceChoice,
     DeviceOption,
     JsonOption,
+    PluginOption,
     QuietOption,
     VerboseOption,
     deprecated_aliases,
@@ -26,6 +27,7 @@ from fedmosaic_cli.cli.views.evaluation_view import show_audits, show_evaluation
 from fedmosaic_cli.cli.views.local_comparison import warn_about_trust
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.plugins import register_named
 from fedmosaic_cli.runner.baseline_lookup import (
     LocalBaseline,
     MissingLocalBaseline,
@@ -76,6 +78,19 @@ def evaluate(
             show_default=str(DEFAULT_SHADOW_MODELS),
         ),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A method of your own that the runs use.", show_default=False),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A model of your own that the runs use.", show_default=False),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A data set of your own that the runs use.", show_default=False),
+    ] = None,
+    plugin: PluginOption = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = DeviceChoice.auto,
     as_json: JsonOption = False,
@@ -101,6 +116,7 @@ def evaluate(
     fedmosaic evaluate runs/quickstart/*/seed-0 --split train
     fedmosaic evaluate runs/practical-fashion-mnist/*/seed-0 --privacy --lira --shadow-models 16
     """
+    register_named(method, model, dataset, plugin)
     validate_audit_options(privacy, last_round, lira, shadow_models, split, compare_with)
     recorded = [load_recorded_run(run) for run in deduplicate_runs(runs, quiet)]
     local_run, split_name = load_local_run(compare_with), (split or SplitName.test).value

@@ -27,6 +27,7 @@ from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings, LabelNoiseKind, PartitionScheme, SplitProtocol
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.plugins import resolve_dataset
 
 SchemeName = Enum("SchemeName", {name: name for name in get_args(PartitionScheme)}, type=str)  # type: ignore[misc]
 ProtocolName = Enum("ProtocolName", {name: name for name in get_args(SplitProtocol)}, type=str)  # type: ignore[misc]
@@ -54,7 +55,10 @@ def partition(
     scheme: Annotated[SchemeName | None, client_option("How to distribute examples to clients.")] = None,
     dataset: Annotated[
         str | None,
-        client_option("Data set; 'fedmosaic doctor' lists them.", "digits; digits-domains for domain and hybrid"),
+        client_option(
+            "Data set; 'fedmosaic doctor' lists them. FILE.py:NAME for your own.",
+            "digits; digits-domains for domain and hybrid",
+        ),
     ] = None,
     clients: Annotated[int | None, client_option("Number of clients.", "15")] = None,
     alpha: Annotated[float | None, client_option("dirichlet: smaller values give more skew.", "0.1")] = None,
@@ -136,7 +140,7 @@ def partition(
     """
     flags = {
         "scheme": scheme and scheme.value,
-        "dataset": dataset,
+        "dataset": dataset and resolve_dataset(dataset),
         "protocol": protocol and protocol.value,
         "clients": clients,
         "alpha": alpha,

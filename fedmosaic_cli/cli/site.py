@@ -15,6 +15,7 @@ from fedmosaic_cli.cli.common_options import (
     DeviceChoice,
     DeviceOption,
     JsonOption,
+    PluginOption,
     QuietOption,
     SharingLevel,
     deprecated_aliases,
@@ -27,6 +28,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog, SiteSettings, systemd_unit
 from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.plugins import register_named
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 from fedmosaic_cli.storage.lock import directory_lock, is_locked, read_owner, require_unlocked
 
@@ -126,6 +128,15 @@ def start(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use neither TLS nor keys; only for a coordinator on this machine.")
     ] = False,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A method from outside that runs may use.", show_default=False),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A model from outside that runs may use.", show_default=False),
+    ] = None,
+    plugin: PluginOption = None,
     device: DeviceOption = DeviceChoice.auto,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -143,6 +154,7 @@ def start(
     from fedmosaic_cli.federation.flower.flwr_commands import require_flower
 
     require_flower("site start")
+    register_named(method, model, None, plugin)
     files = SiteFiles(site_dir)
     settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon)
     site_shard = load_site_shard(Path(settings.shard))

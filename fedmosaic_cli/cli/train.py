@@ -29,7 +29,8 @@ from fedmosaic_cli.cli.views.summary_view import print_results
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation.flower_backend import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_description
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
+from fedmosaic_cli.plugins import load_named_plugins, resolve_dataset, resolve_method, resolve_model
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
     RunEvent,
@@ -44,10 +45,10 @@ from fedmosaic_cli.runner.events import (
 from fedmosaic_cli.runner.execute import (
     check_resources,
     cost_notes,
-    equivalence_warnings,
     execute_runs,
     find_shards,
     lock_runs,
+    method_warnings,
 )
 from fedmosaic_cli.runner.plan import PlannedRun, RunPlan, RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
@@ -70,7 +71,11 @@ def train(
     request: TrainOptions,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="METHOD", help="Method to train, as in 'baseline METHOD'.", show_default="fedmosaic"),
+        typer.Option(
+            metavar="METHOD",
+            help="Method to train: a name of 'baseline --list', or FILE.py:NAME for your own. May be repeated.",
+            show_default="fedmosaic",
+        ),
     ] = None,
 ) -> None:
     """Train FedMosaic, or another method with --method.
@@ -78,6 +83,7 @@ def train(
     \b
     [bold]Examples[/bold]
     fedmosaic train --preset quickstart
+    fedmosaic train --preset quickstart --method ./my_method.py:MyMethod --model ./my_model.py:MyModel
     fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
@@ -91,6 +97,7 @@ def train(
     fedmosaic train --preset quickstart --engine flower --simulate-sites 3 --rounds 6
     fedmosaic train --shards shards/ours --engine flower --quorum 2 --round-timeout 300 --join-timeout 900
     """
+    load_named_plugins(request.plugin or ())
     launch_runs(*select_methods(method or ["fedmosaic"]), request)
 
 
@@ -98,7 +105,8 @@ def train(
 def baseline(
     request: TrainOptions,
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="METHOD", help="Methods, or 'all' for all except fedmosaic.")
+        list[str] | None,
+        typer.Argument(metavar="METHOD", help="Methods, FILE.py:NAME, or 'all' for gated and those of the paper."),
     ] = None,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods and exit.")] = False,
 ) -> None:
@@ -118,14 +126,15 @@ def baseline(
         return
     if not methods:
         raise RequestError("no method is given (fedmosaic baseline): add one or 'all'; --list shows them")
+    load_named_plugins(request.plugin or ())
     launch_runs(*select_methods(methods), request)
 
 
 def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
     """The methods that the words name, and those among them that only 'all' names."""
-    baselines = [name for name in METHODS if name != "fedmosaic"]
-    selected = list(dict.fromkeys(name for word in words for name in (baselines if word == "all" else [word])))
-    return selected, set(selected) - set(words)
+    named = {word: resolve_method(word) for word in words if word != "all"}
+    selected = [name for word in words for name in (ALL_BASELINES if word == "all" else [named[word]])]
+    return list(dict.fromkeys(selected)), set(selected) - set(named.values())
 
 
 def run_request(methods: list[str], optional_methods: set[str], options: TrainOptions) -> RunRequest:
@@ -147,6 +156,10 @@ def run_request(methods: list[str], optional_methods: set[str], options: TrainOp
         "train": {key: value for key, value in flags.items() if value is not None},
         "privacy": privacy_config_layer(options),
     }
+    if options.model is not None:
+        overrides["model"] = {"name": resolve_model(options.model)}
+    if options.dataset is not None:
+        overrides["data"] = {"dataset": resolve_dataset(options.dataset)}
     if options.expertise is not None:
         if "fedmosaic" not in methods:
             raise RequestError("--expertise applies to fedmosaic only (fedmosaic baseline): leave it out")
@@ -213,7 +226,7 @@ def print_run_warnings(plan: RunPlan, quiet: bool) -> None:
     """Print warnings about the methods, once all checks have passed."""
     for note in [] if quiet else cost_notes(plan):
         print_stderr(note)
-    for warning in equivalence_warnings(plan):
+    for warning in method_warnings(plan):
         print_stderr(f"warning: {warning}")
 
 
@@ -299,8 +312,9 @@ def show_results(
 
 def show_methods(as_json: bool) -> None:
     """Print the methods with what they share and their papers."""
-    keys = ("name", "title", "family", "travels", "evaluated", "citation")
-    methods = [{key: getattr(method, key) for key in keys} for method in METHODS.values()]
+    keys = {"travels": "exchanges", "evaluated": "evaluates"}
+    names = ("name", "title", "family", "travels", "evaluated", "citation")
+    methods = [{name: getattr(method.info, keys.get(name, name)) for name in names} for method in METHODS.values()]
     if as_json:
         print_json(methods)
         return

@@ -18,6 +18,7 @@ from fedmosaic_cli.cli.common_options import (
     ExecutionChoice,
     JsonOption,
     NanPolicy,
+    PluginOption,
     PresetOption,
     PrivacyUnit,
     QuietOption,
@@ -50,6 +51,15 @@ class TrainOptions:
 
     preset: PresetOption = None
     shards: Annotated[Path | None, typer.Option(help="Train on these shards, made by 'fedmosaic partition'.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of all clients: a name, or FILE.py:NAME for your own.", show_default="the preset's"),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Data set: a name, or FILE.py:NAME for your own.", show_default="the preset's"),
+    ] = None
+    plugin: PluginOption = None
     expertise: Annotated[
         str | None,
         typer.Option(

@@ -75,10 +75,10 @@ def find_incompatibility(
         models: One model per group of equal clients, by the id of its first client.
         overridden_clients: Clients whose model is set in the section `clients`.
     """
-    if method.supported_learners == "anything":
+    if method.needs.learners == "anything":
         return None
     remedy = "use fedmosaic, fedct or local"
-    one = method.supported_learners == "one network"
+    one = method.needs.learners == "one network"
     needs = "needs the same network for all clients" if one else "needs networks"
     estimators = [client for client, model in models.items() if not model.is_network]
     if estimators:

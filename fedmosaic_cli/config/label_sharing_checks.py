@@ -52,7 +52,7 @@ def check_noise(config: RunConfig, layers: ConfigLayers) -> None:
             "upload reveals something about the client's data"
         )
     bits = getattr(config.method, "expertise_bits", MAX_EXPERTISE_BITS_WITH_NOISE)
-    key = f"methods.{config.method.name}.expertise_bits"
+    key = f"methods.{config.method.info.name}.expertise_bits"
     if bits == "float32" or bits > MAX_EXPERTISE_BITS_WITH_NOISE:
         raise RequestError(
             f"{key} is {bits} ({layers.origin(key)}): with noise it must be at most {MAX_EXPERTISE_BITS_WITH_NOISE}, "

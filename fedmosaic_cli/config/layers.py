@@ -153,4 +153,5 @@ def require_mapping(values: Any, section: str, origin: str) -> dict[str, Any]:
 
 def require_known_method(name: str, where: str) -> None:
     if name not in METHODS:
-        raise unknown_name_error("method", name, METHODS, where, "'fedmosaic baseline --list' shows all")
+        hint = "'fedmosaic baseline --list' shows all; name your own with --method FILE.py:NAME"
+        raise unknown_name_error("method", name, METHODS, where, hint)

@@ -14,6 +14,7 @@ from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys, resolve_run_config
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.plugin_sources import SOURCES
 from fedmosaic_cli.storage.files import read_json
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ RERUN_SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
 ROUND_LENGTH_KEYS = ("train.local_epochs", "train.local_steps")
 # Recorded on the command line only, not in the configuration.
 MACHINE_OPTIONS = ("--data-dir", "--device")
+PLUGIN_OPTIONS = ("--model", "--dataset", "--plugin")
+PLUGIN_KEYS = {"model.name": "models", "data.dataset": "datasets"}
 FEDERATION_OPTIONS = ("--engine", "--superlink", "--federation")
 SIMULATE_SITES_OPTIONS = {"--simulate-sites", "--local-sites"}
 RUNS_DIR_VARIABLE = "FEDMOSAIC_RUNS"
@@ -62,7 +65,9 @@ def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: D
         words += ["--config", str(file)]
     words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
     plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
-    passed_on = MACHINE_OPTIONS if SIMULATE_SITES_OPTIONS & recorded.keys() else (*MACHINE_OPTIONS, *FEDERATION_OPTIONS)
+    references = tuple(name for name in PLUGIN_OPTIONS if name == "--plugin" or ":" in recorded.get(name, ""))
+    passed_on = (*references, *MACHINE_OPTIONS)
+    passed_on += () if SIMULATE_SITES_OPTIONS & recorded.keys() else FEDERATION_OPTIONS
     kept = [word for name in passed_on if name in recorded for word in (name, recorded[name])]
     return [*words, *override_args(plain, config), *kept]
 
@@ -131,7 +136,7 @@ def override_args(base: RunConfig, target: RunConfig) -> list[str]:
     for key, value in after.items():
         if key == "train.rounds":
             words += ["--rounds", str(value)] if before.get(key) != value else []
-        elif before.get(key) != value and key not in RESUME_SAFE_KEYS:
+        elif before.get(key) != value and key not in RESUME_SAFE_KEYS and (PLUGIN_KEYS.get(key), value) not in SOURCES:
             text = value if isinstance(value, str) else json.dumps(value)
             words += ["--set", display_assignment(f"{key}={text}")]
     return words

@@ -28,7 +28,9 @@ from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings,
 from fedmosaic_cli.labels.privacy.noise import PrivacyNoise, num_exchange_rounds, require_planned_budget, resolve_noise
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters, simplified_method
-from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
+from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.models.registered_models import MODELS
+from fedmosaic_cli.plugin_sources import used_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,16 +87,16 @@ class RunConfig:
 
     def model_settings_for(self, client: int) -> ModelSettings:
         """Return the model of a client; a centralized method has one model only."""
-        return self.model if self.method.is_centralized else self.client_models.get(client, self.model)
+        return self.model if self.method.needs.pooled_data else self.client_models.get(client, self.model)
 
     def train_settings_for(self, client: int) -> TrainSettings:
-        return self.train if self.method.is_centralized else self.client_train_settings.get(client, self.train)
+        return self.train if self.method.needs.pooled_data else self.client_train_settings.get(client, self.train)
 
     @cached_property
     def client_groups(self) -> dict[tuple[ModelSettings, TrainSettings], list[int]]:
         """Clients grouped by equal model and training settings."""
         groups: dict[tuple[ModelSettings, TrainSettings], list[int]] = {}
-        for client in range(1 if self.method.is_centralized else self.data.clients or 1):
+        for client in range(1 if self.method.needs.pooled_data else self.data.clients or 1):
             groups.setdefault((self.model_settings_for(client), self.train_settings_for(client)), []).append(client)
         return groups
 
@@ -103,15 +105,24 @@ class RunConfig:
 
     def incompatibility(self) -> Incompatibility | None:
         """Return why the method does not support this configuration, or None."""
-        if self.method.needs_public_set and not self.data.public_size:
+        if self.method.needs.public_set and not self.data.public_size:
             return Incompatibility("needs a public set", "data.public_size is 0", "set data.public_size")
+        if self.method.needs.validation and not self.data.val_fraction:
+            return Incompatibility(
+                "needs validation data", "data.val_fraction is 0", "partition with --val-fraction 0.2"
+            )
+        if self.method.needs.plain_sgd and any(
+            train.optimizer != "sgd" or train.momentum for _, train in self.client_groups
+        ):
+            optimizer = f"train.optimizer is {self.train.optimizer}, train.momentum {self.train.momentum:g}"
+            return Incompatibility("needs plain SGD", optimizer, "use --set train.optimizer=sgd")
         models = {clients[0]: model for (model, _), clients in self.client_groups.items()}
         return find_incompatibility(self.method, models, self.client_models.keys()) or self.message_incompatibility()
 
     def message_incompatibility(self) -> Incompatibility | None:
         """Return why noise, attack or defence do not apply, or None. Baselines send nothing and are always allowed."""
         reasons = [MESSAGE_SECTION_REASONS[name] for name, _ in self.message_sections()]
-        if self.method.shares_labels or self.method.family == "baseline" or not reasons:
+        if self.method.info.shares_labels or self.method.info.family == "baseline" or not reasons:
             return None
         return Incompatibility(
             "shares no labels of the public set", reasons[0], "use fedmosaic, fedct, local or centralized"
@@ -126,7 +137,7 @@ class RunConfig:
     @cached_property
     def noise(self) -> PrivacyNoise | None:
         """The privacy noise of uploads, or None. Raises RequestError if the settings do not fit the run."""
-        if not self.method.shares_labels or not self.data.public_size:
+        if not self.method.info.shares_labels or not self.data.public_size:
             return None
         return resolve_noise(
             self.privacy, self.data.public_size, self.num_exchanges, getattr(self.method, "expertise", None)
@@ -148,13 +159,18 @@ class RunConfig:
         """Return the hyper-parameters of the method that have an effect."""
         return recorded_hyperparameters(self.method)
 
+    def plugins(self) -> dict[str, dict[str, str]]:
+        """Return the sources of the plug-ins that the run uses, by kind and name; {} if all is built in."""
+        models = dict.fromkeys(model.name for model, _ in self.client_groups)
+        return used_plugins(self.method.info.name, models, self.data.dataset)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of config.yaml."""
         return {
             "setting": self.experiment_name,
             "seed": self.seed,
             "partition_seed": self.partition_seed,
-            "method": self.method.name,
+            "method": self.method.info.name,
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
@@ -165,7 +181,7 @@ class RunConfig:
             "clients": {
                 t: section.model_dump(mode="json", exclude_unset=True) for t, section in self.client_overrides.items()
             },
-            "methods": {self.method.name: self.hyperparameters()},
+            "methods": {self.method.info.name: self.hyperparameters()},
         }
 
 
@@ -208,7 +224,7 @@ def resolve_run_config(
         client_models=expand_client_ranges(models, data.clients or 1),
         client_train_settings=expand_client_ranges(trainings, data.clients or 1),
         # Baselines send nothing, so their runs do not depend on noise.
-        privacy=PrivacySettings() if METHODS[method].family == "baseline" else privacy,
+        privacy=PrivacySettings() if METHODS[method].info.family == "baseline" else privacy,
         attack=layers.section("attack", AttackSettings),
         defence=layers.section("defence", DefenceSettings),
     )
@@ -217,7 +233,7 @@ def resolve_run_config(
             f"train.clients_per_round is {train.clients_per_round} ({layers.origin('train.clients_per_round')}): "
             f"it must be at most {data.clients}, the number of clients"
         )
-    if train.batch_size == 1 and any(m.has_batch_norm for m in (model, *models.values())):
+    if train.batch_size == 1 and any(m.has_batch_norm and m.name not in MODELS for m in (model, *models.values())):
         raise RequestError(
             f"train.batch_size is 1 ({layers.origin('train.batch_size')}): batch normalisation needs at least 2"
         )
@@ -245,11 +261,11 @@ def override_section(section: S, overrides: dict[str, Any], where: str, layers: 
 
 def reject_unused_hyperparameters(config: RunConfig, layers: ConfigLayers) -> None:
     """Refuse hyper-parameters from `--set` that have no effect."""
-    name = config.method.name
+    name = config.method.info.name
     for key in sorted(set(field_names(method_schema(name))) - config.hyperparameters().keys()):
         if layers.origin(f"methods.{name}.{key}") == "--set":
             raise RequestError(
-                f"{display_key(f'methods.{name}.{key}')} has no effect on {config.method.title} with these values "
+                f"{display_key(f'methods.{name}.{key}')} has no effect on {config.method.info.title} with these values "
                 "(--set): leave it out, or choose a rule that reads it (docs/trust.md)"
             )
 
@@ -263,7 +279,7 @@ def reject_unused_model_settings(
     """Refuse options of a model that have no effect. Presets and files may set options of several models."""
     for text, section in client_overrides.items():
         own = models[text]
-        unused = {f"model.{key}" for key in section.model if key != "name" and key not in MODEL_KEYS[own.name]}
+        unused = {f"model.{key}" for key in section.model if key != "name" and key not in own.used_keys}
         unused |= set() if own.is_network else set(section.train_overrides())
         if unused:
             key = f"clients.{text}.{min(unused)}"
@@ -271,7 +287,7 @@ def reject_unused_model_settings(
                 f"{key} has no effect on a {own.name} ({layers.origin(key)}): "
                 f"leave it out, or write clients.{text}.model={own.name} to reset the other options"
             )
-    read = {"name"}.union(*(MODEL_KEYS[each.name] for each in (model, *models.values())))
+    read = {"name"}.union(*(each.used_keys for each in (model, *models.values())))
     for key in layers.values.get("model", {}).keys() - read:
         if layers.origin(f"model.{key}") == "--set":
             raise RequestError(f"model.{key} has no effect on a {model.name} (--set): leave it out")

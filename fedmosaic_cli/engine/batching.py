@@ -39,6 +39,8 @@ def epoch_batches(num_examples: int, batch_size: int, num_epochs: int, generator
 
 def step_batches(num_examples: int, batch_size: int, num_steps: int, generator: Generator) -> list[Tensor]:
     """A fixed number of full batches that cycle through all examples in new orders."""
+    if not num_steps:
+        return []
     batch_size = min(batch_size, num_examples)
     num_epochs = -(-num_steps * batch_size // num_examples)
     order = torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(num_epochs)])

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from fedmosaic_cli.engine import batching, optim, params, training
-from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
+from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, TrainResult
+from fedmosaic_cli.engine.learner import BatchSchedule, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
 from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from torch import Generator, Tensor
 
+    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, ReceivedMessage, State, Step
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, ReceivedMessage, State, Step
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.seeds import RandomSource
 
-OPTIMIZER_SUFFIX = ".optimizer"
-"""`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
-
 
 class InProcessClient:
-    """A client that computes in this process, simulated or at a site. Implements `engine.method.Client`.
+    """A client that computes in this process, simulated or at a site. Implements `engine.context.Client`.
 
     Args:
-        client_id: Number of the client.
+        client_id: Number of the client, or a name for the worker of the server.
         seed: Seed of the run.
         private: Training examples.
         public: Public examples.
@@ -45,11 +43,13 @@ class InProcessClient:
             of steps or, with `local_epochs`, the fraction `num_round_clients / num_total_clients` of its epochs.
         num_total_clients: Number of clients whose data is pooled.
         use_system_rng: Draw privacy noise from the operating system instead of the seed.
+        validation: Validation examples, if there are any.
+        networks: The learners of the method's additional networks by name.
     """
 
     def __init__(
         self,
-        client_id: int,
+        client_id: int | str,
         seed: int,
         private: Examples,
         public: Examples,
@@ -59,15 +59,19 @@ class InProcessClient:
         num_round_clients: int = 1,
         num_total_clients: int = 1,
         use_system_rng: bool = False,
+        validation: Examples | None = None,
+        networks: Mapping[str, NetworkLearner] | None = None,
     ) -> None:
-        self.id = client_id
+        self.id: Any = client_id
         self.round = 0
         self.state: State = {}
         self.metrics: dict[str, Any] = {}
         self.is_skipped = False
         self.private = private
         self.public = public
+        self.validation = validation
         self.learner = learner
+        self._networks = networks or {}
         self._seed = seed
         self._train_settings = train_settings
         self._num_classes = num_classes
@@ -92,7 +96,7 @@ class InProcessClient:
             if isinstance(value, float) and not math.isfinite(value):
                 raise DivergenceError(self.id, self.round, name)
         for name, model in models.items():
-            if isinstance(model, dict) and not name.endswith(OPTIMIZER_SUFFIX) and not params.is_finite(model):
+            if isinstance(model, dict) and not name.endswith(OPTIMIZER_SUFFIX) and not params.is_bounded(model):
                 raise DivergenceError(self.id, self.round, "its model")
 
     def rollback(self, state_before: State) -> None:
@@ -107,8 +111,10 @@ class InProcessClient:
 
     @property
     def initial_model(self) -> Parameters:
-        names: tuple[str | int, ...] = ("init", self.id) if self._train_settings.init == "per-client" else ("init",)
-        return self.learner.initial_parameters(derive_seed(self._seed, *names))
+        return self.learner.initial_parameters(self._init_seed())
+
+    def initial_network(self, network: str) -> Parameters:
+        return self._network_learner(network).initial_parameters(self._init_seed(network))
 
     @property
     def train_labels(self) -> Tensor:
@@ -118,6 +124,10 @@ class InProcessClient:
     def class_counts(self) -> Tensor:
         return torch.bincount(self.train_labels, minlength=self._num_classes)
 
+    @property
+    def validation_labels(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int64) if self.validation is None else self.validation.targets.cpu()
+
     def train(
         self,
         model: str,
@@ -125,11 +135,27 @@ class InProcessClient:
         proximal: ProximalTerm | None = None,
         private_weight: float = 1.0,
         examples: Tensor | None = None,
-    ) -> None:
+        *,
+        parameters: Iterable[str] | None = None,
+        correction: Parameters | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        optimizer: Literal["adam", "sgd"] | None = None,
+        max_grad_norm: float | None = None,
+        weight_decay: float = 0.0,
+        stream: str = "private",
+        network: str | None = None,
+    ) -> TrainResult:
         private = self.private if examples is None else self.private.subset(examples)
-        schedule = self._batch_schedule(any(term.uses_public for term in terms), private)
-        task = TrainingTask(private, self.public, schedule, terms, proximal, private_weight)
-        losses = self.learner.fit(self.state[model], self._optimizer_state(model), task)
+        batches = self._private_batches(stream, private, epochs, steps)
+        schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream)
+        names = None if parameters is None else frozenset(parameters)
+        options = StepOptions(names, lr, optimizer, max_grad_norm, weight_decay)
+        seed = derive_seed(self._seed, "layers", stream, self.id, self.round)
+        task = TrainingTask(private, self.public, schedule, terms, proximal, private_weight, options, correction, seed)
+        learner = self.learner if network is None else self._network_learner(network)
+        losses = learner.fit(self.state[model], self._optimizer_state(model, optimizer), task)
         if not all(math.isfinite(loss) for loss in (losses.private, *losses.terms) if loss is not None):
             raise DivergenceError(self.id, self.round, "its training loss")
         # Losses that the method has logged itself take precedence.
@@ -142,10 +168,14 @@ class InProcessClient:
         total = private_weight * (losses.private or 0.0) + sum(values)
         if public:
             self.metrics.setdefault("public_share", sum(public) / total if total else 0.0)
+        used_lr = self._train_settings.lr if lr is None else lr
+        return TrainResult(losses.private, tuple(losses.terms), losses.num_steps, used_lr)
 
-    def steps(self, *streams: str) -> Iterator[Step]:
-        batches = {stream: self._private_batches(stream) for stream in ("private", *streams)}
-        steps = training.ManualSteps(self._network, self.private, batches)
+    def steps(self, *streams: str, examples: Tensor | None = None) -> Iterator[Step]:
+        private = self.private if examples is None else self.private.subset(examples)
+        batches = {stream: self._private_batches(stream, private) for stream in ("private", *streams)}
+        seed = derive_seed(self._seed, "layers", self.id, self.round)
+        steps = training.ManualSteps(self._network, private, batches, seed)
         yield from steps
         loss = steps.mean_loss()
         if loss is not None and not math.isfinite(loss):
@@ -153,9 +183,8 @@ class InProcessClient:
         self.metrics.setdefault("loss_private", loss)
 
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
-        optim.optimizer_step(
-            self._network.train_settings, self.state[model], gradient, self._optimizer_state(model), lr
-        )
+        settings, options = self._network.train_settings, StepOptions(lr=lr)
+        optim.optimizer_step(settings, self.state[model], gradient, self._optimizer_state(model), options)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
         batch = batching.resolve_indices(self.private, self._private_batches(stream)[:1])[0]
@@ -171,15 +200,24 @@ class InProcessClient:
     def private_loss(self, parameters: Parameters) -> float:
         return mean_cross_entropy(self.predict_private(parameters).log_softmax(dim=1), self.private.targets)
 
-    def predict_private(self, parameters: Parameters) -> Tensor:
-        return self.learner.predict(parameters, self.private)
+    def validation_loss(self, parameters: Parameters) -> float:
+        return mean_cross_entropy(self.predict_validation(parameters).cpu().log_softmax(dim=1), self.validation_labels)
 
-    def private_features(self, parameters: Parameters) -> Tensor:
-        return self._network.features(parameters, self.private)
+    def predict_private(self, parameters: Parameters, network: str | None = None) -> Tensor:
+        return self._learner(network).predict(parameters, self.private)
 
-    def predict_public(self, parameters: Parameters) -> Tensor:
+    def predict_validation(self, parameters: Parameters, network: str | None = None) -> Tensor:
+        examples = (
+            self.private.subset(torch.empty(0, dtype=torch.int64)) if self.validation is None else self.validation
+        )
+        return self._learner(network).predict(parameters, examples)
+
+    def private_features(self, parameters: Parameters, network: str | None = None) -> Tensor:
+        return self._learner(network).features(parameters, self.private)
+
+    def predict_public(self, parameters: Parameters, network: str | None = None) -> Tensor:
         # These predictions are processed in float64 and sent, neither of which needs the GPU.
-        return self.learner.predict(parameters, self.public).cpu()
+        return self._learner(network).predict(parameters, self.public).cpu()
 
     def rng(self, purpose: str) -> np.random.Generator:
         return derive_rng(self._seed, purpose, self.id, self.round)
@@ -196,28 +234,52 @@ class InProcessClient:
             raise FedMosaicError(f"client {self.id} has no network (model.name): this method needs one")
         return self.learner
 
-    def _optimizer_state(self, model: str) -> State:
+    def _learner(self, network: str | None) -> Learner:
+        return self.learner if network is None else self._network_learner(network)
+
+    def _network_learner(self, network: str) -> NetworkLearner:
+        if network not in self._networks:
+            raise FedMosaicError(f"the method declares no network '{network}' (Needs.networks): declare it")
+        return self._networks[network]
+
+    def _init_seed(self, *network: str) -> int:
+        """The seed of initial parameters, which clients share unless `train.init` is `per-client`."""
+        own = (self.id,) if self._train_settings.init == "per-client" else ()
+        return derive_seed(self._seed, "init", *own, *network)
+
+    def _optimizer_state(self, model: str, optimizer: str | None = None) -> State:
         """The optimizer state of a model. With `reset` it is discarded after the round, because it is twice as large as
         the model."""
         owner = self._round_state if self._train_settings.optimizer_state == "reset" else self.state
-        optimizer_state: State = owner.setdefault(f"{model}{OPTIMIZER_SUFFIX}", {})
+        # Different optimizers keep different values.
+        other = f"-{optimizer}" if optimizer not in (None, self._train_settings.optimizer) else ""
+        optimizer_state: State = owner.setdefault(f"{model}{other}{OPTIMIZER_SUFFIX}", {})
         return optimizer_state
 
-    def _batch_schedule(self, with_public: bool, examples: Examples | None = None) -> BatchSchedule:
-        """The batches of this round. Private batches do not depend on whether public ones are drawn."""
-        private, public = self._private_batches("private", examples), []
+    def _batch_schedule(self, private_batches: list[Tensor], with_public: bool, stream: str) -> BatchSchedule:
+        """The batches of a training. Private batches do not depend on whether public ones are drawn."""
+        public: list[Tensor] = []
         if with_public:
+            name = "public" if stream == "private" else f"public-{stream}"
             public = batching.step_batches(
-                len(self.public), self._train_settings.batch_size, len(private), self._torch_generator("public")
+                len(self.public), self._train_settings.batch_size, len(private_batches), self._torch_generator(name)
             )
-        return BatchSchedule(private, public)
+        return BatchSchedule(private_batches, public)
 
-    def _private_batches(self, stream: str, examples: Examples | None = None) -> list[Tensor]:
-        train, generator, count = self._train_settings, self._torch_generator(stream), len(examples or self.private)
-        if train.local_steps is None:
-            batches = batching.epoch_batches(count, train.batch_size, train.local_epochs, generator)
-            return batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
-        return batching.step_batches(count, train.batch_size, train.local_steps * self._num_round_clients, generator)
+    def _private_batches(
+        self, stream: str, examples: Examples | None = None, epochs: int | None = None, steps: int | None = None
+    ) -> list[Tensor]:
+        """The private batches of a training, with the configured number of steps or epochs unless one is given."""
+        train, generator = self._train_settings, self._torch_generator(stream)
+        count = len(self.private if examples is None else examples)
+        if epochs is None and steps is None:
+            epochs, steps = (train.local_epochs, None) if train.local_steps is None else (None, train.local_steps)
+        if not count:
+            return []
+        if steps is not None:
+            return batching.step_batches(count, train.batch_size, steps * self._num_round_clients, generator)
+        batches = batching.epoch_batches(count, train.batch_size, epochs or 0, generator)
+        return batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
 
     def _torch_generator(self, purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive_seed(self._seed, purpose, self.id, self.round))

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import ReceivedMessage, State, Traffic
+    from fedmosaic_cli.engine.context import Message, ReceivedMessage, State
+    from fedmosaic_cli.engine.server import InProcessServer
+    from fedmosaic_cli.engine.traffic import Traffic
 
     MessageFactory = Callable[[int], Message]
     """Returns the message that the server sends to a client, by client id."""
@@ -79,5 +80,8 @@ class ClientPool(Protocol):
             The results by client id, sorted. A lost client has no result; the reason is in its log.
         """
 
-    def evaluate(self, server: State) -> list[EvalResult]:
-        """Evaluate all clients with the server state of after the round."""
+    def finalize(self, server: InProcessServer) -> None:
+        """Call `Method.finalize` on all clients after the last round."""
+
+    def evaluate(self, server: InProcessServer) -> list[EvalResult]:
+        """Evaluate all clients with what the server would send them after the round."""

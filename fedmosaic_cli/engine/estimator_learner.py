@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import TrainingTask
-    from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 MIN_PROBABILITY = 1e-7
@@ -82,6 +82,9 @@ class EstimatorLearner:
             probabilities[:, estimator.classes_] = np.maximum(predicted, MIN_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.device)
+
+    def features(self, parameters: Parameters, examples: Examples) -> Tensor:
+        raise FedMosaicError(f"a {self.model_settings.name} has no features (model.name): this method needs a network")
 
     def _fit_estimator(self, parameters: Parameters) -> Any:
         from sklearn.dummy import DummyClassifier

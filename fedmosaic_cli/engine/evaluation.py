@@ -11,9 +11,9 @@ from fedmosaic_cli.engine.losses import mean_cross_entropy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.method import Parameters
 
 EVAL_METRICS = {
     "accuracy": False,
@@ -49,7 +49,12 @@ class ClassificationMetrics:
 
 def evaluate_model(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
-    logits, labels = learner.predict(parameters, examples), examples.targets
+    return score_logits(learner.predict(parameters, examples), examples)
+
+
+def score_logits(logits: Tensor, examples: Examples) -> Score:
+    """Accuracy and mean cross-entropy of predictions."""
+    labels = examples.targets
     correct = (logits.argmax(dim=1) == labels).sum()
     return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
 

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.client_pool import ClientPool
+    from fedmosaic_cli.engine.context import FederationInfo
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
-    from fedmosaic_cli.engine.method import FederationInfo, Method, State
+    from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.engine.server import InProcessServer
     from fedmosaic_cli.engine.upload_filters import UploadFilter
 
 
@@ -40,9 +42,9 @@ class RunState:
 
     clients: Sequence[Any]
     """One `engine.client_pool.ClientHandle` per client."""
-    server: State
+    server: InProcessServer
     finished: int = 0
-    """The number of finished rounds."""
+    """The number of finished rounds; -1 before the initial exchange of a method that has one."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,17 @@ class Federation:
         return list(dict.fromkeys(client.device for client in self.state.clients))
 
 
-def init_state(method: Method, clients: list[InProcessClient], ctx: FederationInfo) -> RunState:
+def init_state(
+    method: Method, clients: list[InProcessClient], server: InProcessServer, ctx: FederationInfo
+) -> RunState:
     """Return the state of a run before its first round."""
     for client in clients:
         method.init_client(client, ctx)
         client.state = params.models_to_device(client.state, client.private.device)
-    return RunState(clients, method.init_server(ctx))
+    method.init_server(server, ctx)
+    return RunState(clients, server, finished=first_round(method) - 1)
+
+
+def first_round(method: Method) -> int:
+    """Return the number of the first round: 0 for methods with an initial exchange, else 1."""
+    return 0 if method.needs.initial_exchange else 1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
+    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, State
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.method import LossTerm, Parameters, ProximalTerm, State
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,21 @@ class BatchSchedule:
 
     private_batches: list[Tensor]
     public_batches: list[Tensor]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a method changes the optimizer steps of a training; see `engine.context.Trainer.train`."""
+
+    parameters: frozenset[str] | None = None
+    lr: float | None = None
+    optimizer: Literal["adam", "sgd"] | None = None
+    max_grad_norm: float | None = None
+    weight_decay: float = 0.0
+
+    def is_trained(self, name: str) -> bool:
+        """Return whether an entry of the model is trained."""
+        return self.parameters is None or name in self.parameters
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,10 @@ class TrainingTask:
     terms: Sequence[LossTerm] = ()
     proximal: ProximalTerm | None = None
     private_weight: float = 1.0
+    options: StepOptions = field(default_factory=StepOptions)
+    correction: Parameters | None = None
+    seed: int = 0
+    """Seeds layers that draw random numbers, such as dropout."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,7 @@ class TrainingLosses:
 
     private: float | None
     terms: list[float | None]
+    num_steps: int = 0
 
 
 class Learner(Protocol):
@@ -57,3 +77,6 @@ class Learner(Protocol):
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Logits [examples, classes] in evaluation mode, without side effects."""
+
+    def features(self, parameters: Parameters, examples: Examples) -> Tensor:
+        """Inputs of the head [examples, width] in evaluation mode, without side effects."""

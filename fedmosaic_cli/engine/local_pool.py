@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
-from fedmosaic_cli.engine.evaluation import evaluate_model
+from fedmosaic_cli.engine.evaluation import evaluate_model, score_logits
 from fedmosaic_cli.engine.execution.worker_pool import ClientJob
-from fedmosaic_cli.engine.messages import SERVER_ID, Weights, make_route, send_message
-from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.engine.messages import SERVER_ID, make_route, preview_message, send_message
+from fedmosaic_cli.engine.traffic import client_traffic
 from fedmosaic_cli.errors import DivergenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
+    from collections.abc import Iterator, Sequence
 
     from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.client_pool import MessageFactory
+    from fedmosaic_cli.engine.context import FederationInfo, Message, ReceivedMessage
+    from fedmosaic_cli.engine.evaluation import Score
+    from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.federation import EvalTask, Federation
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import FederationInfo, Method, ReceivedMessage, State
+    from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.engine.server import InProcessServer
 
 
 @dataclass(frozen=True)
@@ -34,37 +35,68 @@ class LocalClientPool:
 
     def run_round(self, clients: Sequence[InProcessClient], make_message: MessageFactory) -> dict[int, ClientResult]:
         """Run one local round on each of these clients. No client is ever lost."""
-        federation, ctx = self.federation, self.federation.ctx
+        federation, method, ctx = self.federation, self.federation.method, self.federation.ctx
 
         def run_client(client: InProcessClient) -> ClientResult:
             to_client = make_route(client.private.device, ctx, client.round, SERVER_ID)
             to_server = make_route(federation.server_device, ctx, client.round, client.id)
-            received, bits_down = send_message(make_message(client.id), to_client)
+            received, bits_down = send_message(make_message(client.id), method.downloads, to_client)
             client_ctx = federation.client_context(client) if federation.client_context else ctx
-            message = run_local_round(federation.method, client, received, client_ctx, federation.skip_diverged)
-            upload, bits_up = send_message(message, to_server)
-            # Centralized training moves the raw data, which is not a message: 0 bits would be misleading.
-            traffic = Traffic(None, None) if federation.method.is_centralized else Traffic(bits_up, bits_down)
-            return ClientResult(upload, traffic)
+            message = run_local_round(method, client, received, client_ctx, federation.skip_diverged)
+            upload, bits_up = send_message(message, method.uploads, to_server)
+            return ClientResult(upload, client_traffic(method, client.id, ctx, bits_up, bits_down))
 
-        jobs = [ClientJob(c, len(c.private), c.learner.stack_key, c.private.device) for c in clients]
-        results = federation.worker_pool.map(run_client, jobs)
+        results = federation.worker_pool.map(run_client, self._jobs(clients))
         return {client.id: result for client, result in zip(clients, results, strict=True)}
 
-    def evaluate(self, server: State) -> list[EvalResult]:
+    def finalize(self, server: InProcessServer) -> None:
+        """Call `Method.finalize` on all clients in parallel."""
+        federation = self.federation
+        received = ServerView(federation)
+
+        def finalize(client: InProcessClient) -> None:
+            finalize_client(
+                federation.method, client, received.for_client(client), federation.ctx, federation.skip_diverged
+            )
+
+        federation.worker_pool.map(finalize, self._jobs(federation.state.clients))
+
+    def evaluate(self, server: InProcessServer) -> list[EvalResult]:
         """Evaluate all clients in parallel."""
-        federation, server_states = self.federation, server_state_by_device(self.federation)
+        federation, received = self.federation, ServerView(self.federation)
         clients = {client.id: client for client in federation.state.clients}
 
         def evaluate(task: EvalTask) -> EvalResult:
             client = clients[task.owner_id]
-            return evaluate_client(federation.method, client, task, server_states[client.private.device])
+            return evaluate_client(federation.method, client, task, received.for_client(client))
 
         jobs = [
             ClientJob(task, len(task.test), clients[task.owner_id].learner.stack_key, task.test.device)
             for task in federation.eval_tasks
         ]
         return federation.worker_pool.map(evaluate, jobs)
+
+    def _jobs(self, clients: Sequence[InProcessClient]) -> list[ClientJob[InProcessClient]]:
+        return [ClientJob(c, len(c.private), c.learner.stack_key, c.private.device) for c in clients]
+
+
+class ServerView:
+    """What each client would receive from the server now, for evaluations. Nothing is sent or copied without need."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._server = server = federation.state.server
+        devices = {client.device for client in federation.state.clients}
+        self._states = {device: server.on_device(device) for device in devices}
+
+    def for_client(self, client: InProcessClient) -> ReceivedMessage:
+        """Return what `Method.broadcast` would send to a client; {} unless `Needs.broadcast_to_evaluate`."""
+        method, ctx = self._federation.method, self._federation.ctx
+        if not method.needs.broadcast_to_evaluate:
+            return {}
+        server = self._server.with_state(self._states[client.device])
+        route = make_route(client.device, ctx, self._federation.state.finished + 1, SERVER_ID)
+        return preview_message(method.broadcast(server, client.id, ctx), method.downloads, route)
 
 
 def run_local_round(
@@ -82,35 +114,54 @@ def run_local_round(
     Raises:
         DivergenceError: The client diverged and `skip_diverged` is False.
     """
-    state_before = copy.deepcopy(client.state) if skip_diverged else {}
-    try:
+    message: Message = {}
+    with rollback_diverged(client, skip_diverged):
         message = method.local_round(client, received, ctx)
         client.require_finite(client.state)
-        client.require_finite({name: part.values for name, part in message.items() if isinstance(part, Weights)})
+        client.require_finite({name: value for name, value in message.items() if isinstance(value, dict)})
+    client.finish_round()
+    return {} if client.is_skipped else message
+
+
+def finalize_client(
+    method: Method, client: InProcessClient, received: ReceivedMessage, ctx: FederationInfo, skip_diverged: bool
+) -> None:
+    """Call `Method.finalize` on a client. A client that diverges keeps its state if `skip_diverged`.
+
+    Values that the round has logged take precedence over those that are logged here.
+    """
+    logged, client.metrics = client.metrics, {}
+    with rollback_diverged(client, skip_diverged):
+        method.finalize(client, received, ctx)
+        client.require_finite(client.state)
+    client.metrics = {**client.metrics, **logged}
+    client.finish_round()
+
+
+@contextmanager
+def rollback_diverged(client: InProcessClient, skip_diverged: bool) -> Iterator[None]:
+    """Restore the state of a client that diverges, if `skip_diverged`. Otherwise the error is raised."""
+    state_before = copy.deepcopy(client.state) if skip_diverged else {}
+    try:
+        yield
     except DivergenceError:
         if not skip_diverged:
             raise
-        message = {}
         client.rollback(state_before)
-    client.finish_round()
-    return message
 
 
-def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, server: State) -> EvalResult:
+def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, received: ReceivedMessage) -> EvalResult:
     """Evaluate the personal model of a client and, where the method has one, the global model."""
-    personal, shared = method.personal_model(server, client), method.global_model(server, client)
-    score = evaluate_model(client.learner, personal, task.test)
+    personal, shared = method.personal_model(client, received), method.global_model(client, received)
+
+    def score_personal(examples: Examples) -> Score:
+        return score_logits(method.predict(personal, client.learner, examples), examples)
+
+    score = score_personal(task.test)
     extra: dict[str, float] = {}
     if shared is not None:
-        is_same = all(shared[name] is tensor for name, tensor in personal.items())
+        is_same = all(shared.get(name) is tensor for name, tensor in personal.items())
         extra["global_accuracy"] = (score if is_same else evaluate_model(client.learner, shared, task.test)).accuracy
     if task.validation is not None:
-        extra["val_accuracy"] = evaluate_model(client.learner, personal, task.validation).accuracy
+        extra["val_accuracy"] = score_personal(task.validation).accuracy
     return EvalResult(task.client_id, task.owner_id, score.accuracy, score.loss, extra)
-
-
-def server_state_by_device(federation: Federation) -> dict[torch.device, State]:
-    """Return the server state for clients on each device. On the server's device it is the state itself, not a copy."""
-    server, home = federation.state.server, federation.server_device
-    devices = {client.device for client in federation.state.clients} - {home}
-    return {home: server, **{device: params.models_to_device(server, device) for device in devices}}

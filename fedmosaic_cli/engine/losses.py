@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import StepOutputs
+    from fedmosaic_cli.engine.context import StepOutputs
 
 
 class ToDeviceMixin:

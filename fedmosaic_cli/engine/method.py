@@ -1,55 +1,68 @@
 """The contract between methods and the engine.
 
 A method is a frozen dataclass. Its fields are its hyper-parameters, its methods are the phases of a round. It has no
-state: a client's state is in `client.state`, the server's state is passed to the phases and returned by `aggregate`.
-A method uses only the names in this module, the message parts, the loss terms and `engine.params`. This module does
-not import torch, so methods can be listed and configured without it.
+state: a client's state is in `client.state`, the server's in `server.state`. What it needs and what it sends is
+declared, so that traffic, memory and the checks at remote sites follow from the declaration.
 
 Example:
-    A method that trains locally and averages nothing::
+    FedAvg without its options::
 
         @hyperparameters
-        class Local(Method):
-            name = "local"
-            title = "Local"
-            ...
+        class MyFedAvg(Method):
+            info = MethodInfo("my-fedavg", "My FedAvg", family="FL", exchanges="model parameters in both directions")
+            needs = Needs(broadcast_to_evaluate=True)
+            uploads = downloads = {"model": Weights()}
+
+            def init_server(self, server, ctx):
+                server.state["model"] = params.clone(ctx.initial_model)
+
+            def broadcast(self, server, client_id, ctx):
+                return {"model": server.state["model"]}
 
             def local_round(self, client, received, ctx):
+                client.state["model"] = received["model"]
                 client.train("model")
-                return {}
+                return {"model": client.state.pop("model")}
+
+            def aggregate(self, server, uploads, ctx):
+                models = [upload["model"] for upload in uploads.values()]
+                server.state["model"] = params.weighted_mean(models, ctx.aggregation_weights(uploads))
+
+            def personal_model(self, client, received):
+                return received["model"]
+
+This module does not import torch, so methods can be listed and configured without it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from pydantic.dataclasses import dataclass as validated_dataclass
 
+from fedmosaic_cli.engine.context import NO_PARTS
 from fedmosaic_cli.schema import STRICT_MODEL_CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    import numpy as np
-    import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.train_settings import AggregationWeighting, BatchNormStatistics
-    from fedmosaic_cli.seeds import RandomSource
+    from fedmosaic_cli.engine.context import (
+        Client,
+        FederationInfo,
+        Message,
+        Parameters,
+        Predictor,
+        ReceivedMessage,
+        Server,
+    )
+    from fedmosaic_cli.engine.messages import Part
 
-Parameters = dict[str, Any]
-"""A model: its tensors by name, including buffers."""
-
-State = dict[str, Any]
-"""The state of a client or of the server: tensors, numbers, and dictionaries of these. The order of keys is not kept
-across a checkpoint."""
-
-ReceivedMessage = dict[str, Any]
-"""A message as the receiver sees it: by part, a tensor or `Parameters`."""
+    NetworkFactory = Callable[[nn.Module, int], nn.Module]
+    """Returns an additional network. Its arguments are a new copy of the client's network and the number of classes."""
 
 T = TypeVar("T")
 MethodFamily = Literal["baseline", "FL", "PFL", "co-training"]
@@ -57,193 +70,101 @@ LearnerSupport = Literal["one network", "any network", "anything"]
 
 
 @dataclass(frozen=True)
-class FederationInfo:
-    """What every participant knows about the federation. It contains no client data.
+class MethodInfo:
+    """Describes a method to people.
 
     Attributes:
-        num_classes: Number of classes.
-        initial_model: The initial global model.
-        client_sizes: Number of training examples per client, as declared by the clients.
-        num_rounds: Number of planned rounds.
-        float_bits: Size of a number sent without compression.
-        participation_rate: Fraction of clients per round.
-        aggregation: Weights of clients in a mean of models: their number of examples, or equal.
-        bn_buffers: What happens to batch-normalisation statistics where models are averaged.
-        buffer_names: Entries of `initial_model` that are running statistics.
-        batch_norm_names: Entries of `initial_model` that belong to batch normalisation, including its statistics.
-        public_size: Number of public examples.
-        run_id: Identifies the run in messages.
-        public_set_id: Identifies the public set and its order in messages.
-        extensions: Further information for a family of methods, by name; see `labels.sharing`.
+        name: The name in files and on the command line.
+        title: The name in tables.
+        family: The group in tables: a baseline, one model for all clients (FL), personal models (PFL), or co-training.
+        exchanges: What clients and server exchange, in words.
+        citation: Authors, venue and year.
+        evaluates: Which model is evaluated, in words.
+        shares_labels: Whether clients upload labels of the public set, as subclasses of `SharesLabels` do.
     """
 
-    num_classes: int
-    initial_model: Parameters
-    client_sizes: Mapping[int, int]
+    name: str
+    title: str
+    family: MethodFamily = "PFL"
+    exchanges: str = "nothing"
+    citation: str = "-"
+    evaluates: str = "the client's own model"
+    shares_labels: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method requires. A run is refused before its start if the configuration does not provide it.
+
+    Attributes:
+        public_set: A public set.
+        learners: What clients may train: the same network, different networks, or anything that predicts.
+        validation: Validation data of every client.
+        server_compute: A server that trains and predicts on the public set.
+        peers: Clients send to their neighbours; see `engine.peers.PeerMethod`.
+        plain_sgd: The optimizer sgd without momentum.
+        total_rounds: The number of planned rounds, because a round depends on it.
+        pooled_data: The training data of all clients in one place. No federation allows this.
+        broadcast_to_evaluate: `received` in `personal_model`, `global_model` and `finalize`. Without it, `received` is
+            empty there, and remote sites save one exchange per round.
+        initial_exchange: One exchange before the first round: `local_round` is called once with `client.round` 0.
+        networks: Additional networks of every client by name, e.g. a teacher or a network with one more layer.
+    """
+
+    public_set: bool = False
+    learners: LearnerSupport = "one network"
+    validation: bool = False
+    server_compute: bool = False
+    peers: bool = False
+    plain_sgd: bool = False
+    total_rounds: bool = False
+    pooled_data: bool = False
+    broadcast_to_evaluate: bool = False
+    initial_exchange: bool = False
+    networks: Mapping[str, NetworkFactory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a client that do not follow from the declared messages.
+
+    Attributes:
+        state_models: Models in a client's state at the end of its round, without its upload; may be a fraction.
+        trained_models: Models with optimizer state.
+        local_rounds: Rounds of local steps in the whole run; None is one per round.
+        note: A note on unusually high costs; "" for none.
+    """
+
+    state_models: float = 1.0
+    trained_models: int = 1
+    local_rounds: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run before its data is loaded; see `Method.warnings`."""
+
     num_rounds: int
-    float_bits: int = 32
-    participation_rate: float = 1.0
-    aggregation: AggregationWeighting = "samples"
-    bn_buffers: BatchNormStatistics = "average"
-    buffer_names: frozenset[str] = frozenset()
-    batch_norm_names: frozenset[str] = frozenset()
-    public_size: int = 0
-    run_id: bytes = bytes(16)
-    public_set_id: bytes = bytes(16)
-    extensions: Mapping[str, Any] = field(default_factory=dict)
-
-    def aggregation_weights(self, clients: Iterable[int]) -> list[float]:
-        """Return the weights of these clients in a mean of models."""
-        return [self.client_sizes[client] if self.aggregation == "samples" else 1 for client in clients]
+    num_clients: int
+    num_participants: int
+    has_batch_norm: bool
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bits sent and received by a client in a round; None if the data itself is moved (centralized training)."""
+class UsedIf:
+    """Marks a hyper-parameter that has an effect only with some values of another one.
 
-    uplink_bits: int | None = 0
-    downlink_bits: int | None = 0
+    Example:
+        `gate_folds: Annotated[int, UsedIf("trust", "gated")] = 2`
+    """
 
+    name: str
+    values: tuple[Any, ...]
 
-class LossTerm(Protocol):
-    """A term that a method adds to a client's private cross-entropy."""
-
-    uses_public: ClassVar[bool]
-    """Whether every step also draws a public batch."""
-    log_key: ClassVar[str]
-    """The key of the term's mean over the round in the log."""
-
-    @property
-    def weight(self) -> float:
-        """The weight of the term in the loss."""
-
-    def to_device(self, device: torch.device) -> LossTerm:
-        """Return the term with its tensors on `device`. Called once per round."""
-
-    def loss(self, outputs: StepOutputs) -> Tensor:
-        """Return the unweighted loss on the batches of a step. It must not read values back to the CPU."""
-
-
-class StepOutputs(Protocol):
-    """The model's outputs on the batches of a step. The public values exist only if a term uses them."""
-
-    private_indices: Tensor
-    """Positions of the private batch in the client's training data."""
-    private_features: Tensor
-    """Outputs of the model's body on the private batch."""
-    private_logits: Tensor
-    public_indices: Tensor
-    """Positions of the public batch in the public set."""
-    public_logits: Tensor
-
-
-@dataclass(frozen=True)
-class ProximalTerm:
-    """Adds the gradient of strength/2 ||w - anchor||^2 to the gradient of every step."""
-
-    anchor: Parameters
-    strength: float
-
-
-class Step(Protocol):
-    """One step of a local round with a custom update rule; see `Client.steps`."""
-
-    number: int
-    """The number of the step, from 1."""
-
-    def gradient(
-        self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
-    ) -> Parameters:
-        """Return the gradient of the mean cross-entropy at `parameters` on this step's batch from `stream`.
-
-        Args:
-            parameters: The model. Its running statistics are updated unless `update_running_stats` is False.
-            stream: The batch to use: "private", or a stream that was passed to `Client.steps`.
-            update_running_stats: Whether batch-normalisation statistics are updated.
-        """
-
-
-class Client(Protocol):
-    """A client as its method sees it."""
-
-    id: int
-    round: int
-    """The current round, from 1."""
-    state: State
-
-    @property
-    def initial_model(self) -> Parameters:
-        """A new copy of this client's initial model."""
-
-    @property
-    def train_labels(self) -> Tensor:
-        """The labels of the training data, on the CPU."""
-
-    @property
-    def class_counts(self) -> Tensor:
-        """The number of training examples per class, on the CPU."""
-
-    def train(
-        self,
-        model: str,
-        terms: Sequence[LossTerm] = (),
-        proximal: ProximalTerm | None = None,
-        private_weight: float = 1.0,
-        examples: Tensor | None = None,
-    ) -> None:
-        """Train `state[model]` in place for one round of local steps, and log the mean losses.
-
-        Args:
-            model: The key of the model in `state`.
-            terms: Terms added to the loss.
-            proximal: A proximal term added to every gradient.
-            private_weight: The weight of the private cross-entropy.
-            examples: Positions of the training examples to use. None uses all of them.
-        """
-
-    def steps(self, *streams: str) -> Iterator[Step]:
-        """Iterate over the steps of a round, for methods with a custom update rule. Logs the mean loss.
-
-        Args:
-            *streams: Names of additional batches per step, drawn independently of the "private" batch that `train`
-                would use.
-        """
-
-    def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
-        """Apply one step of the run's optimizer to `state[model]`, in place.
-
-        Args:
-            model: The key of the model in `state`.
-            gradient: The gradient.
-            lr: A learning rate to use instead of the run's.
-        """
-
-    def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        """Return the gradient of the mean cross-entropy on one batch drawn from `stream`. Changes nothing."""
-
-    def running_statistics(self, parameters: Parameters) -> Parameters:
-        """Return batch-normalisation statistics for `parameters` from one pass over the training data."""
-
-    def private_loss(self, parameters: Parameters) -> float:
-        """Return the mean cross-entropy on the training data, in evaluation mode."""
-
-    def predict_private(self, parameters: Parameters) -> Tensor:
-        """Return logits [examples, classes] on the training data, in evaluation mode."""
-
-    def private_features(self, parameters: Parameters) -> Tensor:
-        """Return the outputs of the model's body on the training data, in evaluation mode."""
-
-    def predict_public(self, parameters: Parameters) -> Tensor:
-        """Return logits [examples, classes] on the public set, in evaluation mode, on the CPU."""
-
-    def rng(self, purpose: str) -> np.random.Generator:
-        """Return a generator derived from the seed, this purpose, the client and the round."""
-
-    def privacy_rng(self, purpose: str) -> RandomSource:
-        """Return the generator of privacy noise: seeded in simulations, from the operating system on real sites."""
-
-    def log(self, **values: Any) -> None:
-        """Add values to this round's log row of the client."""
+    def __init__(self, name: str, *values: Any) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "values", values)
 
 
 @dataclass_transform(frozen_default=True)
@@ -259,68 +180,36 @@ class Method(ABC):
     average models extend `methods.fedavg.FedAvg`, methods that share labels extend `labels.sharing.SharesLabels`.
     """
 
-    name: ClassVar[str]
-    """The name in files and on the command line."""
-    title: ClassVar[str]
-    """The name in tables, as the paper spells it."""
-    family: ClassVar[MethodFamily]
-    travels: ClassVar[str]
-    """What clients and server exchange, in words."""
-    citation: ClassVar[str]
-    evaluated: ClassVar[str] = "the client's own model"
-    """Which model is evaluated, in words."""
-    is_centralized: ClassVar[bool] = False
-    """Whether it trains on the pooled data of all clients."""
-    needs_public_set: ClassVar[bool] = False
-    shares_labels: ClassVar[bool] = False
-    """Whether it extends `labels.sharing.SharesLabels`."""
-    uploads: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The parts of an upload and their kinds, e.g. {"model": "weights"}."""
-    evaluation_needs_server: ClassVar[bool] = False
-    """Whether a client needs the server's state of after the round to evaluate its model."""
-    learners: ClassVar[LearnerSupport] = "one network"
-    """What clients may train: the same network, different networks, or anything that predicts."""
-    num_models: ClassVar[int] = 1
-    """Models in a client's memory at the end of its round, including its upload."""
-    num_trained_models: ClassVar[int] = 1
-    """Models with optimizer state."""
-    needs_total_rounds: ClassVar[bool] = False
-    """Whether a round depends on the number of planned rounds."""
-
-    @classmethod
-    def unused_hyperparameters(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        """Return the hyper-parameters that have no effect, given the values of the others."""
-        return frozenset()
+    info: ClassVar[MethodInfo]
 
     @property
-    def supported_learners(self) -> LearnerSupport:
-        """What clients may train with these hyper-parameters."""
-        return self.learners
+    def needs(self) -> Needs:
+        """What the method requires. Usually a class attribute."""
+        return Needs()
 
     @property
-    def depends_on_total_rounds(self) -> bool:
-        """Whether a round depends on the number of planned rounds, with these hyper-parameters."""
-        return self.needs_total_rounds
+    def uploads(self) -> Mapping[str, Part]:
+        """The parts of a client's message by name, each with its kind. Usually a class attribute."""
+        return NO_PARTS
 
     @property
-    def peak_model_counts(self) -> tuple[int, int]:
-        """The maximum number of models per client, and how many of them have optimizer state."""
-        return self.num_models, self.num_trained_models
-
-    def local_passes(self, num_rounds: int) -> int:
-        """Return how many rounds of local steps a client computes in `num_rounds` rounds."""
-        return num_rounds
+    def downloads(self) -> Mapping[str, Part]:
+        """The parts of the server's message by name, each with its kind. Usually a class attribute."""
+        return NO_PARTS
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         """Prepare `client.state` before the first round."""
         client.state["model"] = client.initial_model
 
-    def init_server(self, ctx: FederationInfo) -> State:
-        """Return the server's state before the first round."""
-        return {}
+    def init_server(self, server: Server, ctx: FederationInfo) -> None:
+        """Prepare `server.state` before the first round."""
 
-    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
-        """Return the server's message to a client at the start of a round."""
+    def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
+        """Return the server's message to a client at the start of a round. Changes nothing.
+
+        Returns:
+            Some or all of the parts that `downloads` declares; {} for none.
+        """
         return {}
 
     @abstractmethod
@@ -333,44 +222,88 @@ class Method(ABC):
             ctx: What the client knows about the federation.
 
         Returns:
-            The message to the server; {} for none.
+            All parts that `uploads` declares, or {} for no upload.
         """
 
-    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
-        """Return the server's state after a round. Called only if there are uploads.
+    def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
+        """Update `server.state` after a round. Called only if there are uploads.
 
         Args:
-            server: The state before.
+            server: The server.
             uploads: The clients' messages by client id, sorted.
             ctx: What the server knows about the federation.
         """
-        return server
 
-    def personal_model(self, server: State, client: Client) -> Parameters:
-        """Return the client's personal model, which is evaluated and saved. Changes nothing."""
+    def finalize(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> None:
+        """Change a client's state once, after the last round and before its evaluation, e.g. by fine-tuning.
+
+        A method that overrides this cannot be continued with more rounds. It is called on all clients.
+        """
+
+    def personal_model(self, client: Client, received: ReceivedMessage) -> Parameters:
+        """Return the client's personal model, which is evaluated and saved. Changes nothing.
+
+        Args:
+            client: The client.
+            received: What `broadcast` returns for this client after the round, if `Needs.broadcast_to_evaluate`; else
+                {}. It is the same in a simulation and at a site, and must not be changed.
+
+        Returns:
+            The parameters of the client's network or, if `predict` is overridden, everything that `predict` reads.
+        """
         model: Parameters = client.state["model"]
         return model
 
-    def global_model(self, server: State, client: Client) -> Parameters | None:
+    def global_model(self, client: Client, received: ReceivedMessage) -> Parameters | None:
         """Return the global model as this client uses it; None for methods without one. Changes nothing."""
         return None
 
-    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        """Return the traffic of a client in a round with an exchange, before the run."""
-        return Traffic()
+    def predict(self, model: Parameters, predictor: Predictor, examples: Any) -> Tensor:
+        """Return logits for some examples. Override it for prototypes, ensembles or mixtures.
 
-    def cost_note(self, num_rounds: int) -> str:
-        """Return a note on unusually high compute cost; "" for none."""
-        return ""
+        `fedmosaic evaluate` calls it with the saved model, so it must not depend on anything else.
 
-    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
-        """Return a warning if the configuration makes this method equivalent to another one; "" for none.
-
-        Example: FedBN without batch normalisation is FedAvg.
+        Args:
+            model: What `personal_model` returned.
+            predictor: Computes the outputs of the client's network.
+            examples: The examples; pass them to `predictor`.
         """
-        return ""
+        return predictor.predict(model, examples)
+
+    def warnings(self, facts: RunFacts) -> list[str]:
+        """Return warnings about a configuration, e.g. if it makes this method equivalent to another one."""
+        return []
+
+    def costs(self, ctx: FederationInfo) -> Costs:
+        """Return the costs of a client in the whole run. `ctx.initial_model` may be empty or without values."""
+        return Costs()
 
     @property
     def variant(self) -> str:
-        """The name in paths and table rows. Differs from `name` if one method has several rows."""
-        return self.name
+        """The name in paths and table rows. Differs from the name if one method has several rows."""
+        return self.info.name
+
+
+def unused_hyperparameters(method: type[Method], values: Mapping[str, Any]) -> frozenset[str]:
+    """Return the hyper-parameters that have no effect, given the values of the others; see `UsedIf`."""
+    return frozenset(
+        name
+        for name, field_info in getattr(method, "__pydantic_fields__", {}).items()
+        for mark in field_info.metadata
+        if isinstance(mark, UsedIf) and values.get(mark.name) not in mark.values
+    )
+
+
+def has_finalize(method: Method) -> bool:
+    """Return whether a method changes its clients after the last round."""
+    return type(method).finalize is not Method.finalize
+
+
+def depends_on_total_rounds(method: Method) -> bool:
+    """Return whether a run with more rounds would start differently."""
+    return method.needs.total_rounds or has_finalize(method)
+
+
+def has_prediction_rule(method: Method) -> bool:
+    """Return whether a method overrides `predict`."""
+    return type(method).predict is not Method.predict

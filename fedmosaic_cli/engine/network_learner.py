@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import copy
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedmosaic_cli.engine import params, training
 from fedmosaic_cli.engine.execution.lockstep import current_worker_id
-from fedmosaic_cli.models.architectures import build_network
+from fedmosaic_cli.models.architectures import as_classifier, build_network
+from fedmosaic_cli.models.registered_models import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
+    from fedmosaic_cli.engine.context import ParameterGroup, Parameters, State
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
-    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.engine.method import NetworkFactory
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
@@ -37,7 +40,17 @@ EVAL_BATCH_SIZE = 128
 
 
 class NetworkLearner:
-    """Implements `engine.learner.Learner` for networks."""
+    """Implements `engine.learner.Learner` for networks.
+
+    Args:
+        model_settings: The network.
+        train_settings: Configuration of the training.
+        input_shape: [channels, height, width].
+        num_classes: Number of classes.
+        device: Where the network computes.
+        dtype: Type of its weights.
+        extend: Makes an additional network of a method from the client's network; see `engine.method.Needs`.
+    """
 
     def __init__(
         self,
@@ -47,8 +60,10 @@ class NetworkLearner:
         num_classes: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        extend: NetworkFactory | None = None,
     ) -> None:
         self.model_settings = model_settings
+        self._extend = extend
         self.train_settings = train_settings
         self.input_shape = input_shape
         self.num_classes = num_classes
@@ -59,10 +74,27 @@ class NetworkLearner:
         self.buffer_names = buffer_names(self.template)
         self.batch_norm_names = batch_norm_names(self.template)
         self.trainable_names = [name for name, _ in self.template.named_parameters()]
+        self.groups = parameter_groups(self.template)
+        self.has_random_layers = has_random_layers(self.template) or model_settings.name in MODELS
 
     @property
     def stack_key(self) -> Hashable:
         return None
+
+    @contextmanager
+    def seeded_layers(self, seed: int) -> Iterator[None]:
+        """Let layers such as dropout draw from `seed`. They use torch's global generator, so one client runs at a time.
+
+        Does nothing for networks without such layers.
+        """
+        if not self.has_random_layers:
+            yield
+            return
+        with GLOBAL_RNG_LOCK, torch.random.fork_rng():
+            torch.default_generator.manual_seed(seed)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of forward passes: bfloat16 if configured. Weights stay in full precision."""
@@ -74,21 +106,23 @@ class NetworkLearner:
         return {name: tensor.detach() for name, tensor in self._new_module(seed).state_dict().items()}
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        return training.fit_network(self, parameters, optimizer_state, task)
+        with self.seeded_layers(task.seed):
+            return training.fit_network(self, parameters, optimizer_state, task)
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
-        return self._run_in_batches(self.bound_module(parameters).eval(), examples)
+        return self._run_in_batches(self.bound_module(parameters).eval(), examples, self.num_classes)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Inputs of the head [examples, width] in evaluation mode, without side effects."""
-        return self._run_in_batches(self.bound_module(parameters).eval().features, examples)
+        width = self.template.head.in_features
+        return self._run_in_batches(self.bound_module(parameters).eval().features, examples, width)
 
-    def _run_in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples) -> Tensor:
+    def _run_in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples, width: int) -> Tensor:
         starts = range(0, len(examples), EVAL_BATCH_SIZE)
         with torch.inference_mode(), self.autocast():
             outputs = [function(examples.inputs(slice(start, start + EVAL_BATCH_SIZE))) for start in starts]
         if not outputs:
-            return torch.empty(0, self.num_classes, dtype=self.dtype, device=self.device)
+            return torch.empty(0, width, dtype=self.dtype, device=self.device)
         return torch.cat(outputs).to(self.dtype)
 
     def gradient(
@@ -130,7 +164,26 @@ class NetworkLearner:
         with GLOBAL_RNG_LOCK, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = build_network(self.model_settings, self.input_shape, self.num_classes)
+            if self._extend is not None:
+                module = as_classifier(self._extend(module, self.num_classes), self.input_shape)
         return module.to(self.device, self.dtype)
+
+
+def has_random_layers(module: nn.Module) -> bool:
+    """Return whether a network has layers that draw random numbers in training mode."""
+    return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in module.modules())
+
+
+def parameter_groups(module: Classifier) -> dict[ParameterGroup, frozenset[str]]:
+    """Return the names of state entries by group; see `engine.context.FederationInfo`."""
+    names = frozenset(module.state_dict())
+    head = frozenset(f"head.{name}" for name in module.head.state_dict())
+    return {
+        "body": names - head,
+        "head": head,
+        "batch_norm": batch_norm_names(module),
+        "buffers": buffer_names(module),
+    }
 
 
 def buffer_names(module: nn.Module) -> frozenset[str]:

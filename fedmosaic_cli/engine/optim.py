@@ -12,24 +12,27 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from fedmosaic_cli.engine.learner import StepOptions
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import State
+    from fedmosaic_cli.engine.context import State
     from fedmosaic_cli.engine.train_settings import TrainSettings
 
 K = TypeVar("K")
 
 ADAM_OPTIONS: dict[str, Any] = {
     **{"fused": True, "amsgrad": False, "maximize": False},
-    **{"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    **{"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
 }
 SGD_OPTIONS: dict[str, Any] = {
     **{"fused": True, "nesterov": False, "maximize": False},
-    **{"dampening": 0.0, "weight_decay": 0.0},
+    **{"dampening": 0.0},
 }
+DEFAULT_STEP_OPTIONS = StepOptions()
 
 
 @torch.no_grad()
@@ -38,7 +41,7 @@ def optimizer_step(
     parameters: Mapping[K, Tensor],
     gradients: Mapping[K, Tensor],
     optimizer_state: dict[K, State],
-    lr: float | None = None,
+    options: StepOptions = DEFAULT_STEP_OPTIONS,
 ) -> None:
     """Take one step with the configured optimizer.
 
@@ -47,16 +50,17 @@ def optimizer_step(
         parameters: Tensors; those with a gradient are updated in place.
         gradients: Gradients by the same keys.
         optimizer_state: State by the same keys; updated in place.
-        lr: Learning rate instead of the configured one.
+        options: What the method changes.
     """
-    lr = train_settings.lr if lr is None else lr
-    step = adam_step if train_settings.optimizer == "adam" else sgd_step
+    lr = train_settings.lr if options.lr is None else options.lr
+    step = adam_step if (options.optimizer or train_settings.optimizer) == "adam" else sgd_step
     # Parameters without state take their first step, which is a different function, in a separate call.
     known = [key for key in gradients if key in optimizer_state]
     for keys in (known, [key for key in gradients if key not in optimizer_state]):
         if keys:
             matched = [match_memory_layout(gradients[key], parameters[key]) for key in keys]
-            step(train_settings, keys, [parameters[key] for key in keys], matched, optimizer_state, lr)
+            tensors = [parameters[key] for key in keys]
+            step(train_settings, keys, tensors, matched, optimizer_state, lr, options.weight_decay)
 
 
 def adam_step(
@@ -66,6 +70,7 @@ def adam_step(
     gradients: list[Tensor],
     optimizer_state: dict[K, State],
     lr: float,
+    weight_decay: float,
 ) -> None:
     for key, tensor in zip(keys, tensors, strict=True):
         if key not in optimizer_state:
@@ -75,7 +80,7 @@ def adam_step(
                 "exp_avg_sq": torch.zeros_like(tensor),
             }
     means, squares, steps = ([optimizer_state[key][part] for key in keys] for part in ("exp_avg", "exp_avg_sq", "step"))
-    adam(tensors, gradients, means, squares, [], steps, lr=lr, **ADAM_OPTIONS)
+    adam(tensors, gradients, means, squares, [], steps, lr=lr, weight_decay=weight_decay, **ADAM_OPTIONS)
 
 
 def sgd_step(
@@ -85,11 +90,13 @@ def sgd_step(
     gradients: list[Tensor],
     optimizer_state: dict[K, State],
     lr: float,
+    weight_decay: float,
 ) -> None:
     buffers: list[Tensor | None] = [
         optimizer_state[key]["momentum_buffer"] if key in optimizer_state else None for key in keys
     ]
-    sgd(tensors, gradients, buffers, momentum=train_settings.momentum, lr=lr, **SGD_OPTIONS)
+    options: dict[str, Any] = {"momentum": train_settings.momentum, "lr": lr, "weight_decay": weight_decay}
+    sgd(tensors, gradients, buffers, **options, **SGD_OPTIONS)
     if train_settings.momentum:
         optimizer_state.update({key: {"momentum_buffer": buffer} for key, buffer in zip(keys, buffers, strict=True)})
 
@@ -97,3 +104,21 @@ def sgd_step(
 def match_memory_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient with the strides of its parameter: fused steps ignore strides and walk through memory."""
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
+@torch.no_grad()
+def clip_gradients(gradients: Mapping[K, Tensor], max_norm: float, num_clients: int | None = None) -> None:
+    """Scale gradients down to the Euclidean norm `max_norm`, in place.
+
+    Args:
+        gradients: The gradients of a model or, with `num_clients`, of several stacked models [clients, ...].
+        max_norm: The largest norm.
+        num_clients: Number of stacked models, each with a norm of its own.
+    """
+    if not gradients:
+        return
+    shape = (num_clients or 1, -1)
+    squares = torch.stack([gradient.reshape(shape).square().sum(dim=1) for gradient in gradients.values()]).sum(dim=0)
+    scale = (max_norm / squares.sqrt().clamp(min=torch.finfo(squares.dtype).tiny)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)) if num_clients else scale)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     import torch
 
-    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.engine.context import Parameters, State
 
 # The product of a few layers with larger weights exceeds single precision.
 MAX_ABS_WEIGHT = 1e8
@@ -38,13 +39,21 @@ def models_to_device(state: State, device: torch.device) -> State:
     return {name: to_device(value, device) if isinstance(value, dict) else value for name, value in state.items()}
 
 
-def is_finite(parameters: Parameters) -> bool:
-    """True if all values are finite and below MAX_ABS_WEIGHT."""
+def is_bounded(state: State) -> bool:
+    """Return whether all numbers in a model, a message or a state are finite, and those of tensors bounded."""
     import torch
 
+    values = leaves(state)
+    if not all(math.isfinite(value) for value in values if isinstance(value, float)):
+        return False
     # One reduction for the whole model, so that the host waits for the device once.
-    tensors = [tensor for tensor in parameters.values() if tensor.is_floating_point() and tensor.numel()]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
     return not tensors or bool((torch.stack(torch._foreach_norm(tensors, torch.inf)) < MAX_ABS_WEIGHT).all())
+
+
+def leaves(state: State) -> list[Any]:
+    """Return the values of nested dictionaries."""
+    return [v for value in state.values() for v in (leaves(value) if isinstance(value, dict) else [value])]
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
@@ -86,11 +95,34 @@ def interpolate(
 
 
 def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> Parameters:
-    """parameters + scale * direction. Entries without a direction are shared, not copied."""
+    """parameters + scale * direction. Integer buffers and entries without a direction are shared, not copied."""
     return {
-        name: tensor.add(direction[name], alpha=scale) if name in direction else tensor
+        name: tensor.add(direction[name], alpha=scale) if name in direction and tensor.is_floating_point() else tensor
         for name, tensor in parameters.items()
     }
+
+
+def scaled(parameters: Parameters, factor: float) -> Parameters:
+    """factor * parameters. Integer buffers are shared, not copied."""
+    return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in parameters.items()}
+
+
+def zeros_like(parameters: Parameters) -> Parameters:
+    """Zeros with the names, shapes and types of `parameters`."""
+    import torch
+
+    return {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+
+
+def squared_distance(first: Parameters, second: Parameters) -> float:
+    """The squared Euclidean distance over the floating-point entries of both."""
+    return float(
+        sum(
+            (tensor - second[name]).square().sum()
+            for name, tensor in first.items()
+            if name in second and tensor.is_floating_point()
+        )
+    )
 
 
 def select(parameters: Parameters, names: Collection[str]) -> Parameters:
@@ -102,5 +134,5 @@ def exclude(parameters: Parameters, names: Collection[str]) -> Parameters:
 
 
 def dot(first: Parameters, second: Parameters) -> float:
-    """The inner product over the entries of `second`."""
-    return float(sum((first[name] * tensor).sum() for name, tensor in second.items()))
+    """The inner product over the floating-point entries of `second`."""
+    return float(sum((first[name] * tensor).sum() for name, tensor in second.items() if tensor.is_floating_point()))

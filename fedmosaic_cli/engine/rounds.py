@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmosaic_cli.engine.method import Traffic
-from fedmosaic_cli.errors import DivergenceError
+from fedmosaic_cli.engine.method import has_finalize
+from fedmosaic_cli.engine.round_log import add_traffic, log_row
+from fedmosaic_cli.engine.traffic import Traffic
 from fedmosaic_cli.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedmosaic_cli.engine.client_pool import ClientHandle, ClientResult, EvalResult
+    from fedmosaic_cli.engine.client_pool import ClientHandle, ClientResult
     from fedmosaic_cli.engine.federation import Federation
 
 
@@ -35,21 +35,32 @@ def run_rounds(federation: Federation, num_rounds: int) -> Iterator[RoundRecord]
 
 def run_round(federation: Federation) -> RoundRecord:
     """Run one communication round: broadcast, local training, aggregation, evaluation."""
+    state = federation.state
+    initial = exchange(federation, 0) if state.finished < 0 else {}
+    number = max(state.finished, 0) + 1
+    results = add_traffic(exchange(federation, number), initial)
+    state.finished = number
+    if number == federation.ctx.num_rounds and has_finalize(federation.method):
+        federation.pool.finalize(state.server)
+    return RoundRecord(number, evaluate_round(federation, results))
+
+
+def exchange(federation: Federation, number: int) -> dict[int, ClientResult]:
+    """Run the clients of a round and aggregate their uploads. Round 0 is an exchange before the first round."""
     method, state, ctx = federation.method, federation.state, federation.ctx
-    number = state.finished + 1
-    for client in state.clients:
-        client.begin_round(number)
-    clients = select_clients(federation)
+    for participant in (state.server, *state.clients):
+        participant.begin_round(number)
+    clients = select_clients(federation) if number else sorted(state.clients, key=lambda client: client.id)
     results = federation.pool.run_round(clients, lambda client_id: method.broadcast(state.server, client_id, ctx))
     for upload_filter in federation.filters:
         results = upload_filter.apply(federation, clients, results)
     uploads = {client_id: result.upload for client_id, result in results.items() if result.upload}
     if uploads:
-        state.server = method.aggregate(state.server, uploads, ctx)
+        method.aggregate(state.server, uploads, ctx)
+        state.server.finish_round()
     for upload_filter in federation.filters:
         upload_filter.after_aggregate(federation)
-    state.finished = number
-    return RoundRecord(number, evaluate_round(federation, results))
+    return results
 
 
 def select_clients(federation: Federation) -> list[ClientHandle]:
@@ -64,7 +75,7 @@ def select_clients(federation: Federation) -> list[ClientHandle]:
 
 def evaluate_round(federation: Federation, results: dict[int, ClientResult]) -> list[dict[str, Any]]:
     """Evaluate all clients and merge the metrics with this round's log entries."""
-    shared: dict[str, float] = {}
+    shared: dict[str, Any] = dict(federation.state.server.metrics)
     for upload_filter in federation.filters:
         shared |= upload_filter.round_metrics(federation)
     clients = {client.id: client for client in federation.state.clients}
@@ -73,24 +84,3 @@ def evaluate_round(federation: Federation, results: dict[int, ClientResult]) -> 
         log_row(clients[result.owner_id], result, traffic.get(result.owner_id, Traffic()), shared)
         for result in federation.pool.evaluate(federation.state.server)
     ]
-
-
-def log_row(client: ClientHandle, result: EvalResult, traffic: Traffic, shared: dict[str, float]) -> dict[str, Any]:
-    """Return the row of one client in rounds.jsonl."""
-    if not math.isfinite(result.loss):
-        raise DivergenceError(result.owner_id, client.round, "its loss on test examples")
-    metrics = {**client.metrics, **({"left_out": 1} if client.is_skipped else {})}
-    return {
-        "round": client.round,
-        "client": result.client_id,
-        "lambda": metrics.pop("trust", None),
-        "loss_private": metrics.pop("loss_private", None),
-        "loss_public": metrics.pop("loss_public", None),
-        "accuracy": result.accuracy,
-        "test_loss": result.loss,
-        "bits_up": traffic.uplink_bits,
-        "bits_down": traffic.downlink_bits,
-        **metrics,
-        **shared,
-        **result.extra_metrics,
-    }

@@ -10,30 +10,32 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
 from fedmosaic_cli.engine.learner import TrainingLosses
-from fedmosaic_cli.engine.optim import optimizer_step
+from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedmosaic_cli.engine.batching import Batch
+    from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import TrainingTask
-    from fedmosaic_cli.engine.method import Parameters, State
+    from fedmosaic_cli.engine.learner import StepOptions, TrainingTask
     from fedmosaic_cli.engine.network_learner import NetworkLearner
     from fedmosaic_cli.models.classifier import Classifier
 
 
 @dataclass
 class BatchOutputs:
-    """Implements `engine.method.StepOutputs`."""
+    """Implements `engine.context.StepOutputs`."""
 
     private_indices: Tensor
     private_features: Tensor
     private_logits: Tensor
     public_indices: Tensor
     public_logits: Tensor
+    module: nn.Module | None = None
+    private_inputs: Tensor | None = None
 
 
 def fit_network(
@@ -50,20 +52,30 @@ def fit_network(
     Returns:
         The mean losses over the round, weighted by batch size.
     """
+    options = task.options
     module = runner.bound_module(parameters).train()
-    trained = dict(module.named_parameters())
+    trained = {name: tensor for name, tensor in module.named_parameters() if options.is_trained(name)}
+    if not trained:
+        return TrainingLosses(None, [None] * len(task.terms))
+    if options.parameters is not None:
+        freeze_modules(module, options.parameters)
     terms = [term.to_device(runner.device) for term in task.terms]
+    uses_module = any(getattr(term, "uses_module", False) for term in terms)
+    needs_pairs = trains_batch_norm(runner, options)
     private_batches = batching.resolve_indices(task.private, task.schedule.private_batches)
     public_batches: list[Batch] | list[None] = [None] * len(private_batches)
     if any(term.uses_public for term in terms):
         public_batches = batching.resolve_indices(task.public, task.schedule.public_batches)
     totals = [torch.zeros((), dtype=runner.dtype, device=runner.device) for _ in (None, *terms)]
-    num_seen = 0
+    num_seen = num_steps = 0
     for private_batch, public_batch in zip(private_batches, public_batches, strict=True):
-        if runner.batch_norm_names and batching.has_singleton_batch(private_batch, public_batch):
+        if needs_pairs and batching.has_singleton_batch(private_batch, public_batch):
             continue
         with runner.autocast():
             outputs = forward(runner, module, task, private_batch, public_batch)
+            if uses_module:
+                outputs.module = module
+                outputs.private_inputs = task.private.normalised_images(private_batch.image_indices)
             private_loss = cross_entropy(outputs.private_logits, task.private.targets[private_batch.local_indices])
             term_losses = [term.loss(outputs) for term in terms]
             loss = task.private_weight * private_loss
@@ -77,13 +89,41 @@ def fit_network(
                 anchor = [task.proximal.anchor[name] for name in gradients]
                 drift = torch._foreach_sub([trained[name] for name in gradients], anchor)
                 torch._foreach_add_(list(gradients.values()), drift, alpha=task.proximal.strength)
-        optimizer_step(runner.train_settings, trained, gradients, optimizer_state)
+        if task.correction is not None:
+            with torch.no_grad():
+                torch._foreach_add_(list(gradients.values()), [task.correction[name] for name in gradients])
+        if options.max_grad_norm is not None:
+            clip_gradients(gradients, options.max_grad_norm)
+        optimizer_step(runner.train_settings, trained, gradients, optimizer_state, options)
+        num_steps += 1
         for total, part in zip(totals, (private_loss, *term_losses), strict=True):
             total.add_(part.detach() * len(private_batch))
         num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
+    if options.parameters is not None:
+        module.requires_grad_()
     means = [(total / num_seen).item() if num_seen else None for total in totals]
-    return TrainingLosses(means[0], means[1:])
+    return TrainingLosses(means[0], means[1:], num_steps)
+
+
+def freeze_modules(module: nn.Module, trained: Collection[str], prefix: str = "") -> None:
+    """Put the modules without trained parameters in evaluation mode, and compute no gradients for them."""
+    names = {f"{prefix}{name}" for name, _ in module.named_parameters()}
+    if names and names.isdisjoint(trained):
+        module.eval()
+    else:
+        for name, child in module.named_children():
+            freeze_modules(child, trained, f"{prefix}{name}.")
+    if not prefix:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in trained)
+
+
+def trains_batch_norm(runner: NetworkLearner, options: StepOptions) -> bool:
+    """Return whether a batch-normalisation layer is in training mode, so that a batch needs two examples."""
+    if options.parameters is None:
+        return bool(runner.batch_norm_names)
+    return not (runner.batch_norm_names - runner.buffer_names).isdisjoint(options.parameters)
 
 
 def forward(
@@ -110,7 +150,7 @@ def forward(
 
 
 class ManualStep:
-    """Implements `engine.method.Step`."""
+    """Implements `engine.context.Step`."""
 
     def __init__(self, steps: ManualSteps, number: int) -> None:
         self.number = number
@@ -123,7 +163,8 @@ class ManualStep:
         if stream not in self._batches:
             self._batches[stream] = self._steps.load_batch(stream, self.number - 1)
         inputs, labels = self._batches[stream]
-        loss, gradient = self._steps.runner.gradient(parameters, inputs, labels, update_running_stats)
+        with self._steps.runner.seeded_layers(self._steps.seed + self.number):
+            loss, gradient = self._steps.runner.gradient(parameters, inputs, labels, update_running_stats)
         self._steps.record_loss(loss, len(labels))
         return gradient
 
@@ -131,8 +172,11 @@ class ManualStep:
 class ManualSteps:
     """The steps of a round for a method with its own step rule."""
 
-    def __init__(self, runner: NetworkLearner, private: Examples, batches_by_stream: dict[str, list[Tensor]]) -> None:
+    def __init__(
+        self, runner: NetworkLearner, private: Examples, batches_by_stream: dict[str, list[Tensor]], seed: int = 0
+    ) -> None:
         self.runner = runner
+        self.seed = seed
         self._private = private
         self._batches_by_stream = {
             stream: batching.resolve_indices(private, batches) for stream, batches in batches_by_stream.items()

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fedmosaic_cli import __version__
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
-from fedmosaic_cli.engine.federation import Federation, RunState
+from fedmosaic_cli.engine.federation import Federation, RunState, first_round
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
@@ -20,8 +22,10 @@ from fedmosaic_cli.federation.remote_pool import AdaptiveDeadline, RemoteClient,
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import (
+    DeviceDataset,
     build_federation_info,
     build_reference_network,
+    build_server,
     label_filters,
     num_clients_per_round,
     true_public_labels,
@@ -35,8 +39,6 @@ from fedmosaic_cli.storage.shard_manifest import train_sizes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    import torch
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
@@ -83,7 +85,9 @@ class RemoteCoordinator:
         return sorted({name.partition(":")[0] for name in require_remote_pool(federation).client_devices.values()})
 
     def join(self, federation: Federation, config: RunConfig, shards: ShardSet) -> Iterator[set[int]]:
+        plugins = config.plugins()
         plan = {"version": __version__, "config": config.to_dict(), "shards": shards.digest}
+        plan |= {"plugins": plugins} if plugins else {}
         yield from require_remote_pool(federation).join(plan, federation.state.server, federation.state.finished)
 
     def finish(self, federation: Federation) -> dict[str, str]:
@@ -136,6 +140,10 @@ def build_remote_federation(
     dataset, partition = load_shard_data(shards, data_dirs)
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
     ctx = build_federation_info(config, dataset, partition, train_sizes(shards.manifest), network, shards.digest)
+    server = build_server(
+        config, device, lambda: DeviceDataset(dataset, partition, device, torch.float32, config.train.images)
+    )
+    config.method.init_server(server, ctx)
     clients = [RemoteClient(number) for number in ctx.client_sizes]
     quorum = options.quorum if options.quorum is not None else max(1, num_clients_per_round(config) - 1)
     run_id = f"{config.experiment_name}/{config.method.variant}/seed-{config.seed}/{token}"
@@ -156,7 +164,7 @@ def build_remote_federation(
         ctx,
         [],
         WorkerPool(1),
-        RunState(clients, config.method.init_server(ctx)),
+        RunState(clients, server, finished=first_round(config.method) - 1),
         config.seed,
         num_clients_per_round(config),
         device,

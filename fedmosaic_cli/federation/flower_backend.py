@@ -64,9 +64,9 @@ class FlowerOptions:
     def check_config(self, config: RunConfig) -> None:
         """Raise `RequestError` if a run needs one process, or its number of clients does not match the options."""
         method, train = config.method, config.train
-        if method.is_centralized:
+        if method.needs.pooled_data:
             raise RequestError(
-                f"{method.title} pools the clients' data, which sites do not share (--engine): use local"
+                f"{method.info.title} pools the clients' data, which sites do not share (--engine): use local"
             )
         if config.attack.kind != "none":
             raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")

@@ -16,6 +16,7 @@ from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.ipc import RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.machine import PARENT_PID_VARIABLE
+from fedmosaic_cli.plugin_sources import child_environment
 from fedmosaic_cli.runner.prepare import load_shard_data
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import read_regular_file, remove_path
@@ -89,7 +90,7 @@ def start_local_site(shard: Path, folder: Path, options: list[str], log_dir: Pat
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=handle,
-        env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())},
+        env={**os.environ, **child_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
         start_new_session=True,
     )
     os.close(handle)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, get_args
 
+from fedmosaic_cli.engine.messages import UploadLevel
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
 
-UploadLevel = Literal["labels", "predictions", "models"]
-ALLOWED_UPLOADS: dict[str, frozenset[str]] = {
-    "labels": frozenset({"opinion"}),
-    "predictions": frozenset({"opinion", "logits"}),
-    "models": frozenset({"opinion", "logits", "weights"}),
-}
-"""The kinds of message parts that each level allows to leave a site."""
+UPLOAD_LEVELS: tuple[UploadLevel, ...] = get_args(UploadLevel)
+"""What a site may upload, in increasing order. Each kind of message part has a level (`engine.messages.Part`)."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +31,11 @@ class SitePolicy:
 
     def check_config(self, config: RunConfig, num_examples: int) -> None:
         """Raise `RequestError` if a run uploads or spends more than a site with `num_examples` allows."""
-        if set(config.method.uploads.values()) - ALLOWED_UPLOADS[self.sharing]:
+        allowed = UPLOAD_LEVELS[: UPLOAD_LEVELS.index(self.sharing) + 1]
+        if any(part.level not in allowed for part in config.method.uploads.values()):
+            info = config.method.info
             raise RequestError(
-                f"{config.method.title} would send {config.method.travels}, and this site shares {self.sharing} "
+                f"{info.title} would send {info.exchanges}, and this site shares {self.sharing} "
                 "(--allow-upload): agree on another method, or allow more"
             )
         if self.max_epsilon is not None:

@@ -13,22 +13,19 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedmosaic_cli.labels import wire
-from fedmosaic_cli.labels.label_messages import decode_consensus
+from fedmosaic_cli.engine.messages import InvalidPartError, require_declared
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Self
 
-    import torch
-    from torch import Tensor
-
-    from fedmosaic_cli.engine.messages import Message, Route
-    from fedmosaic_cli.engine.method import FederationInfo, Parameters, ReceivedMessage
+    from fedmosaic_cli.engine.context import Message, ReceivedMessage
+    from fedmosaic_cli.engine.messages import Part, Route
 
 EncodedParts = dict[str, tuple[str, bytes]]
 """The parts of a message by name, each with its kind."""
 
-JOIN, LOCAL_ROUND, EVALUATE, FINISH, ERROR = "join", "turn", "exam", "finish", "error"
+JOIN, LOCAL_ROUND, FINALIZE, EVALUATE, FINISH, ERROR = "join", "turn", "finalize", "exam", "finish", "error"
 """Kinds of requests and responses. `ERROR` is only a response."""
 ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED = "unknown_parts", "diverged", "refused"
 LAST_ANSWERED_ROUND = "heard"
@@ -40,7 +37,6 @@ PROTOCOL_VERSION = 2
 PREAMBLE = struct.Struct("<4sBI")  # magic, version, length of the header
 PROTOCOL_CHECKSUM_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
-PART_KINDS = ("opinion", "consensus", "weights", "logits")
 METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MAX_METRICS = 64
 # Log keys that the coordinator writes: a site must not set them.
@@ -166,7 +162,7 @@ def split_parts(part_list: Any, body: bytes) -> EncodedParts:
         reject_message("bad_head")
     for entry in part_list:
         match entry:
-            case [str(name), str(kind), int(size)] if kind in PART_KINDS and name not in parts and size >= 0:
+            case [str(name), str(kind), int(size)] if name not in parts and size >= 0:
                 parts[name] = kind, body[start : start + size]
                 start += size
             case _:
@@ -180,90 +176,32 @@ def reject_message(reason: str) -> NoReturn:
     raise ProtocolError(reason)
 
 
-def encode_parts(message: Message, route: Route) -> EncodedParts:
-    """Encode the parts of a message."""
-    return {name: (part.kind, part.encode(route)) for name, part in message.items()}
+def encode_parts(message: Message, declared: Mapping[str, Part], route: Route) -> EncodedParts:
+    """Encode a message whose parts are of the declared kinds."""
+    require_declared(message, declared)
+    return {name: (declared[name].kind, declared[name].encode(value, route)) for name, value in message.items()}
 
 
-def decode_parts(
-    parts: EncodedParts, route: Route, ctx: FederationInfo, expected_model: Parameters | None
-) -> ReceivedMessage:
+def decode_parts(parts: EncodedParts, declared: Mapping[str, Part], route: Route) -> ReceivedMessage:
     """Decode a message as the receiver sees it.
 
     Args:
         parts: The encoded parts.
+        declared: The parts that the method declares. Others are rejected.
         route: The receiver's device and the header that label messages must carry.
-        ctx: The federation, which determines shapes and types.
-        expected_model: The model whose names, shapes and types weights must have. None accepts any subset of the
-            initial model.
 
     Raises:
         ProtocolError: A part is invalid.
     """
     received: ReceivedMessage = {}
     for name, (kind, data) in parts.items():
-        if kind == "opinion":
-            received[name] = data  # the label inbox decodes and checks it
-        elif kind == "consensus":
-            received[name] = decode_consensus_part(data, route, ctx)
-        elif kind == "weights":
-            received[name] = decode_weights_part(data, ctx.initial_model, expected_model, route.device)
-        else:
-            received[name] = decode_logits_part(data, ctx)
+        if name not in declared or declared[name].kind != kind:
+            reject_message("wrong_parts")
+        try:
+            received[name] = declared[name].decode(data, route)
+        except InvalidPartError as error:
+            raise ProtocolError(str(error)) from None
     return received
-
-
-def decode_consensus_part(data: bytes, route: Route, ctx: FederationInfo) -> Tensor:
-    code = data[7] if len(data) > 7 else 0  # the byte of the label encoding
-    if code not in (wire.LabelEncoding.INDEX, wire.LabelEncoding.MASKED):
-        reject_message("wrong_encoding")
-    spec = wire.MessageSpec(ctx.public_size, ctx.num_classes, wire.LabelMessageKind.CONSENSUS, wire.LabelEncoding(code))
-    try:
-        return decode_consensus(data, spec, route.header)
-    except wire.InvalidMessageError as error:
-        raise ProtocolError(error.reason.value) from None
-
-
-def decode_weights_part(
-    data: bytes, initial_model: Parameters, expected_model: Parameters | None, device: torch.device
-) -> Parameters:
-    """Return finite tensors with the expected names, shapes and types."""
-    from fedmosaic_cli.engine.params import is_finite
-
-    tensors = decode_tensors(data)
-    expected = expected_model
-    if expected is None:
-        expected = {name: tensor for name, tensor in initial_model.items() if name in tensors}
-    if tensors.keys() != expected.keys():
-        reject_message("wrong_names")
-    if any(tensors[n].shape != t.shape or tensors[n].dtype != t.dtype for n, t in expected.items()):
-        reject_message("wrong_shape")
-    if not is_finite(tensors):
-        reject_message("not_finite")
-    return {name: tensors[name].to(device) for name in expected}
-
-
-def decode_logits_part(data: bytes, ctx: FederationInfo) -> Tensor:
-    tensors = decode_tensors(data)
-    if tensors.keys() != {"logits"}:
-        reject_message("wrong_names")
-    logits: Tensor = tensors["logits"]
-    if tuple(logits.shape) != (ctx.public_size, ctx.num_classes) or 8 * logits.element_size() != ctx.float_bits:
-        reject_message("wrong_shape")
-    if not logits.is_floating_point() or not logits.isfinite().all():
-        reject_message("not_finite")
-    return logits
-
-
-def decode_tensors(data: bytes) -> Parameters:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        tensors: Parameters = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError):
-        reject_message("bad_tensors")
-    return tensors
 
 
 def validate_metrics(metrics: Any) -> dict[str, Any]:

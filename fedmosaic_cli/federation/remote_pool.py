@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
-from fedmosaic_cli.engine.messages import SERVER_ID, Weights, make_route, tensor_bits
-from fedmosaic_cli.engine.method import Traffic
+from fedmosaic_cli.engine.messages import SERVER_ID, make_route, require_declared
+from fedmosaic_cli.engine.method import has_finalize
+from fedmosaic_cli.engine.traffic import client_traffic, upload_bits
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.federation.transport import ClientFailure
-from fedmosaic_cli.labels.sharing import SharesLabels
-from fedmosaic_cli.labels.wire import HEADER_STRUCT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import FederationInfo, Method, ReceivedMessage, State
+    from fedmosaic_cli.engine.context import FederationInfo, Message, State
+    from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.engine.server import InProcessServer
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.transport import Transport
 
@@ -106,7 +106,7 @@ class RemoteClientPool:
     """Digest of the parts that each site has in its cache."""
     _last_response_at: float = 0.0
 
-    def join(self, plan: Mapping[str, Any], server_state: State, num_finished_rounds: int) -> Iterator[set[int]]:
+    def join(self, plan: Mapping[str, Any], server: InProcessServer, num_finished_rounds: int) -> Iterator[set[int]]:
         """Send the plan to every site until all have joined.
 
         Yields:
@@ -117,7 +117,7 @@ class RemoteClientPool:
             RunFailedError: Not all sites joined in time.
         """
         missing = {client.id for client in self.clients}
-        parts = self._encode_broadcasts(server_state, num_finished_rounds + 1)
+        parts = self._encode_broadcasts(server, num_finished_rounds + 1)
         header = {"kind": protocol.JOIN, "run": self.run_id, **plan}
         reasons: dict[int, str] = {}
         deadline = time.monotonic() + self.join_timeout_seconds
@@ -141,7 +141,9 @@ class RemoteClientPool:
                 is_device = isinstance(device, str) and DEVICE_PATTERN.fullmatch(device)
                 self.client_devices[client] = str(device) if is_device else "unknown"
                 try:
-                    self._eval_results[client] = decode_eval_result(response, client)
+                    # Without a message from the server, a client may not be able to evaluate itself yet.
+                    if parts[client] or response.header.get("mark") is not None:
+                        self._eval_results[client] = decode_eval_result(response, client)
                 except ProtocolError as error:
                     raise RunFailedError(
                         f"client {client} sent an invalid response, {error} ({self.run_id}): check its site"
@@ -174,30 +176,53 @@ class RemoteClientPool:
             self.deadline.record_duration(self._last_response_at - started)
         return {client: results[client] for client in sorted(results)}
 
-    def evaluate(self, server_state: State) -> list[EvalResult]:
+    def finalize(self, server: InProcessServer) -> None:
+        """Let every site call `Method.finalize`. A site that does not respond does so before its next evaluation."""
+        round_number = self.clients[0].round
+        parts = self._encode_broadcasts(server, round_number + 1)
+        responses, failures = self._request(protocol.FINALIZE, round_number, parts)
+        for client, response in responses.items():
+            handle, self._cached_digests[client] = self.clients[client], protocol.digest_parts(parts[client])
+            try:
+                handle.metrics = {**protocol.validate_metrics(response.header.get("notes")), **handle.metrics}
+                handle.is_skipped |= response.header.get("left_out") is True
+            except ProtocolError as error:
+                failures[client] = str(error)
+        for client, reason in failures.items():
+            self.clients[client].log(unexamined=reason)
+
+    def evaluate(self, server: InProcessServer) -> list[EvalResult]:
         """Return the evaluation of all clients. Without a valid response, a client keeps its last result."""
-        if self.method.evaluation_needs_server:
-            round_number = self.clients[0].round
-            parts = self._encode_broadcasts(server_state, round_number + 1)
+        round_number = self.clients[0].round
+        is_final = has_finalize(self.method) and round_number == self.ctx.num_rounds
+        if self.method.needs.broadcast_to_evaluate or is_final:
+            parts = self._encode_broadcasts(server, round_number + 1)
             responses, failures = self._request(protocol.EVALUATE, round_number, parts)
             for client, response in responses.items():
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
                 try:
                     self._eval_results[client] = decode_eval_result(response, client)
+                    self.clients[client].metrics.pop("unexamined", None)
                 except ProtocolError as error:
                     failures[client] = str(error)
             for client, reason in failures.items():
                 self.clients[client].log(unexamined=reason)
-        return [self._eval_results[client.id] for client in self.clients]
+        for handle in self.clients:
+            if handle.id not in self._eval_results:
+                reason = handle.metrics.get("unexamined", "no response")
+                raise RunFailedError(
+                    f"client {handle.id} has never been evaluated, {reason} ({self.run_id}): continue with --resume"
+                )
+        return [self._eval_results[handle.id] for handle in self.clients]
 
-    def finish(self, server_state: State, round_number: int) -> dict[int, dict[str, Any]]:
+    def finish(self, server: InProcessServer, round_number: int) -> dict[int, dict[str, Any]]:
         """Let every site save its personal model, and return the headers of their responses.
 
         Raises:
             RunFailedError: A site does not respond.
         """
         headers: dict[int, dict[str, Any]] = {}
-        parts = self._encode_broadcasts(server_state, round_number + 1)
+        parts = self._encode_broadcasts(server, round_number + 1)
         failures: dict[int, str] = {}
         for _ in range(2):
             missing = {client: parts[client] for client in parts if client not in headers}
@@ -210,25 +235,26 @@ class RemoteClientPool:
             )
         return headers
 
-    def _encode_broadcasts(self, server_state: State, round_number: int) -> dict[int, EncodedParts]:
+    def _encode_broadcasts(self, server: InProcessServer, round_number: int) -> dict[int, EncodedParts]:
         """Encode what the server sends in the next round, if clients need it for their evaluation."""
-        if not self.method.evaluation_needs_server:
+        if not self.method.needs.broadcast_to_evaluate:
             return {client.id: {} for client in self.clients}
-        messages = {c.id: self.method.broadcast(server_state, c.id, self.ctx) for c in self.clients}
+        messages = {c.id: self.method.broadcast(server, c.id, self.ctx) for c in self.clients}
         return self._encode_messages(messages, round_number)
 
     def _encode_messages(self, messages: Mapping[int, Message], round_number: int) -> dict[int, EncodedParts]:
         """Encode one message per client. Content that several messages share is encoded once."""
-        encoded: dict[int, bytes] = {}
-        route = make_route(CPU, self.ctx, round_number, SERVER_ID)
+        encoded: dict[tuple[str, int], bytes] = {}
+        route, declared = make_route(CPU, self.ctx, round_number, SERVER_ID), self.method.downloads
         parts: dict[int, EncodedParts] = {}
         for client, message in messages.items():
+            require_declared(message, declared)
             parts[client] = {}
-            for name, part in message.items():
-                content = part.values if isinstance(part, Weights) else getattr(part, "labels", part)
-                if id(content) not in encoded:
-                    encoded[id(content)] = part.encode(route)
-                parts[client][name] = part.kind, encoded[id(content)]
+            for name, value in message.items():
+                part = declared[name]
+                if (name, id(value)) not in encoded:
+                    encoded[name, id(value)] = part.encode(value, route)
+                parts[client][name] = part.kind, encoded[name, id(value)]
         return parts
 
     def _request(
@@ -239,7 +265,7 @@ class RemoteClientPool:
         for client, own_parts in parts.items():
             header = {"kind": kind, "run": self.run_id, "round": round_number}
             answered = self.clients[client].state.get(protocol.LAST_ANSWERED_ROUND)
-            if answered:
+            if answered is not None:
                 header[protocol.LAST_ANSWERED_ROUND] = answered
             cached = self._cached_digests.get(client) if own_parts else None
             is_cached = cached is not None and cached == protocol.digest_parts(own_parts)
@@ -289,7 +315,7 @@ class RemoteClientPool:
             error_code = header.get("error")
             if (
                 error_code == protocol.ERROR_DIVERGED
-                and request.kind in (protocol.LOCAL_ROUND, protocol.EVALUATE)
+                and request.kind in (protocol.LOCAL_ROUND, protocol.FINALIZE, protocol.EVALUATE)
                 and not self.skip_diverged
             ):
                 quantity = protocol.printable_text(str(header.get("text")), 200)
@@ -307,41 +333,25 @@ class RemoteClientPool:
         return response if is_expected else "wrong_round"
 
     def _max_response_bytes(self) -> int:
-        spec = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
-        labels = spec.total_bytes if spec is not None else HEADER_STRUCT.size
-        weights = 0
-        if "weights" in self.method.uploads.values():
-            weights = sum(tensor.numel() * tensor.element_size() for tensor in self.ctx.initial_model.values())
-        logits = self.ctx.float_bits // 8 * self.ctx.public_size * self.ctx.num_classes
-        return HEADER_ALLOWANCE_BYTES + max(labels, 2 * weights, logits)
+        return HEADER_ALLOWANCE_BYTES + 2 * upload_bits(self.method, self.ctx) // 8
 
     def _client_result(self, client: RemoteClient, response: Response, broadcast: Message) -> ClientResult:
         """Return a client's result and update the client. Raise `ProtocolError` if the response is invalid."""
-        kinds = {name: kind for name, (kind, _) in response.parts.items()}
-        if response.parts and kinds != dict(self.method.uploads):
+        if response.parts and response.parts.keys() != self.method.uploads.keys():
             protocol.reject_message("wrong_parts")
-        model = next((part.values for part in broadcast.values() if isinstance(part, Weights)), {})
         route = make_route(self.server_device, self.ctx, client.round, client.id)
-        upload = protocol.decode_parts(response.parts, route, self.ctx, model)
+        upload = protocol.decode_parts(response.parts, self.method.uploads, route)
         metrics = protocol.validate_metrics(response.header.get("notes"))
         if response.header.get("mark") is not None:
             self._eval_results[client.id] = decode_eval_result(response, client.id)
         client.metrics = dict(metrics)
         client.is_skipped = response.header.get("left_out") is True
         client.state[protocol.LAST_ANSWERED_ROUND] = client.round
-        return ClientResult(upload, Traffic(self._upload_bits(upload), sum(part.bits for part in broadcast.values())))
-
-    def _upload_bits(self, upload: ReceivedMessage) -> int:
-        spec = self.method.message_spec(self.ctx) if isinstance(self.method, SharesLabels) else None
-        total = 0
-        for part in upload.values():
-            if isinstance(part, bytes):
-                total += 8 * spec.payload_bytes if spec is not None else 0
-            elif isinstance(part, dict):
-                total += sum(map(tensor_bits, part.values()))
-            else:
-                total += tensor_bits(part)
-        return total
+        bits_up, bits_down = (
+            sum(parts[name].bits(value, self.ctx) for name, value in message.items())
+            for message, parts in ((upload, self.method.uploads), (broadcast, self.method.downloads))
+        )
+        return ClientResult(upload, client_traffic(self.method, client.id, self.ctx, bits_up, bits_down))
 
 
 def site_error_text(header: Mapping[str, Any]) -> str:

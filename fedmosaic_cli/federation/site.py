@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.config.run_config import run_config_from_dict
-from fedmosaic_cli.engine.local_pool import evaluate_client, run_local_round
+from fedmosaic_cli.engine.federation import first_round
+from fedmosaic_cli.engine.local_pool import evaluate_client, finalize_client, run_local_round
 from fedmosaic_cli.engine.messages import SERVER_ID, make_route
+from fedmosaic_cli.engine.method import has_finalize
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import SitePolicy
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.client import InProcessClient
+    from fedmosaic_cli.engine.context import ReceivedMessage
     from fedmosaic_cli.engine.federation import Federation
-    from fedmosaic_cli.engine.method import ReceivedMessage
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.site_shards import SiteShard
 
@@ -116,6 +118,7 @@ class Site:
         handlers = {
             protocol.JOIN: self._handle_join,
             protocol.LOCAL_ROUND: self._handle_local_round,
+            protocol.FINALIZE: self._handle_finalize,
             protocol.EVALUATE: self._handle_evaluate,
             protocol.FINISH: self._handle_finish,
         }
@@ -165,19 +168,21 @@ class Site:
         if header.get("shards") != self.shard.shards.digest:
             raise RequestError("the plan is for other shards than this site holds: use the shards of this run")
         config = self._validate_config(header.get("config"))
+        if header.get("plugins", {}) != config.plugins():
+            raise RequestError("the plan has another version of a plug-in than this site: use the same file or package")
         folder = self._run_folder(header)
         make_directories(folder)
         write_atomic(folder / PLAN_FILE, to_checksummed_json({"config": config.to_dict()}))
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
-        metrics = self._evaluate(run, received) if received or not config.method.evaluation_needs_server else None
+        metrics = self._evaluate(run, received) if received or not config.method.needs.broadcast_to_evaluate else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
-        return self._encode_response(run, protocol.JOIN, run.last_round, {"mark": metrics, **about})
+        return self._encode_response(run, protocol.JOIN, max(0, run.last_round), {"mark": metrics, **about})
 
     def _handle_local_round(self, request: Request) -> bytes:
         """Run a local round, or return the stored response of a finished one."""
         run, round_number = self._get_run(request), self._requested_round(request)
-        if round_number > run.config.train.rounds:
+        if not first_round(run.config.method) <= round_number <= run.config.train.rounds:
             raise RequestError(f"round {round_number} is not one of the {run.config.train.rounds} planned rounds")
         if round_number <= run.last_round:
             response = run.cached_response(round_number)
@@ -190,24 +195,46 @@ class Site:
         client.begin_round(round_number)
         received = self._decode_received(request, run, round_number)
         message = run_local_round(federation.method, client, received, federation.ctx, federation.skip_diverged)
-        parts = protocol.encode_parts(message, make_route(self.device, federation.ctx, round_number, client.id))
-        metrics = None if federation.method.evaluation_needs_server else self._evaluate(run, {})
+        route = make_route(self.device, federation.ctx, round_number, client.id)
+        parts = protocol.encode_parts(message, federation.method.uploads, route)
+        metrics = None if federation.method.needs.broadcast_to_evaluate else self._evaluate(run, {})
         fields = {"notes": dict(client.metrics), "left_out": client.is_skipped, "mark": metrics}
         response = self._encode_response(run, protocol.LOCAL_ROUND, round_number, fields, parts)
         run.save_round(round_number, response)
         return response
 
+    def _handle_finalize(self, request: Request) -> bytes:
+        """Let the method change the client once after the last round. A repeated request changes nothing."""
+        run, round_number = self._get_run(request), self._requested_round(request)
+        if round_number != run.config.train.rounds:
+            raise RequestError(f"round {round_number} is not the last of {run.config.train.rounds} rounds")
+        return self._finalize_once(run, self._decode_received(request, run, round_number + 1))
+
+    def _finalize_once(self, run: SiteRun, received: ReceivedMessage) -> bytes:
+        """Let the method change the client, unless that is done, and return the response to the request for it."""
+        last = run.config.train.rounds
+        # The state afterwards is stored as one more round, because the response of the last round is still needed.
+        response = run.cached_response(last + 1) if run.last_round > last else None
+        if response is None:
+            federation, client = run.federation, run.client
+            client.begin_round(last)
+            finalize_client(federation.method, client, received, federation.ctx, federation.skip_diverged)
+            fields = {"notes": dict(client.metrics), "left_out": client.is_skipped}
+            response = self._encode_response(run, protocol.FINALIZE, last, fields)
+            run.save_round(last + 1, response)
+        return response
+
     def _handle_evaluate(self, request: Request) -> bytes:
         """Evaluate the client with the server's message of the next round."""
         run, round_number = self._get_run(request), self._requested_round(request)
-        received = self._decode_received(request, run, round_number + 1)
+        received = self._received_after_round(request, run, round_number)
         return self._encode_response(run, protocol.EVALUATE, round_number, {"mark": self._evaluate(run, received)})
 
     def _handle_finish(self, request: Request) -> bytes:
         """Save the personal model here, and return its digest and the privacy ledger."""
         run, round_number = self._get_run(request), self._requested_round(request)
-        received = self._decode_received(request, run, round_number + 1)
-        model = to_arrays(run.federation.method.personal_model(received, run.client))
+        received = self._received_after_round(request, run, round_number)
+        model = to_arrays(run.federation.method.personal_model(run.client, received))
         [digest] = run.files.save_models([(run.client.id, model)]).values()
         fields = {"model": digest, "ledger": run.client.state.get(LEDGER_KEY)}
         return self._encode_response(run, protocol.FINISH, round_number, fields)
@@ -217,6 +244,14 @@ class Site:
         if not math.isfinite(result.loss):
             raise DivergenceError(run.client.id, run.client.round, "its loss on test examples")
         return {"accuracy": result.accuracy, "loss": result.loss, **result.extra_metrics}
+
+    def _received_after_round(self, request: Request, run: SiteRun, round_number: int) -> ReceivedMessage:
+        """Return the server's message after a round, and make sure that the client is in its state after that round."""
+        received = self._decode_received(request, run, round_number + 1)
+        if round_number == run.config.train.rounds and has_finalize(run.config.method):
+            self._finalize_once(run, received)
+        run.client.round = round_number  # also if the client did not take part
+        return received
 
     def _decode_received(self, request: Request, run: SiteRun, round_number: int) -> ReceivedMessage:
         """Return the server's message, from the request or from the cache that the request refers to."""
@@ -228,13 +263,14 @@ class Site:
         elif parts:
             self._cached_parts = protocol.digest_parts(parts), parts
         ctx = run.federation.ctx
-        return protocol.decode_parts(parts, make_route(self.device, ctx, round_number, SERVER_ID), ctx, None)
+        route = make_route(self.device, ctx, round_number, SERVER_ID)
+        return protocol.decode_parts(parts, run.federation.method.downloads, route)
 
     def _get_run(self, request: Request) -> SiteRun:
         """Return the run of a request from memory or disk."""
         if self._current_run is None or self._current_run.run_id != request.header.get("run"):
             self._current_run = self._load_run(request)
-        answered, stored = request.header.get(protocol.LAST_ANSWERED_ROUND, 0), self._current_run.last_round
+        answered, stored = request.header.get(protocol.LAST_ANSWERED_ROUND, -1), self._current_run.last_round
         if type(answered) is not int:
             protocol.reject_message("bad_head")
         if stored < answered:
@@ -270,8 +306,8 @@ class Site:
         config = run_config_from_dict(content, "the coordinator's plan", self.data_dirs)
         reason = config.incompatibility()
         if reason is not None:
-            raise RequestError(f"{config.method.title} {reason.requirement}, but {reason.problem}")
-        if config.method.is_centralized or config.attack.kind != "none":
+            raise RequestError(f"{config.method.info.title} {reason.requirement}, but {reason.problem}")
+        if config.method.needs.pooled_data or config.attack.kind != "none":
             raise RequestError("pooled data and simulated attacks need one process (--engine): use --engine local")
         if config.data != self.shard.shards.partition.settings:
             raise RequestError("the plan describes other data than this site's shards (data): use these shards")
@@ -287,7 +323,7 @@ class Site:
 
     def _requested_round(self, request: Request) -> int:
         round_number = request.header.get("round")
-        if type(round_number) is not int or not 1 <= round_number <= MAX_ROUND:
+        if type(round_number) is not int or not 0 <= round_number <= MAX_ROUND:
             protocol.reject_message("bad_head")
         return round_number
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.engine.method import FederationInfo
+    from fedmosaic_cli.engine.context import FederationInfo
     from fedmosaic_cli.labels.label_settings import AttackSettings
     from fedmosaic_cli.labels.privacy.privatize import LabelClient
     from fedmosaic_cli.labels.wire import MessageSpec

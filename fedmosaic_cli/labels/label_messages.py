@@ -2,81 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedmosaic_cli.engine.messages import SERVER_ID
+from fedmosaic_cli.engine.messages import SERVER_ID, InvalidPartError, Part, reject_part
 from fedmosaic_cli.labels import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.messages import MessageHeader, Route
+    from fedmosaic_cli.engine.context import FederationInfo
+    from fedmosaic_cli.engine.messages import Route, UploadLevel
+
+ENCODING_BYTE = 7
+"""The position of the label encoding in a message."""
 
 
 @dataclass(frozen=True)
-class LabelUpload:
-    """A client's labels of the public set, and the expertise that weighs each of them.
-
-    It arrives as bytes: the server validates them before it reads any of it (`labels.inbox`).
-    """
+class LabelVotes:
+    """A client's labels of the public set, and the expertise that weighs each of them."""
 
     labels: NDArray[Any]
-    expertise: NDArray[np.float64] | None
-    spec: wire.MessageSpec
-
-    kind: ClassVar[str] = "opinion"
-
-    @property
-    def bits(self) -> int:
-        return 8 * self.spec.payload_bytes
-
-    def encode(self, route: Route) -> bytes:
-        return wire.encode_label_upload(route.header, self.spec, self.labels, self.expertise)
-
-    def deliver(self, route: Route) -> tuple[bytes, int]:
-        return self.encode(route), self.bits
+    expertise: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
-class ConsensusLabels:
-    """One pseudo-label per public example; negative if an example has no label."""
+class LabelUpload(Part):
+    """`LabelVotes` on their way to the server.
 
-    labels: Tensor
-    num_classes: int
+    They arrive as bytes: the server validates them before it reads any of it (`labels.inbox`).
+
+    Attributes:
+        spec: Returns the encoding of the upload.
+    """
+
+    spec: Callable[[FederationInfo], wire.MessageSpec]
+
+    kind: ClassVar[str] = "opinion"
+    level: ClassVar[UploadLevel] = "labels"
+
+    def planned_bits(self, ctx: FederationInfo) -> int:
+        return 8 * self.spec(ctx).payload_bytes
+
+    def bits(self, value: LabelVotes | bytes, ctx: FederationInfo) -> int:
+        return 8 * self.spec(ctx).payload_bytes
+
+    def encode(self, value: LabelVotes, route: Route) -> bytes:
+        return wire.encode_label_upload(route.header, self.spec(route.ctx), value.labels, value.expertise)
+
+    def decode(self, data: bytes, route: Route) -> bytes:
+        return data
+
+
+@dataclass(frozen=True)
+class ConsensusLabels(Part):
+    """One pseudo-label per public example, int64; negative if an example has no label."""
+
+    is_once: bool = False
 
     kind: ClassVar[str] = "consensus"
+    level: ClassVar[UploadLevel] = "labels"
 
-    @property
-    def spec(self) -> wire.MessageSpec:
-        encoding = wire.LabelEncoding.MASKED if (self.labels < 0).any() else wire.LabelEncoding.INDEX
-        return wire.MessageSpec(len(self.labels), self.num_classes, wire.LabelMessageKind.CONSENSUS, encoding)
+    def planned_bits(self, ctx: FederationInfo) -> int:
+        return 8 * consensus_spec(ctx, wire.LabelEncoding.INDEX).payload_bytes
 
-    @property
-    def bits(self) -> int:
-        return 8 * self.spec.payload_bytes
+    def bits(self, value: Tensor, ctx: FederationInfo) -> int:
+        return 8 * self.value_spec(value, ctx).payload_bytes
 
-    def encode(self, route: Route) -> bytes:
-        return wire.encode_consensus_labels(route.header, self.spec, self.labels.cpu().numpy())
+    def encode(self, value: Tensor, route: Route) -> bytes:
+        return wire.encode_consensus_labels(route.header, self.value_spec(value, route.ctx), value.cpu().numpy())
 
-    def deliver(self, route: Route) -> tuple[Tensor, int]:
-        return decode_consensus(self.encode(route), self.spec, route.header), self.bits
+    def decode(self, data: bytes, route: Route) -> Tensor:
+        import torch
+
+        code = data[ENCODING_BYTE] if len(data) > ENCODING_BYTE else 0
+        if code not in (wire.LabelEncoding.INDEX, wire.LabelEncoding.MASKED):
+            reject_part("wrong_encoding")
+        header, spec = route.header, consensus_spec(route.ctx, wire.LabelEncoding(code))
+        expected = wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {SERVER_ID})
+        try:
+            labels = wire.decode_consensus_labels(data, expected)
+        except wire.InvalidMessageError as error:
+            raise InvalidPartError(error.reason.value) from None
+        return torch.as_tensor(labels, dtype=torch.int64)
+
+    def value_spec(self, value: Tensor, ctx: FederationInfo) -> wire.MessageSpec:
+        """Return the encoding of these labels."""
+        encoding = wire.LabelEncoding.MASKED if (value < 0).any() else wire.LabelEncoding.INDEX
+        return replace(consensus_spec(ctx, encoding), public_size=len(value))
 
 
-def decode_consensus(data: bytes, spec: wire.MessageSpec, header: MessageHeader) -> Tensor:
-    """Read consensus labels that the server sent.
-
-    Args:
-        data: The encoded message.
-        spec: The expected encoding.
-        header: Run, public set and round that the message must name.
-
-    Raises:
-        wire.InvalidMessageError: The message is damaged or belongs to another run or round.
-    """
-    import torch
-
-    expected = wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {SERVER_ID})
-    return torch.as_tensor(wire.decode_consensus_labels(data, expected), dtype=torch.int64)
+def consensus_spec(ctx: FederationInfo, encoding: wire.LabelEncoding) -> wire.MessageSpec:
+    """Return the encoding of consensus labels."""
+    return wire.MessageSpec(ctx.public_size, ctx.num_classes, wire.LabelMessageKind.CONSENSUS, encoding)

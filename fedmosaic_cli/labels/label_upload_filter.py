@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.engine.client_pool import ClientHandle, ClientResult
+    from fedmosaic_cli.engine.context import FederationInfo
     from fedmosaic_cli.engine.federation import Federation
-    from fedmosaic_cli.engine.method import FederationInfo
     from fedmosaic_cli.labels.attacks import LabelAttack
     from fedmosaic_cli.labels.sharing import SharesLabels, VoteLog
     from fedmosaic_cli.labels.voting import Ballot
@@ -70,7 +70,7 @@ class LabelUploadFilter(UploadFilter):
 
     def after_aggregate(self, federation: Federation) -> None:
         """Log the vote: metrics of the round and of each client, and the accuracy of the labels it produced."""
-        vote_log: VoteLog | None = federation.state.server.pop(VOTE_LOG_KEY, None)
+        vote_log: VoteLog | None = federation.state.server.state.pop(VOTE_LOG_KEY, None)
         if vote_log is None:
             return
         accuracies = {f"{name}_accuracy": self._accuracy(labels) for name, labels in vote_log.labels.items()}

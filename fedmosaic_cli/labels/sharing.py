@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.labels.defences import VotingRules
+from fedmosaic_cli.labels.label_messages import LabelUpload
 from fedmosaic_cli.labels.label_settings import DefenceSettings
 from fedmosaic_cli.labels.voting import ReportingRates
 from fedmosaic_cli.labels.wire import ExpertiseEncoding, LabelEncoding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import FederationInfo, State
+    from fedmosaic_cli.engine.context import FederationInfo, Server
+    from fedmosaic_cli.engine.messages import Part
     from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
     from fedmosaic_cli.labels.wire import MessageSpec
 
@@ -108,18 +112,22 @@ def voting_rules(ctx: FederationInfo, num_voters: int) -> VotingRules:
 
 
 class SharesLabels(Method):
-    """Base class of methods whose clients upload labels of the public set."""
+    """Base class of methods whose clients upload labels of the public set.
 
-    shares_labels = True
-    needs_public_set = True
+    Its `info` has `shares_labels=True`, its `needs` include the public set.
+    """
+
+    @property
+    def uploads(self) -> Mapping[str, Part]:
+        return {"opinion": LabelUpload(self.message_spec)}
 
     @abstractmethod
     def message_spec(self, ctx: FederationInfo) -> MessageSpec:
         """Return the encoding of an upload."""
 
-    def pseudo_labels(self, server: State) -> Tensor | None:
+    def pseudo_labels(self, server: Server) -> Tensor | None:
         """Return the consensus label of each public example; None before the first vote."""
-        return server.get("labels")
+        return server.state.get("labels")
 
     def num_warmup_rounds(self, num_rounds: int) -> int:
         """Return how many of `num_rounds` rounds pass before the first upload."""

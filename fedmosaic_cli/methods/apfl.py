@@ -12,16 +12,17 @@ models for a prediction.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import Costs, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, State
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage
 
 
 @hyperparameters
@@ -38,16 +39,18 @@ class APFL(FedAvg):
     adaptive: bool = True
     alpha_lr: Annotated[float, Field(ge=0, le=1e30)] = 0.1
 
-    name = "apfl"
-    title = "APFL"
-    family = "PFL"
-    citation = "Deng et al., 2020"
-    evaluated = "the mixture of the client's private model and its copy of the global one, after its last local pass"
-    num_models, num_trained_models = 3, 2
+    info = replace(
+        FedAvg.info,
+        name="apfl",
+        title="APFL",
+        family="PFL",
+        citation="Deng et al., 2020",
+        evaluates="the mixture of the client's private model and its copy of the global one, after its last local pass",
+    )
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         super().init_client(client, ctx)
-        copy = params.exclude(ctx.initial_model, ctx.buffer_names)
+        copy = params.exclude(ctx.initial_model, ctx.group("buffers"))
         client.state |= {"private": params.clone(ctx.initial_model), "copy": params.clone(copy), "alpha": self.alpha}
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
@@ -70,9 +73,12 @@ class APFL(FedAvg):
         return params.dot(private, gradient) - params.dot(model, gradient)
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
-        client.state["copy"] = params.exclude(model, ctx.buffer_names)
+        client.state["copy"] = params.exclude(model, ctx.group("buffers"))
         return super().make_upload(client, model, ctx)
 
-    def personal_model(self, server: State, client: Client) -> Parameters:
+    def personal_model(self, client: Client, received: ReceivedMessage) -> Parameters:
         private, copy = client.state["private"], client.state["copy"]
         return params.interpolate(private, copy, client.state["alpha"], copy)
+
+    def costs(self, ctx: FederationInfo) -> Costs:
+        return replace(super().costs(ctx), state_models=super().costs(ctx).state_models + 2, trained_models=2)

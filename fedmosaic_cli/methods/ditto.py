@@ -8,15 +8,17 @@ trained for the same number of steps, mu is the same for all clients, and the me
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from fedmosaic_cli.engine.method import ProximalTerm, hyperparameters
+from fedmosaic_cli.engine.context import ProximalTerm
+from fedmosaic_cli.engine.method import Costs, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters
 
 
 @hyperparameters
@@ -29,15 +31,20 @@ class Ditto(FedAvg):
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 1.0
 
-    name = "ditto"
-    title = "Ditto"
-    family = "PFL"
-    citation = "Li et al., ICML 2021"
-    evaluated = "the client's personal model, which never leaves it"
+    info = replace(
+        FedAvg.info,
+        name="ditto",
+        title="Ditto",
+        family="PFL",
+        citation="Li et al., ICML 2021",
+        evaluates="the client's personal model, which never leaves it",
+    )
     personal_state_key = "personal"
-    num_models, num_trained_models = 2, 2
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
         # First: training the copy changes the received model in place.
         client.train("personal", proximal=ProximalTerm(received, self.mu) if self.mu else None)
         super().train_local_model(client, received)
+
+    def costs(self, ctx: FederationInfo) -> Costs:
+        return replace(super().costs(ctx), trained_models=2)

@@ -12,33 +12,49 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.messages import Weights
-from fedmosaic_cli.engine.method import Method, MethodFamily, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Costs, Method, MethodInfo, Needs, hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, ReceivedMessage, State
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Message, Parameters, ReceivedMessage, Server
+    from fedmosaic_cli.engine.messages import Part
 
 
 @hyperparameters
 class FedAvg(Method):
     """The base class of all methods that average models. Subclasses change what is shared and how it is trained."""
 
-    name = "fedavg"
-    title = "FedAvg"
-    family: ClassVar[MethodFamily] = "FL"
-    travels = "model parameters, both ways"
-    citation = "McMahan et al., AISTATS 2017"
-    evaluated = "the global model after aggregation"
-    uploads: ClassVar[Mapping[str, str]] = {"model": "weights"}
-    evaluation_needs_server = True
+    info = MethodInfo(
+        "fedavg",
+        "FedAvg",
+        family="FL",
+        exchanges="model parameters, both ways",
+        citation="McMahan et al., AISTATS 2017",
+        evaluates="the global model after aggregation",
+    )
     personal_state_key: ClassVar[str | None] = None
     """The key of a personal model in the client's state, if there is one. It starts as the initial global model."""
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(broadcast_to_evaluate=True)
+
+    @property
+    def uploads(self) -> Mapping[str, Part]:
+        return {"model": Weights(names=self.shared_parameter_names)}
+
+    @property
+    def downloads(self) -> Mapping[str, Part]:
+        return self.uploads
+
+    def shared_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
+        """Return the entries of the model that are averaged."""
+        return frozenset(ctx.initial_model.keys() - self.local_parameter_names(ctx))
+
     def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
         """Return the entries of the model that stay with each client."""
-        return frozenset() if ctx.bn_buffers == "average" else ctx.buffer_names
+        return frozenset() if ctx.bn_buffers == "average" else ctx.group("buffers")
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         client.state["kept"] = params.clone(params.select(ctx.initial_model, self.local_parameter_names(ctx)))
@@ -46,16 +62,16 @@ class FedAvg(Method):
         if self.personal_state_key:
             client.state[self.personal_state_key] = params.clone(ctx.initial_model)
 
-    def init_server(self, ctx: FederationInfo) -> State:
-        return {"model": params.clone(params.exclude(ctx.initial_model, self.local_parameter_names(ctx)))}
+    def init_server(self, server: Server, ctx: FederationInfo) -> None:
+        server.state["model"] = params.clone(params.exclude(ctx.initial_model, self.local_parameter_names(ctx)))
 
-    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
-        return {"model": Weights(server["model"])}
+    def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
+        return {"model": server.state["model"]}
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         client.state["model"] = {**received["model"], **params.clone(client.state["kept"])}
         self.train_local_model(client, received["model"])
-        return {"model": Weights(self.make_upload(client, client.state.pop("model"), ctx))}
+        return {"model": self.make_upload(client, client.state.pop("model"), ctx)}
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
         """Train the client's copy, `client.state["model"]`, which shares its tensors with `received`."""
@@ -64,23 +80,23 @@ class FedAvg(Method):
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
         """Return the part of a trained copy that is sent, and keep the local part unless it is dropped."""
         names = self.local_parameter_names(ctx)
-        if ctx.bn_buffers != "drop" or not names <= ctx.buffer_names:
+        if ctx.bn_buffers != "drop" or not names <= ctx.group("buffers"):
             client.state["kept"] = params.select(model, names)
             client.state["has_statistics"] = True
         return params.exclude(model, names)
 
-    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
+    def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
         models = [upload["model"] for upload in uploads.values()]
-        return {"model": params.weighted_mean(models, ctx.aggregation_weights(uploads))}
+        server.state["model"] = params.weighted_mean(models, ctx.aggregation_weights(uploads))
 
-    def personal_model(self, server: State, client: Client) -> Parameters:
+    def personal_model(self, client: Client, received: ReceivedMessage) -> Parameters:
         if self.personal_state_key:
             personal: Parameters = client.state[self.personal_state_key]
             return personal
-        return self.with_local_parameters(server["model"], client)
+        return self.with_local_parameters(received["model"], client)
 
-    def global_model(self, server: State, client: Client) -> Parameters | None:
-        return self.with_local_parameters(server["model"], client)
+    def global_model(self, client: Client, received: ReceivedMessage) -> Parameters | None:
+        return self.with_local_parameters(received["model"], client)
 
     def with_local_parameters(self, model: Parameters, client: Client) -> Parameters:
         """Return the server's model with the client's local parameters."""
@@ -88,9 +104,12 @@ class FedAvg(Method):
         if not local:
             return model
         merged = {**model, **local}
+        if client.state["has_statistics"]:
+            return merged
         # Initial running statistics are useless: a client that has not trained yet computes them from its data.
-        return merged if client.state["has_statistics"] else {**merged, **client.running_statistics(merged)}
+        return {**merged, **params.select(client.running_statistics(merged), local)}
 
-    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        bits = Weights(params.exclude(ctx.initial_model, self.local_parameter_names(ctx))).bits
-        return Traffic(uplink_bits=bits, downlink_bits=bits)
+    def costs(self, ctx: FederationInfo) -> Costs:
+        local, all_bits = Weights(names=self.local_parameter_names), Weights().planned_bits(ctx)
+        fraction = local.planned_bits(ctx) / all_bits if all_bits else 0.0
+        return Costs(state_models=fraction + (1 if self.personal_state_key else 0))

@@ -10,29 +10,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import MethodInfo, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, State
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage
+    from fedmosaic_cli.engine.method import RunFacts
 
 
 @hyperparameters
 class FedBN(FedAvg):
     """FedBN. Equals FedAvg, bit for bit, if the network has no batch normalisation."""
 
-    name = "fedbn"
-    title = "FedBN"
-    family = "FL"
-    travels = "model parameters but batch normalisation, both ways"
-    citation = "Li et al., ICLR 2021"
-    evaluated = "the global model with the client's own batch normalisation"
+    info = MethodInfo(
+        "fedbn",
+        "FedBN",
+        family="FL",
+        exchanges="model parameters but batch normalisation, both ways",
+        citation="Li et al., ICLR 2021",
+        evaluates="the global model with the client's own batch normalisation",
+    )
 
     def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
-        return super().local_parameter_names(ctx) | ctx.batch_norm_names
+        return super().local_parameter_names(ctx) | ctx.group("batch_norm")
 
-    def global_model(self, server: State, client: Client) -> Parameters | None:
+    def global_model(self, client: Client, received: ReceivedMessage) -> Parameters | None:
         return None
 
-    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
-        return "" if has_batch_norm else "FedBN equals FedAvg here: the network has no batch normalisation (model.name)"
+    def warnings(self, facts: RunFacts) -> list[str]:
+        if facts.has_batch_norm:
+            return []
+        return ["FedBN equals FedAvg here: the network has no batch normalisation (model.name)"]

@@ -8,18 +8,17 @@ union. FedMosaic with trust 1 and uniform expertise is therefore exactly this me
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.trust import MIN_TRUST
 from fedmosaic_cli.engine.losses import PseudoLabelLoss
-from fedmosaic_cli.engine.method import LearnerSupport, MethodFamily, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import MethodInfo, Needs, hyperparameters
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.defences import client_reputations, update_agreement_ema
-from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
+from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelVotes
 from fedmosaic_cli.labels.privacy.privatize import privatize
 from fedmosaic_cli.labels.sharing import (
     VOTE_LOG_KEY,
@@ -39,8 +38,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, FederationInfo, LossTerm, Parameters, ReceivedMessage, State
+    from fedmosaic_cli.engine.context import (
+        Client,
+        FederationInfo,
+        LossTerm,
+        Message,
+        Parameters,
+        ReceivedMessage,
+        Server,
+        State,
+    )
+    from fedmosaic_cli.engine.messages import Part
+    from fedmosaic_cli.engine.method import RunFacts
     from fedmosaic_cli.labels.privacy.privatize import LabelClient
     from fedmosaic_cli.labels.voting import VoteResult
 
@@ -56,19 +65,28 @@ class FedCT(SharesLabels):
 
     warmup_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 1
 
-    name = "fedct"
-    title = "FedCT"
-    family: ClassVar[MethodFamily] = "FL"
-    travels = "hard labels on the public set, both ways"
-    uploads: ClassVar[Mapping[str, str]] = {"opinion": "opinion"}
-    learners: ClassVar[LearnerSupport] = "anything"
-    citation = "Abourayya et al., AAAI 2025"
+    info = MethodInfo(
+        "fedct",
+        "FedCT",
+        family="FL",
+        exchanges="hard labels on the public set, both ways",
+        citation="Abourayya et al., AAAI 2025",
+        shares_labels=True,
+    )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(public_set=True, learners="anything")
+
+    @property
+    def downloads(self) -> Mapping[str, Part]:
+        return {"labels": ConsensusLabels()}
 
     def num_warmup_rounds(self, num_rounds: int) -> int:
         return self.warmup_rounds
 
-    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
-        return {"labels": ConsensusLabels(server["labels"], ctx.num_classes)} if "labels" in server else {}
+    def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
+        return {"labels": server.state["labels"]} if "labels" in server.state else {}
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         consensus = received.get("labels")
@@ -106,7 +124,7 @@ class FedCT(SharesLabels):
         labels = log_probs.argmax(dim=1)
         expertise = self.compute_expertise(log_probs, labels, client)
         spec = self.message_spec(ctx)
-        return {"opinion": LabelUpload(*privatize(labels.numpy(), expertise, client, ctx, spec), spec)}
+        return {"opinion": LabelVotes(*privatize(labels.numpy(), expertise, client, ctx, spec))}
 
     def compute_expertise(self, log_probs: Tensor, labels: Tensor, client: LabelClient) -> NDArray[np.float64] | None:
         """Return the weight of the client's vote on each public example; None for equal votes."""
@@ -115,29 +133,27 @@ class FedCT(SharesLabels):
     def message_spec(self, ctx: FederationInfo) -> wire.MessageSpec:
         return wire.MessageSpec(ctx.public_size, ctx.num_classes, label_encoding=label_encoding(ctx))
 
-    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
+    def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
         """Vote on every public example. Where all votes have weight 0, the previous label is kept."""
         defence = label_sharing(ctx).defence
-        agreement = agreement_by_client(server)
+        agreement = agreement_by_client(server.state)
         reputations = client_reputations(agreement, ctx.num_classes, defence.reputation_floor)
         reputation = reputations if defence.reputation else None
-        previous = server["labels"].numpy() if "labels" in server else None
+        previous = server.state["labels"].numpy() if "labels" in server.state else None
         ballots = [upload["opinion"] for upload in uploads.values()]
         vote = aggregate_votes(ballots, voting_rules(ctx, len(ballots)), reputation, reporting_rates(ctx), previous)
         agreement = update_agreement_ema(agreement, vote.leave_one_out_agreement)
         state: State = {"labels": labels_to_tensor(vote.labels), VOTE_LOG_KEY: make_vote_log(vote, reputation)}
-        return {**state, "agreement": agreement_tensor(agreement, max(ctx.client_sizes) + 1)} if agreement else state
+        if agreement:
+            state["agreement"] = agreement_tensor(agreement, max(ctx.client_sizes) + 1)
+        server.state = state
 
-    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        down = wire.MessageSpec(public_size, ctx.num_classes, wire.LabelMessageKind.CONSENSUS)
-        up = replace(self.message_spec(ctx), public_size=public_size)
-        return Traffic(uplink_bits=8 * up.payload_bytes, downlink_bits=8 * down.payload_bytes)
-
-    def warning(self, num_rounds: int, num_participants: int, has_batch_norm: bool) -> str:
-        num_warmup = self.num_warmup_rounds(num_rounds)
-        if num_warmup < num_rounds:
-            return ""
-        return f"{self.title} equals Local here: its {num_warmup} warm-up rounds take all {num_rounds} rounds"
+    def warnings(self, facts: RunFacts) -> list[str]:
+        num_warmup = self.num_warmup_rounds(facts.num_rounds)
+        if num_warmup < facts.num_rounds:
+            return []
+        title, num_rounds = self.info.title, facts.num_rounds
+        return [f"{title} equals Local here: its {num_warmup} warm-up rounds take all {num_rounds} rounds"]
 
 
 def make_vote_log(vote: VoteResult, reputation: Mapping[int, float] | None) -> VoteLog:

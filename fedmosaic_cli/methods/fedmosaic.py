@@ -17,7 +17,7 @@ from pydantic import Field
 from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.losses import mean_cross_entropy, select_labelled
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import MethodInfo, hyperparameters
 from fedmosaic_cli.labels.sharing import expertise_encoding, label_sharing
 from fedmosaic_cli.labels.wire import ExpertiseEncoding
 from fedmosaic_cli.methods.fedct import FedCT
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Client, FederationInfo
+    from fedmosaic_cli.engine.context import Client, FederationInfo
     from fedmosaic_cli.labels.privacy.privatize import LabelClient
     from fedmosaic_cli.labels.wire import MessageSpec
 
@@ -51,15 +51,18 @@ class FedMosaic(FedCT):
     trust: Literal["paper", "stabilised"] | ConstantTrust = "paper"
     expertise_bits: Literal["float32"] | Annotated[int, Field(ge=1, le=32)] = DEFAULT_EXPERTISE_BITS
 
-    name = "fedmosaic"
-    title = "FedMosaic"
-    family = "co-training"
-    travels = "hard labels and expertise up, consensus labels down"
-    citation = "Abourayya et al., 2026"
+    info = MethodInfo(
+        "fedmosaic",
+        "FedMosaic",
+        family="co-training",
+        exchanges="hard labels and expertise up, consensus labels down",
+        citation="Abourayya et al., 2026",
+        shares_labels=True,
+    )
 
     @property
     def variant(self) -> str:
-        return f"{self.name}-{self.expertise}"
+        return f"{self.info.name}-{self.expertise}"
 
     def compute_trust(self, consensus: Tensor | None, client: Client) -> float:
         if isinstance(self.trust, float):

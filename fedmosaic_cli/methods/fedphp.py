@@ -10,17 +10,18 @@ out the cross-entropy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.losses import DistillationLoss, FeatureMatchingLoss
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import Needs, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, FederationInfo, LossTerm, Parameters
+    from fedmosaic_cli.engine.context import Client, FederationInfo, LossTerm, Parameters
 
 
 @hyperparameters
@@ -39,14 +40,19 @@ class FedPHP(FedAvg):
     temperature: Annotated[float, Field(gt=0, le=1e30)] = 4.0
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
 
-    name = "fedphp"
-    title = "FedPHP"
-    family = "PFL"
-    citation = "Li et al., ECML PKDD 2021"
-    evaluated = "the client's history model, which never leaves it"
+    info = replace(
+        FedAvg.info,
+        name="fedphp",
+        title="FedPHP",
+        family="PFL",
+        citation="Li et al., ECML PKDD 2021",
+        evaluates="the client's history model, which never leaves it",
+    )
     personal_state_key = "history"
-    num_models = 2
-    needs_total_rounds = True
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, total_rounds=True)
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         super().init_client(client, ctx)

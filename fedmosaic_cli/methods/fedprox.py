@@ -8,16 +8,18 @@ square the norm. No value of mu fits all problems; the authors tune it between 0
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import ProximalTerm, hyperparameters
+from fedmosaic_cli.engine.context import ProximalTerm
+from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters
+    from fedmosaic_cli.engine.context import Client, Parameters
 
 
 @hyperparameters
@@ -30,9 +32,7 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Field(ge=0, le=1e30)] = 0.01
 
-    name = "fedprox"
-    title = "FedProx"
-    citation = "Li et al., MLSys 2020"
+    info = replace(FedAvg.info, name="fedprox", title="FedProx", citation="Li et al., MLSys 2020")
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
         # The received model is trained in place, so the anchor must be a copy.

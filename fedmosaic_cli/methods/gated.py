@@ -9,8 +9,8 @@ class distribution and that of the public set.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -19,8 +19,9 @@ from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, strat
 from fedmosaic_cli.cotraining.expertise import entropy_expertise, frequency_expertise
 from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, agreement_trust, weighted_agreement
+from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import Costs, Needs, UsedIf, hyperparameters
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
 from fedmosaic_cli.labels.sharing import reporting_rates, voting_rules
 from fedmosaic_cli.labels.voting import leave_one_out_votes
@@ -33,16 +34,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmosaic_cli.cotraining.crossfit import GateDecision
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import (
+    from fedmosaic_cli.engine.context import (
         Client,
         FederationInfo,
-        LearnerSupport,
         LossTerm,
+        Message,
         Parameters,
         ReceivedMessage,
-        State,
+        Server,
     )
+    from fedmosaic_cli.engine.messages import Part
 
     LossTermsFactory = Callable[[Tensor, Tensor], Sequence[LossTerm]]
     """Returns the loss terms for pseudo-labels and the training labels of a client."""
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 VOTING_MODEL_KEY = "voter"
 FOLDS_KEY, CANDIDATE_KEY, PEER_LABELS_KEY = "folds", "candidate", "without"
 LOCAL_FOLD_PREFIX, COLLABORATIVE_FOLD_PREFIX = "fold-alone", "fold-together"
-OPTIMIZER_SUFFIX = ".optimizer"
 
 TrustName = Literal["paper", "stabilised", "agreement", "gated"]
 
@@ -85,34 +85,22 @@ class GatedCoTraining(FedMosaic):
     trust: TrustName | ConstantTrust = "gated"  # type: ignore[assignment]  # more rules than FedMosaic has
     warmup_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     public_loss: Literal["plain", "prior-adjusted"] = "prior-adjusted"
-    prior_strength: Annotated[float, Field(ge=0, le=10)] = 1.0
-    prior_smoothing: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    prior_strength: Annotated[float, Field(ge=0, le=10), UsedIf("public_loss", "prior-adjusted")] = 1.0
+    prior_smoothing: Annotated[float, Field(gt=0, le=1e6), UsedIf("public_loss", "prior-adjusted")] = 1.0
     votes_from: Literal["self", "shadow", "doubting"] = "doubting"
-    doubt: Annotated[float, Field(ge=0, le=1e30)] = 1.0
-    trust_power: Annotated[float, Field(gt=0, le=100)] = 2.0
-    trust_min: Annotated[float, Field(ge=0, le=1)] = 0.01
-    gate_folds: Annotated[int, Field(ge=2, le=20)] = 2
-    gate_budget: Annotated[float, Field(gt=0, le=1)] = 0.35
-    gate_z: Annotated[float, Field(ge=-1e30, le=1e30)] = 1.0
-    gate_prior_var: Annotated[float, Field(ge=0, le=1e30)] = 0.25
+    doubt: Annotated[float, Field(ge=0, le=1e30), UsedIf("votes_from", "doubting")] = 1.0
+    trust_power: Annotated[float, Field(gt=0, le=100), UsedIf("trust", "gated", "agreement")] = 2.0
+    trust_min: Annotated[float, Field(ge=0, le=1), UsedIf("trust", "gated", "agreement")] = 0.01
+    gate_folds: Annotated[int, Field(ge=2, le=20), UsedIf("trust", "gated")] = 2
+    gate_budget: Annotated[float, Field(gt=0, le=1), UsedIf("trust", "gated")] = 0.35
+    gate_z: Annotated[float, Field(ge=-1e30, le=1e30), UsedIf("trust", "gated")] = 1.0
+    gate_prior_var: Annotated[float, Field(ge=0, le=1e30), UsedIf("trust", "gated")] = 0.25
 
-    name = "gated"
-    title = "Gated co-training"
-    citation = "docs/trust.md"
+    info = replace(FedMosaic.info, name="gated", title="Gated co-training", citation="docs/trust.md")
 
     @property
     def variant(self) -> str:
-        return self.name
-
-    @classmethod
-    def unused_hyperparameters(cls, values: Mapping[str, Any]) -> frozenset[str]:
-        is_unused = {
-            "gate_": values.get("trust") != "gated",
-            "trust_": values.get("trust") not in ("gated", "agreement"),
-            "prior_": values.get("public_loss") != "prior-adjusted",
-            "doubt": values.get("votes_from") != "doubting",
-        }
-        return frozenset(n for n in values for prefix, unused in is_unused.items() if unused and n.startswith(prefix))
+        return self.info.name
 
     @property
     def is_gated(self) -> bool:
@@ -123,18 +111,21 @@ class GatedCoTraining(FedMosaic):
         return CrossFitGate(self.gate_folds, self.gate_z, self.gate_prior_var)
 
     @property
-    def supported_learners(self) -> LearnerSupport:
+    def needs(self) -> Needs:
         needs_network = self.is_gated or self.public_loss != "plain" or self.votes_from == "doubting"
-        return "any network" if needs_network else self.learners
+        return replace(
+            super().needs,
+            learners="any network" if needs_network else "anything",
+            total_rounds=self.is_gated or self.warmup_share > 0,
+        )
 
     @property
-    def depends_on_total_rounds(self) -> bool:
-        return self.is_gated or self.warmup_share > 0
-
-    @property
-    def peak_model_counts(self) -> tuple[int, int]:
-        count = (2 + 2 * self.gate_folds if self.is_gated else 1) + int(self.votes_from != "self")
-        return count, count
+    def downloads(self) -> Mapping[str, Part]:
+        return (
+            {**super().downloads, PEER_LABELS_KEY: ConsensusLabels(is_once=True)}
+            if self.is_gated
+            else super().downloads
+        )
 
     def num_warmup_rounds(self, num_rounds: int) -> int:
         return max(self.warmup_rounds, round(self.warmup_share * num_rounds))
@@ -143,21 +134,19 @@ class GatedCoTraining(FedMosaic):
         """Return the round at the end of which clients decide."""
         return max(self.num_warmup_rounds(num_rounds) + 1, round(self.gate_budget * num_rounds))
 
-    def local_passes(self, num_rounds: int) -> int:
+    def costs(self, ctx: FederationInfo) -> Costs:
+        num_rounds = ctx.num_rounds
         warmup = min(self.num_warmup_rounds(num_rounds), num_rounds)
         decided = min(self.gate_decision_round(num_rounds), num_rounds)
         gate = self.gate_folds * warmup + (1 + 2 * self.gate_folds) * (decided - warmup) if self.is_gated else 0
         voting = {"self": 0, "shadow": num_rounds - (decided if self.is_gated else warmup), "doubting": num_rounds}
-        return num_rounds + gate + voting[self.votes_from]
-
-    def cost_note(self, num_rounds: int) -> str:
-        if not self.is_gated:
-            return ""
-        last = min(self.gate_decision_round(num_rounds), num_rounds)
-        return (
-            f"{self.title}: clients first test whether collaboration helps them; this takes up to "
-            f"{self.local_passes(num_rounds) / num_rounds:.1f} times the steps of Local, mostly until round {last}"
+        local_rounds = num_rounds + gate + voting[self.votes_from]
+        num_models = (2 + 2 * self.gate_folds if self.is_gated else 1) + int(self.votes_from != "self")
+        note = (
+            f"{self.info.title}: clients first test whether collaboration helps them; this takes up to "
+            f"{local_rounds / num_rounds:.1f} times the steps of Local, mostly until round {decided}"
         )
+        return Costs(num_models, num_models, local_rounds, note if self.is_gated else "")
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         super().init_client(client, ctx)
@@ -262,21 +251,20 @@ class GatedCoTraining(FedMosaic):
         log_probs: Tensor | None = client.state.get("log_probs")
         return client.predict_public(self.voting_model(client)).log_softmax(dim=1) if log_probs is None else log_probs
 
-    def broadcast(self, server: State, client_id: int, ctx: FederationInfo) -> Message:
+    def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
         message = super().broadcast(server, client_id, ctx)
-        peer_labels = server.get(PEER_LABELS_KEY, {}).get(str(client_id))
-        if peer_labels is not None:
-            message[PEER_LABELS_KEY] = ConsensusLabels(peer_labels, ctx.num_classes)
-        return message
+        peer_labels = server.state.get(PEER_LABELS_KEY, {}).get(str(client_id))
+        return message if peer_labels is None else {**message, PEER_LABELS_KEY: peer_labels}
 
-    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
+    def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
         """Vote as FedCT does. After the first vote, also compute for each client the consensus without its vote."""
-        state = super().aggregate(server, uploads, ctx)
-        if self.is_gated and "labels" not in server:
+        is_first = "labels" not in server.state
+        super().aggregate(server, uploads, ctx)
+        if self.is_gated and is_first:
             ballots = [upload["opinion"] for upload in uploads.values()]
             votes = leave_one_out_votes(ballots, voting_rules(ctx, len(ballots)), None, reporting_rates(ctx))
-            state[PEER_LABELS_KEY] = {str(client): labels_to_tensor(labels) for client, labels in votes.items()}
-        return state
+            peer_labels = {str(client): labels_to_tensor(labels) for client, labels in votes.items()}
+            server.state[PEER_LABELS_KEY] = peer_labels
 
 
 @hyperparameters
@@ -289,13 +277,11 @@ class ExtendedFedMosaic(GatedCoTraining):
     public_loss: Literal["plain", "prior-adjusted"] = "plain"
     votes_from: Literal["self", "shadow", "doubting"] = "self"
 
-    name = "fedmosaic"
-    title = "FedMosaic"
-    citation = "Abourayya et al., 2026"
+    info = FedMosaic.info
 
     @property
     def variant(self) -> str:
-        return f"{self.name}-{self.expertise}"
+        return f"{self.info.name}-{self.expertise}"
 
 
 @dataclass(frozen=True)

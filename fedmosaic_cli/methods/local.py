@@ -6,25 +6,23 @@ is evaluated on every client's test data.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine.method import LearnerSupport, Method, Traffic, hyperparameters
+from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparameters
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.messages import Message
-    from fedmosaic_cli.engine.method import Client, FederationInfo, ReceivedMessage
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Message, ReceivedMessage
 
 
 @hyperparameters
 class Local(Method):
     """Local training without any communication."""
 
-    name = "local"
-    title = "Local training"
-    family = "baseline"
-    travels = "nothing"
-    citation = "-"
-    learners: ClassVar[LearnerSupport] = "anything"
+    info = MethodInfo("local", "Local training", family="baseline")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(learners="anything")
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         client.train("model")
@@ -35,11 +33,14 @@ class Local(Method):
 class Centralized(Local):
     """Local training of one client that holds all training data. A federation would not allow this."""
 
-    name = "centralized"
-    title = "Centralized"
-    travels = "the raw data"
-    evaluated = "the one model trained on the pooled data"
-    is_centralized = True
+    info = MethodInfo(
+        "centralized",
+        "Centralized",
+        family="baseline",
+        exchanges="the raw data",
+        evaluates="the one model trained on the pooled data",
+    )
 
-    def traffic(self, ctx: FederationInfo, public_size: int) -> Traffic:
-        return Traffic(None, None)
+    @property
+    def needs(self) -> Needs:
+        return Needs(learners="anything", pooled_data=True)

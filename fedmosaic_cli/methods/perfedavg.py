@@ -10,6 +10,7 @@ methods. Differs from PFLlib, whose beta is the learning rate and whose evaluati
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.method import Client, Parameters, State, Step
+    from fedmosaic_cli.engine.context import Client, Parameters, ReceivedMessage, Step
 
 
 @hyperparameters
@@ -38,11 +39,14 @@ class PerFedAvg(FedAvg):
     version: Literal["first-order", "hessian-free"] = "first-order"
     delta: Annotated[float, Field(gt=0, le=1e30)] = 0.001
 
-    name = "perfedavg"
-    title = "Per-FedAvg"
-    family = "PFL"
-    citation = "Fallah et al., NeurIPS 2020"
-    evaluated = "the global model after one step on the client's training data"
+    info = replace(
+        FedAvg.info,
+        name="perfedavg",
+        title="Per-FedAvg",
+        family="PFL",
+        citation="Fallah et al., NeurIPS 2020",
+        evaluates="the global model after one step on the client's training data",
+    )
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
         model, second_order = client.state["model"], self.version == "hessian-free"
@@ -62,6 +66,6 @@ class PerFedAvg(FedAvg):
         )
         return {name: (tensor - behind[name]) / (2 * self.delta) for name, tensor in ahead.items()}
 
-    def personal_model(self, server: State, client: Client) -> Parameters:
-        model = self.with_local_parameters(server["model"], client)
+    def personal_model(self, client: Client, received: ReceivedMessage) -> Parameters:
+        model = self.with_local_parameters(received["model"], client)
         return params.add_scaled(model, client.gradient(model, "adaptation"), -self.alpha)

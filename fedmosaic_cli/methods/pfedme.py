@@ -10,18 +10,19 @@ the global model is evaluated. Differs from the authors' code, which adds 0.001 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.engine.method import Costs, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.method import Client, FederationInfo, Parameters, ReceivedMessage, State
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage, Server
 
 
 @hyperparameters
@@ -43,13 +44,15 @@ class PFedMe(FedAvg):
     beta: Annotated[float, Field(ge=0, le=2)] = 1.0
     weight_decay: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
-    name = "pfedme"
-    title = "pFedMe"
-    family = "PFL"
-    citation = "Dinh et al., NeurIPS 2020"
-    evaluated = "the client's personal model theta, which never leaves it"
+    info = replace(
+        FedAvg.info,
+        name="pfedme",
+        title="pFedMe",
+        family="PFL",
+        citation="Dinh et al., NeurIPS 2020",
+        evaluates="the client's personal model theta, which never leaves it",
+    )
     personal_state_key = "personal"
-    num_models, num_trained_models = 2, 0
 
     @model_validator(mode="after")
     def require_stable_step(self) -> PFedMe:
@@ -75,7 +78,13 @@ class PFedMe(FedAvg):
             for name, slope in gradient.items()
         }
 
-    def aggregate(self, server: State, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> State:
-        mean = super().aggregate(server, uploads, ctx)["model"]
+    def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
+        previous = server.state["model"]
+        super().aggregate(server, uploads, ctx)
+        mean = server.state["model"]
         # Running statistics are not extrapolated: a variance could become negative.
-        return {"model": params.interpolate(mean, server["model"], self.beta, mean.keys() - ctx.buffer_names)}
+        names = mean.keys() - ctx.group("buffers")
+        server.state["model"] = params.interpolate(mean, previous, self.beta, names)
+
+    def costs(self, ctx: FederationInfo) -> Costs:
+        return replace(super().costs(ctx), trained_models=0)

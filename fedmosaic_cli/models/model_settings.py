@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.schema import ConfigSection, IntTuple
 
 Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
 EstimatorName = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
 ESTIMATOR_NAMES: tuple[str, ...] = get_args(EstimatorName)
 MAX_HIDDEN_LAYERS = 100
+
+
+def require_registered_model(name: str) -> str:
+    """Return the name of a network from outside the package. Raise ValueError if there is none."""
+    if name not in MODELS:
+        raise ValueError("the name of a network that --model or --plugin defines")
+    return name
+
+
+PluginModelName = Annotated[str, AfterValidator(require_registered_model)]
 
 # Keys that each model reads, in addition to the name.
 MODEL_KEYS: dict[str, frozenset[str]] = {
@@ -40,7 +51,7 @@ class ModelSettings(ConfigSection):
         depth: Maximum depth of a tree.
     """
 
-    name: Architecture | EstimatorName = "mlp"
+    name: Architecture | EstimatorName | PluginModelName = "mlp"
     hidden: IntTuple = (64,)
     width: Annotated[float, Field(ge=1 / 16, le=4)] = 1.0
     patch: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -61,7 +72,13 @@ class ModelSettings(ConfigSection):
 
     @property
     def has_batch_norm(self) -> bool:
-        return self.name in ("cnn-bn", "alexnet-bn")
+        """True if the network has batch normalisation. For a network from outside this is not known, so it is True."""
+        return self.name in ("cnn-bn", "alexnet-bn", *MODELS)
+
+    @property
+    def used_keys(self) -> frozenset[str]:
+        """The options that this model reads, in addition to its name."""
+        return MODEL_KEYS.get(self.name, frozenset())
 
     def scaled_width(self, channels: int) -> int:
         """The number of channels times `width`, at least 1."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.key_names import stored_key
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import group_difference_notes, method_title
 from fedmosaic_cli.report.missing_runs import rerun_options
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.comparison import ComparisonGroup
 
-DEFAULT_EVALUATED_MODEL = METHODS["local"].evaluated
+DEFAULT_EVALUATED_MODEL = METHODS["local"].info.evaluates
 METRIC_DESCRIPTION = (
     "mean over clients, each counting the same and examined on its own test part, model of the last round"
 )
@@ -94,9 +94,9 @@ def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
     """Return a note on the methods that do not evaluate the client's own model."""
     names = {method for group in groups for method, _ in group.runs_by_method}
     titles_by_model: dict[str, list[str]] = {}
-    for name, method in METHODS.items():
-        if name in names and method.evaluated != DEFAULT_EVALUATED_MODEL:
-            titles_by_model.setdefault(method.evaluated, []).append(method.title)
+    for info in (method_info(name) for name in known_methods() if name in names):
+        if info.evaluates != DEFAULT_EVALUATED_MODEL:
+            titles_by_model.setdefault(info.evaluates, []).append(info.title)
     if not titles_by_model:
         return []
     exceptions = "; ".join(f"{', '.join(titles)}: {model}" for model, titles in titles_by_model.items())

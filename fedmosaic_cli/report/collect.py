@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.data.data_dirs import no_progress
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods.registry import METHODS, method_schema
+from fedmosaic_cli.methods.registry import METHODS, effective_hyperparameters, remember_method
 from fedmosaic_cli.report.noise_notes import noise_key
 from fedmosaic_cli.storage.files import sha256, to_json_bytes
 from fedmosaic_cli.storage.runs import CONFIG_FILE, MODELS_DIR, SUMMARY_FILE, RunDirectory
@@ -119,12 +119,22 @@ def find_run_directories(runs_dir: Path) -> tuple[list[Path], list[SkippedRun]]:
     return run_directories, unreadable
 
 
+def remember_plugin_method(summary: dict[str, Any]) -> None:
+    """Keep the description of a method from outside the package, which its run stored."""
+    content = summary.get("method_info")
+    try:
+        if content is None or content["name"] != summary["method"]:
+            raise ValueError("it is missing")
+        remember_method(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"unknown method '{summary['method']}', and its description is unusable: {error}") from None
+
+
 def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
     """Convert a run summary to a row of the DataFrame."""
     if summary["method"] not in METHODS:
-        raise RequestError(f"unknown method '{summary['method']}'")
-    unused = method_schema(summary["method"]).unused_hyperparameters(summary["hyperparameters"])
-    hyperparameters = {name: value for name, value in summary["hyperparameters"].items() if name not in unused}
+        remember_plugin_method(summary)
+    hyperparameters = effective_hyperparameters(summary["method"], summary["hyperparameters"])
     conditions = {
         **{key: summary[key] for key in ("dataset", "scheme", "rounds", "model", "train")},
         "data": summary["shards"]["parameters"],

@@ -15,7 +15,7 @@ from fedmosaic_cli.config.rerun_args import parse_option_values
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.registry import METHODS, method_schema
+from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info, method_schema
 from fedmosaic_cli.report.noise_notes import noise_label_parts
 from fedmosaic_cli.storage.runs import RunDirectory
 
@@ -195,9 +195,9 @@ def preset_layers(preset: str) -> ConfigLayers | None:
 
 @cache
 def default_hyperparameters(preset: str, method: str) -> dict[str, Any] | None:
-    """Return the hyper-parameters of a method under a built-in preset; None for other presets."""
+    """Return the hyper-parameters of a built-in method under a built-in preset; None for others."""
     layers = preset_layers(preset)
-    if layers is None:
+    if layers is None or method not in METHODS:
         return None
     return asdict(layers.section(f"methods.{method}", method_schema(method)))  # type: ignore[call-overload, no-any-return]
 
@@ -237,20 +237,21 @@ def differing_keys(mappings: list[dict[str, Any]]) -> list[str]:
 
 def shares_labels(key: MethodKey) -> bool:
     """Return whether the clients of a method share labels of the public set."""
-    return METHODS[key[0]].shares_labels
+    return method_info(key[0]).shares_labels
 
 
 def has_client_trust(key: MethodKey) -> bool:
     """Return whether each client has its own lambda: FedMosaic and its subclasses."""
-    return issubclass(METHODS[key[0]], FedMosaic)
+    return key[0] in METHODS and issubclass(METHODS[key[0]], FedMosaic)
 
 
 def paper_sort_key(key: MethodKey) -> tuple[int, str]:
     """Return a sort key: methods in the paper's order, variants of a method by name."""
-    return list(METHODS).index(key[0]), key[1]
+    return known_methods().index(key[0]), key[1]
 
 
 def method_title(key: MethodKey) -> str:
     """Return the method's name in the paper's spelling and the detail of the row."""
     method, detail = key
-    return f"{METHODS[method].title} ({detail})" if detail else METHODS[method].title
+    title = method_info(method).title
+    return f"{title} ({detail})" if detail else title

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import known_methods, method_info
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title, paper_sort_key
 from fedmosaic_cli.report.paper_results import PublishedResult, published_result
@@ -138,7 +138,7 @@ def build_rows(
     runs = [column.select_runs() for column in columns]
     extra = {key for by_method in runs for key in by_method if not only_listed or key[0] == "fedmosaic"}
     listed = list(method_keys)
-    methods = list(dict.fromkeys([*(method for method, _ in listed), *METHODS]))
+    methods = list(dict.fromkeys([*(method for method, _ in listed), *known_methods()]))
     keys = sorted(
         {*listed, *extra},
         key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
@@ -152,7 +152,7 @@ def build_rows(
             )
             for column, by_method in zip(columns, results, strict=True)
         )
-        rows.append(TableRow(key, method_title(key), METHODS[key[0]].family, cells))
+        rows.append(TableRow(key, method_title(key), method_info(key[0]).family, cells))
     return tuple(rows)
 
 

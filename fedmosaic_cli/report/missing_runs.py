@@ -13,7 +13,7 @@ from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import ALL_BASELINES, method_info
 from fedmosaic_cli.report.comparison import paper_sort_key, preset_layers
 from fedmosaic_cli.report.noise_notes import noise_options
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory
@@ -32,7 +32,7 @@ DEFAULT_SEEDS = (0, 1, 2)
 """The seeds to request for a column without runs, as in the paper."""
 MAX_CONFIG_ATTEMPTS = 5
 """The number of configurations to try if the first ones are damaged."""
-ALL_BASELINES = {(name, "") for name in METHODS if name != "fedmosaic"}
+BASELINE_KEYS = {(name, "") for name in ALL_BASELINES}
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def is_runnable(group: ComparisonGroup, row: TableRow) -> bool:
 
     Baselines always can. A preset with noise excludes other methods; attacks and defences need shared labels.
     """
-    method = METHODS[row.method_key[0]]
-    if method.family == "baseline":
+    info = method_info(row.method_key[0])
+    if info.family == "baseline":
         return True
     layers = preset_layers(group.preset)
     if layers and layers.values.get("privacy", {}).get("labels", "off") != "off":
         return False
-    return method.shares_labels or group.conditions.keys().isdisjoint({"attack", "defence"})
+    return info.shares_labels or group.conditions.keys().isdisjoint({"attack", "defence"})
 
 
 def column_destination(column: TableColumn, columns: Sequence[TableColumn]) -> RunDestination:
@@ -175,7 +175,7 @@ def group_commands(
     baselines = [method for method, detail in keys if not detail]
     commands: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     if baselines:
-        commands[("baseline", *(["all"] if set(keys) >= ALL_BASELINES else baselines)), ()] = baselines
+        commands[("baseline", *(["all"] if set(keys) >= BASELINE_KEYS else baselines)), ()] = baselines
     for method, detail in keys:
         tag = destination.tags.get((method, detail), "")
         options = (

@@ -11,23 +11,26 @@ import torch
 
 from fedmosaic_cli.data.partitioning.partition import poison_clients
 from fedmosaic_cli.engine.client import InProcessClient
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.execution.modes import NETWORK_LEARNERS, choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
-from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.network_learner import NetworkLearner
+from fedmosaic_cli.engine.server import SERVER_STREAM, InProcessServer
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
 from fedmosaic_cli.labels.label_upload_filter import LabelUploadFilter
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels, reporting_rates
 from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
+from fedmosaic_cli.models.architectures import build_network
+from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,10 +54,14 @@ def find_devices(name: str) -> list[torch.device]:
     return [torch.device("cpu")] if name == "cpu" else [torch.device(name, number) for number in range(counts[name])]
 
 
-def check_networks(config: RunConfig, image_shape: Sequence[int], device: torch.device) -> None:
+def check_networks(config: RunConfig, image_shape: Sequence[int], num_classes: int, device: torch.device) -> None:
     """Refuse a run if a client's network does not fit; see `check_network`."""
+    height, width, channels = image_shape
     for model in {model for model, _ in config.client_groups}:
         check_network(model, config.train, image_shape, device)
+        if model.name in MODELS:
+            with torch.random.fork_rng(devices=[]):
+                build_network(model, (channels, height, width), num_classes)
 
 
 def check_network(model: ModelSettings, train: TrainSettings, image_shape: Sequence[int], device: torch.device) -> None:
@@ -116,7 +123,20 @@ class LearnerFactory:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._learners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
+        self._networks: dict[tuple[ModelSettings, TrainSettings, torch.device, str], NetworkLearner] = {}
         self._modes: set[str] = set()
+
+    def networks(self, client: int, device_dataset: DeviceDataset) -> dict[str, NetworkLearner]:
+        """Return the learners of the additional networks that the method needs, by name."""
+        model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
+        dataset, device, networks = device_dataset.dataset, device_dataset.device, self._config.method.needs.networks
+        for name in networks:
+            if (model, train, device, name) not in self._networks:
+                self._networks[model, train, device, name] = NetworkLearner(
+                    *(model, train, dataset.input_shape, dataset.num_classes, device, device_dataset.dtype),
+                    extend=networks[name],
+                )
+        return {name: self._networks[model, train, device, name] for name in networks}
 
     def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
         model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
@@ -150,7 +170,7 @@ def build_federation(
 
     The caller closes `worker_pool`. `shards_digest` identifies the shards in messages.
     """
-    pooled, num_clients = config.method.is_centralized, len(partition.shards)
+    pooled, num_clients = config.method.needs.pooled_data, len(partition.shards)
     num_round_clients = num_clients_per_round(config)
     devices = devices[: 1 if pooled else num_clients]
     datasets = [DeviceDataset(dataset, partition, device, dtype, config.train.images) for device in devices]
@@ -179,6 +199,8 @@ def build_federation(
                 dataset.num_classes,
                 num_round_clients=num_round_clients if pooled else 1,
                 num_total_clients=num_clients if pooled else 1,
+                validation=None if pooled else validation_examples(data, shards[number]),
+                networks=learners.networks(number, data),
             )
         )
     network = clients[0].learner if isinstance(clients[0].learner, NetworkLearner) else None
@@ -186,7 +208,7 @@ def build_federation(
     info = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
     eval_tasks = [build_eval_task(data_for(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
     workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]))
-    state = init_state(config.method, clients, info)
+    state = init_state(config.method, clients, build_server(config, devices[0], lambda: datasets[0]), info)
     attack = build_attack(config, info, dataset, partition)
     return Federation(
         config.method,
@@ -227,7 +249,16 @@ def build_site_federation(
     private = data.examples(own, "train")
     learner, train = learners.learner(number, private, data), config.train_settings_for(number)
     client = InProcessClient(
-        number, config.seed, private, data.public_examples, learner, train, dataset.num_classes, use_system_rng=True
+        number,
+        config.seed,
+        private,
+        data.public_examples,
+        learner,
+        train,
+        dataset.num_classes,
+        use_system_rng=True,
+        validation=validation_examples(data, own),
+        networks=learners.networks(number, data),
     )
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
     info = build_federation_info(config, dataset, partition, train_sizes, network, shards_digest)
@@ -236,7 +267,7 @@ def build_site_federation(
         info,
         [build_eval_task(data, own, owner=number)],
         WorkerPool(1),
-        init_state(config.method, [client], info),
+        init_state(config.method, [client], InProcessServer(config.seed, device), info),
         config.seed,
         1,
         device,
@@ -245,10 +276,30 @@ def build_site_federation(
     )
 
 
-def build_reference_network(config: RunConfig, dataset: Dataset, device: torch.device) -> NetworkLearner:
+def build_server(config: RunConfig, device: torch.device, load_data: Callable[[], DeviceDataset]) -> InProcessServer:
+    """Build the server, with a worker that computes on the public set if the method needs one."""
+    if not config.method.needs.server_compute:
+        return InProcessServer(config.seed, device)
+    data = load_data()
+    worker = InProcessClient(
+        SERVER_STREAM,
+        config.seed,
+        replace(data.public_examples, labels=torch.zeros(len(data.public_examples), dtype=torch.int64).to(data.device)),
+        data.public_examples,
+        build_reference_network(config, data.dataset, data.device, data.dtype),
+        config.train_settings_for(0),
+        data.dataset.num_classes,
+        networks=LearnerFactory(config).networks(0, data),
+    )
+    return InProcessServer(config.seed, device, worker)
+
+
+def build_reference_network(
+    config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype = torch.float32
+) -> NetworkLearner:
     """Build the network of the first client, which defines the shapes of averaged models."""
     model, train = config.model_settings_for(0), config.train_settings_for(0)
-    return NETWORK_LEARNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, torch.float32)
+    return NETWORK_LEARNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, dtype)
 
 
 def build_federation_info(
@@ -269,8 +320,8 @@ def build_federation_info(
         participation_rate=num_clients_per_round(config) / (config.data.clients or 1),
         aggregation=config.train.aggregation,
         bn_buffers=config.train.bn_buffers,
-        buffer_names=network.buffer_names if network else frozenset(),
-        batch_norm_names=network.batch_norm_names if network else frozenset(),
+        groups=network.groups if network else {},
+        feature_dim=network.template.head.in_features if network else 0,
         float_bits=8 * dtype.itemsize,
         public_size=len(partition.public),
         run_id=run_id(config, shards_digest),
@@ -336,8 +387,13 @@ def true_public_labels(dataset: Dataset, partition: Partition, device: torch.dev
 
 
 def build_eval_task(device_dataset: DeviceDataset, shard: Shard, owner: int) -> EvalTask:
-    validation = device_dataset.examples(shard, "val") if "val" in shard.splits() else None
-    return EvalTask(shard.client, owner, device_dataset.examples(shard, "test"), validation)
+    test = device_dataset.examples(shard, "test")
+    return EvalTask(shard.client, owner, test, validation_examples(device_dataset, shard))
+
+
+def validation_examples(device_dataset: DeviceDataset, shard: Shard) -> Examples | None:
+    """Return the validation data of a client, if it has any."""
+    return device_dataset.examples(shard, "val") if "val" in shard.splits() else None
 
 
 def pool_training_examples(device_dataset: DeviceDataset, shards: Sequence[Shard]) -> Examples:

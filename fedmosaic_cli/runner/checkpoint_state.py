@@ -9,11 +9,13 @@ import torch
 from fedmosaic_cli.engine import params
 
 if TYPE_CHECKING:
+    from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.federation import Federation, RunState
-    from fedmosaic_cli.engine.method import Parameters, State
     from fedmosaic_cli.storage.runs import ArrayDict
 
 KEY_SEPARATOR = "/"
+KEY_ORDER = "key_order"
+"""Key of the list of all keys, because files do not keep their order."""
 
 
 def to_arrays(parameters: Parameters) -> ArrayDict:
@@ -27,36 +29,37 @@ def to_tensors(arrays: ArrayDict, device: torch.device) -> Parameters:
 
 def capture_state(state: RunState) -> tuple[ArrayDict, dict[str, Any]]:
     """Return the state of server and clients: arrays, and other values."""
-    tree: State = {"server": state.server, **{f"client-{client.id}": client.state for client in state.clients}}
-    tensors: Parameters = {}
-    values: dict[str, Any] = {}
-    flatten_state(tree, "", tensors, values)
-    return to_arrays(tensors), values
+    tree: State = {"server": state.server.state, **{f"client-{client.id}": client.state for client in state.clients}}
+    flat = flatten_state(tree)
+    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    values = {name: value for name, value in flat.items() if name not in tensors}
+    return to_arrays(tensors), {**values, KEY_ORDER: list(flat)}
 
 
 def restore_state(federation: Federation, arrays: ArrayDict, values: dict[str, Any], finished_rounds: int) -> None:
     """Restore what `capture_state` returned."""
     state = federation.state
-    tree = unflatten_state({**to_tensors(arrays, torch.device("cpu")), **values})
-    state.server = params.models_to_device(tree.get("server", {}), federation.server_device)
+    flat = {**to_tensors(arrays, torch.device("cpu")), **values}
+    order = flat.pop(KEY_ORDER, list(flat))  # checkpoints of version 0.1.0 do not keep the order
+    tree = unflatten_state({name: flat[name] for name in order})
+    state.server.state = params.models_to_device(tree.get("server", {}), federation.server_device)
     for client in state.clients:
         client.state = params.models_to_device(tree.get(f"client-{client.id}", {}), client.device)
         client.round = finished_rounds
     state.finished = finished_rounds
 
 
-def flatten_state(tree: State, prefix: str, tensors: Parameters, values: dict[str, Any]) -> None:
+def flatten_state(tree: State, prefix: str = "") -> State:
+    """Return the leaves of nested dictionaries by path. An empty dictionary is a leaf."""
+    flat: State = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            flatten_state(value, name + KEY_SEPARATOR, tensors, values)
-        elif isinstance(value, torch.Tensor):
-            tensors[name] = value
-        else:
-            values[name] = value
+        flat |= flatten_state(value, name + KEY_SEPARATOR) if isinstance(value, dict) and value else {name: value}
+    return flat
 
 
 def unflatten_state(flat: dict[str, Any]) -> State:
+    """Return the nested dictionaries that `flatten_state` was given."""
     tree: State = {}
     for name, value in flat.items():
         *parents, last = name.split(KEY_SEPARATOR)

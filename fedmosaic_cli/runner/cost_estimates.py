@@ -10,10 +10,11 @@ import torch
 
 from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset_without_pixels
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
-from fedmosaic_cli.engine.method import FederationInfo
-from fedmosaic_cli.engine.network_learner import batch_norm_names, buffer_names
+from fedmosaic_cli.engine.network_learner import parameter_groups
+from fedmosaic_cli.engine.traffic import planned_traffic, upload_bits
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network
@@ -42,13 +43,14 @@ class DataDimensions:
 
 def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
     """Estimate rounds, steps of all clients, memory, and the bits that a client sends and receives per round."""
-    bits = config.method.traffic(estimated_federation_info(config, data), config.data.public_size or 0)
+    info = estimated_federation_info(config, data)
+    bits = planned_traffic(config.method, info)
     modes = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
     return {
         "rounds": config.train.rounds,
         "steps": None
         if data.train_sizes is None
-        else config.method.local_passes(config.train.rounds) * steps_per_round(config, data.train_sizes),
+        else num_local_rounds(config, info) * steps_per_round(config, data.train_sizes),
         "device": str(device),
         "workers": num_workers(config.train.workers, sum(map(len, config.client_groups.values())), device),
         "execution": " and ".join(sorted(set(modes.values()))),
@@ -71,9 +73,12 @@ def disk_bytes(config: RunConfig, data: DataDimensions) -> int:
 
 
 def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
-    """Return the size of the state of all clients."""
+    """Return the size of the state of all clients at the end of a round, with their uploads."""
+    info = estimated_federation_info(config, data)
+    upload_bytes = upload_bits(config.method, info) // 8
     return sum(
-        len(clients) * num_model_copies(config, clients[0]) * model_size(model, data).num_bytes
+        len(clients)
+        * (int(num_model_copies(config, clients[0], info) * model_size(model, data).num_bytes) + upload_bytes)
         for (model, _), clients in config.client_groups.items()
     )
 
@@ -106,7 +111,7 @@ def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: tor
     )
     if not model.is_network:
         return 0
-    batch = train.batch_size * (2 if config.method.needs_public_set else 1)
+    batch = train.batch_size * (2 if config.method.needs.public_set else 1)
     weights = model_size(model, data).num_bytes
     one = 2 * activation_bytes(model, data.input_shape, data.num_classes, batch) + weights
     at_once, workers = min(alike, train.clients_per_round or alike), num_workers(train.workers, alike, device)
@@ -154,11 +159,12 @@ def estimated_federation_info(config: RunConfig, data: DataDimensions) -> Federa
     return FederationInfo(
         num_classes=data.num_classes,
         initial_model=dict(module.state_dict()) if module else {},
-        client_sizes={},
+        client_sizes=dict.fromkeys(range(config.data.clients or 1), 1),
         num_rounds=config.train.rounds,
         bn_buffers=config.train.bn_buffers,
-        buffer_names=buffer_names(module) if module else frozenset(),
-        batch_norm_names=batch_norm_names(module) if module else frozenset(),
+        groups=parameter_groups(module) if module else {},
+        feature_dim=module.head.in_features if module else 0,
+        public_size=config.data.public_size or 0,
         extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
     )
 
@@ -201,15 +207,22 @@ def steps_per_round(config: RunConfig, train_sizes: list[int]) -> int:
     num_participants = train.clients_per_round or len(train_sizes)
     if train.local_steps is not None:
         return train.local_steps * num_participants
-    sizes = [sum(train_sizes)] if config.method.is_centralized else train_sizes
+    sizes = [sum(train_sizes)] if config.method.needs.pooled_data else train_sizes
     steps = train.local_epochs * sum(-(-size // train.batch_size) for size in sizes)
     return -(-num_participants * steps // len(train_sizes))
 
 
-def num_model_copies(config: RunConfig, client: int) -> int:
+def num_model_copies(config: RunConfig, client: int, info: FederationInfo) -> float:
     """Return how many tensors of a model's size a client keeps: models and optimizer state."""
-    train, (held, trained) = config.train_settings_for(client), config.method.peak_model_counts
-    return held + (0 if train.optimizer_state == "reset" else trained * num_optimizer_copies(train))
+    train, costs = config.train_settings_for(client), config.method.costs(info)
+    trained = 0 if train.optimizer_state == "reset" else costs.trained_models
+    return costs.state_models + trained * num_optimizer_copies(train)
+
+
+def num_local_rounds(config: RunConfig, info: FederationInfo) -> int:
+    """Return how many rounds of local steps a client computes in the whole run."""
+    local_rounds = config.method.costs(info).local_rounds
+    return config.train.rounds if local_rounds is None else local_rounds
 
 
 def num_optimizer_copies(train: TrainSettings) -> int:

@@ -41,12 +41,14 @@ def package_versions() -> dict[str, str]:
     }
 
 
-def collect_environment(federation: Federation, shards: ShardSet, cli_args: Sequence[str]) -> dict[str, Any]:
+def collect_environment(
+    federation: Federation, shards: ShardSet, cli_args: Sequence[str], plugins: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     """Return the content of env.json."""
     import torch
 
     return {
-        **machine_environment(federation.client_devices, shards.digest),
+        **machine_environment(federation.client_devices, shards.digest, plugins),
         "execution": federation.execution,
         "workers": federation.worker_pool.num_workers,
         "threads_per_worker": torch.get_num_threads(),
@@ -57,8 +59,10 @@ def collect_environment(federation: Federation, shards: ShardSet, cli_args: Sequ
     }
 
 
-def machine_environment(devices: Sequence[torch.device], shards_digest: str) -> dict[str, Any]:
-    """Return the facts that are known before the federation is built."""
+def machine_environment(
+    devices: Sequence[torch.device], shards_digest: str, plugins: dict[str, dict[str, str]]
+) -> dict[str, Any]:
+    """Return the facts that are known before the federation is built. `plugins` are the sources of plug-ins in use."""
     import torch
 
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
@@ -69,4 +73,5 @@ def machine_environment(devices: Sequence[torch.device], shards_digest: str) -> 
         "device": ", ".join(map(str, devices)),
         "gpu": ", ".join(sorted(gpus)) or None,
         "shards_digest": shards_digest,
+        **({"plugins": plugins} if plugins else {}),
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fedmosaic_cli.config.run_config import load_run_config
 from fedmosaic_cli.engine.evaluation import EVAL_METRICS, classification_metrics, client_averages
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
+from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.runner.build import (
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.storage.runs import RunDirectory
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ def load_saved_models(
     learners, shapes = LearnerFactory(run.config), {}
     pooled = (
         learners.learner(0, pool_training_examples(device_dataset, partition.shards), device_dataset)
-        if run.config.method.is_centralized
+        if run.config.method.needs.pooled_data
         else None
     )
     for shard in partition.shards:
@@ -206,7 +207,10 @@ def evaluate_saved_client(
 
 def predict_logits(run: FinishedRun, client: int, learner: Learner, model: Parameters, examples: Examples) -> Tensor:
     """Return the logits of a client's model on the CPU; raise RunFailedError if they are not finite."""
-    logits = learner.predict(model, examples).cpu()
+    try:
+        logits = run.config.method.predict(model, learner, examples).cpu()
+    except (KeyError, RuntimeError):
+        raise misfit_error(run, client) from None
     if not logits.isfinite().all():
         raise RunFailedError(
             f"the outputs of client {client}'s model are not finite ({run.files.path}): "
@@ -240,9 +244,15 @@ def load_saved_model(
 ) -> Parameters:
     """Load a saved model and check that it fits the architecture of the run."""
     parameters = to_tensors(run.files.load_model(client, run.summary.get("models", {})), device)
-    if parameter_shapes(parameters) != expected_shapes:
-        raise RequestError(
-            f"the model of client {client} does not fit the run's architecture ({run.files.path}): "
-            "the file is damaged; repeat the run"
-        )
+    # A method with its own prediction rule may save more than the parameters of a network.
+    if parameter_shapes(parameters) != expected_shapes and not has_prediction_rule(run.config.method):
+        raise misfit_error(run, client)
     return parameters
+
+
+def misfit_error(run: FinishedRun, client: int) -> RequestError:
+    """Return the error for a saved model that does not fit the configuration of its run."""
+    return RequestError(
+        f"the model of client {client} does not fit the run's architecture ({run.files.path}): "
+        "the file is damaged; repeat the run"
+    )

@@ -7,7 +7,10 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.engine.context import FederationInfo
+from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.errors import FedMosaicError, ResourceError, RunFailedError
+from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.events import RunFailed, RunPreparing, RunStopped
 from fedmosaic_cli.runner.prepare import (
     UnsavedPartition,
@@ -73,30 +76,34 @@ def check_resources(plan: RunPlan, shards: dict[int, ShardSet | UnsavedPartition
     required_bytes = 0
     for run in plan.runs:
         planned = shard_set(shards[run.config.partition_seed])
-        environment = machine_environment(devices, planned.digest)
+        environment = machine_environment(devices, planned.digest, run.config.plugins())
         check_resumable(run.files, environment, plan.request.allow_nonidentical)
         dimensions = dimensions_from_shards(planned)
         channels, height, width = dimensions.input_shape
-        check_networks(run.config, (height, width, channels), devices[0])
+        check_networks(run.config, (height, width, channels), dimensions.num_classes, devices[0])
         required_bytes += max(0, disk_bytes(run.config, dimensions) - run.files.size_bytes())
     require_free_space(plan.runs[0].files.path, required_bytes, "free some space or choose another --runs-dir")
 
 
 def cost_notes(plan: RunPlan) -> list[str]:
     """Notes about methods that need more computation than others."""
-    notes = (run.config.method.cost_note(run.config.train.rounds) for run in plan.runs)
+    notes = (run.config.method.costs(FederationInfo(0, {}, {}, run.config.train.rounds)).note for run in plan.runs)
     return list(filter(None, dict.fromkeys(notes)))
 
 
-def equivalence_warnings(plan: RunPlan) -> list[str]:
-    """Warnings about configurations that make a method equivalent to another one."""
-    warnings = []
+def method_warnings(plan: RunPlan) -> list[str]:
+    """Warnings of the methods, e.g. about configurations that make them equivalent to another method."""
+    warnings: list[str] = []
     for run in plan.runs:
-        config = run.config
-        participants = config.train.clients_per_round or config.data.clients or 1
-        has_batch_norm = config.model_settings_for(0).has_batch_norm
-        warnings.append(config.method.warning(config.train.rounds, participants, has_batch_norm))
-    return list(filter(None, dict.fromkeys(warnings)))
+        config, num_clients = run.config, run.config.data.clients or 1
+        facts = RunFacts(
+            num_rounds=config.train.rounds,
+            num_clients=num_clients,
+            num_participants=config.train.clients_per_round or num_clients,
+            has_batch_norm=config.model_settings_for(0).has_batch_norm,
+        )
+        warnings += config.method.warnings(facts)
+    return list(dict.fromkeys(warnings))
 
 
 def execute_runs(
@@ -152,7 +159,10 @@ def record_crash(files: RunDirectory) -> Iterator[None]:
         ) from None
     except (FedMosaicError, OSError):
         raise
-    except Exception:
+    except Exception as error:
         with suppress(OSError):
             write_atomic(files.crash_path, traceback.format_exc().encode())
+        failure = plugin_failure(error)
+        if failure is not None:
+            raise failure from error
         raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.key_names import display_key
 from fedmosaic_cli.config.run_config import run_config_from_dict
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
-from fedmosaic_cli.engine.local_pool import server_state_by_device
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.machine import tune_malloc
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.federation import Federation
-    from fedmosaic_cli.engine.method import Parameters
     from fedmosaic_cli.engine.rounds import RoundRecord
     from fedmosaic_cli.storage.runs import ArrayDict
     from fedmosaic_cli.storage.shards import ShardSet
@@ -80,7 +80,7 @@ def run_experiment(
     tune_malloc()
     remote = options.remote
     with open_federation(config, shards, files, data_dirs, options) as federation:
-        environment = collect_environment(federation, shards, options.cli_args)
+        environment = collect_environment(federation, shards, options.cli_args, config.plugins())
         environment |= remote.environment(federation) if remote else {}
         resumed, origin = restore_or_start(
             config, files, federation, environment, shards.manifest, data_dirs, options.allow_nonidentical
@@ -91,7 +91,7 @@ def run_experiment(
             yield RunResumed(resumed.round, replaced + resumed.warnings)
         for missing in remote.join(federation, config, shards) if remote else ():
             if options.should_stop():
-                yield RunStopped(federation.state.finished)
+                yield RunStopped(max(0, federation.state.finished))
                 return
             yield WaitingForClients(missing)
         for event in run_remaining_rounds(config, files, federation, origin, options):
@@ -190,7 +190,7 @@ def next_round(rounds: Iterator[RoundRecord], config: RunConfig, files: RunDirec
 
 def numeric_hyperparameters(config: RunConfig) -> dict[str, float]:
     """Return the floating-point hyper-parameters of the method, e.g. for an error message."""
-    name = config.method.name
+    name = config.method.info.name
     values = config.to_dict()["methods"][name].items()
     return {display_key(f"methods.{name}.{key}"): value for key, value in values if isinstance(value, float)}
 
@@ -269,13 +269,13 @@ def save_checkpoint(files: RunDirectory, federation: Federation, metadata: dict[
 def save_personal_models(files: RunDirectory, federation: Federation) -> dict[str, str]:
     """Write the final personal models one at a time, because methods may compute them; return their digests."""
     clients = {client.id: client for client in federation.state.clients}
-    server_states = server_state_by_device(federation)
+    received = ServerView(federation)
 
     def models() -> Iterator[tuple[int, ArrayDict]]:
         last: tuple[Parameters, ArrayDict] | None = None
         for task in federation.eval_tasks:
             client = clients[task.owner_id]
-            model = federation.method.personal_model(server_states[client.device], client)
+            model = federation.method.personal_model(client, received.for_client(client))
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
             yield task.client_id, last[1]

@@ -167,7 +167,9 @@ def select_compatible_runs(
 ) -> tuple[list[PlannedRun], list[str]]:
     """Drop the runs of optional methods that the clients do not support; return the others, and notes about these."""
     incompatible = {
-        run.config.method.name: (run.config.method.title, why) for run in runs if (why := run.config.incompatibility())
+        run.config.method.info.name: (run.config.method.info.title, why)
+        for run in runs
+        if (why := run.config.incompatibility())
     }
     titles_by_reason: dict[str, list[str]] = {}
     for name, (title, why) in incompatible.items():
@@ -178,4 +180,4 @@ def select_compatible_runs(
         f"left out: {'each of ' if len(titles) > 1 else ''}{', '.join(titles)} {reason}"
         for reason, titles in titles_by_reason.items()
     ]
-    return [run for run in runs if run.config.method.name not in incompatible], notes
+    return [run for run in runs if run.config.method.info.name not in incompatible], notes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.key_names import display_choices, display_key
 from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys
+from fedmosaic_cli.engine.method import depends_on_total_rounds
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest, require_valid_checkpoint
 
@@ -59,8 +60,8 @@ def config_differences(old: RunConfig, new: RunConfig) -> list[ConfigDifference]
     elif new.train.rounds != old.train.rounds and new.privacy.epsilon not in (None, "inf"):
         text = f"{rounds}, which determines the noise of every round (privacy.epsilon)"
         differences.append(ConfigDifference(text, is_overridable=False))
-    elif new.train.rounds != old.train.rounds and new.method.depends_on_total_rounds:
-        text = f"{rounds}, on which every round of {new.method.title} depends"
+    elif new.train.rounds != old.train.rounds and depends_on_total_rounds(new.method):
+        text = f"{rounds}, on which every round of {new.method.info.title} depends"
         differences.append(ConfigDifference(text, is_overridable=True))
     if old.noise is not None or new.noise is not None:
         # Noise is seeded by the round: the same noise on other labels would reveal their difference.
@@ -88,12 +89,24 @@ def check_resumable(files: RunDirectory, environment: dict[str, Any], allow_noni
 def environment_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return the differences in libraries, machine and shards; entries that `new` lacks are not compared."""
     pairs = {name: (old["versions"].get(name), new["versions"].get(name)) for name in COMPARED_LIBRARIES}
+    sources = {name: (old.get("plugins") or {}).get(name) for name in new.get("plugins", {})}
+    pairs |= {
+        f"the plug-in {name}": (describe_source(before), describe_source(new["plugins"][name]))
+        for name, before in sources.items()
+    }
     pairs |= {label: (old.get(key), new[key]) for key, label in COMPARED_ENVIRONMENT.items() if key in new}
     if "device" in new:  # cuda:0 and cuda:1 are the same type of device
         label = COMPARED_ENVIRONMENT["device"]
         before, after = (str(value).partition(":")[0] for value in pairs[label])
         pairs[label] = (before, after)
     return [f"{label} was {before} and is now {after}" for label, (before, after) in pairs.items() if before != after]
+
+
+def describe_source(source: dict[str, str] | None) -> str:
+    """Return the recorded source of a plug-in as text."""
+    if source is None:
+        return "built in"
+    return " ".join(filter(None, (source["distribution"] or source["file"], source["sha256"][:12])))
 
 
 def require_identical_resume(differences: list[str], allow_nonidentical: bool, path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.storage.shards import ShardSet
+
+
+def plugin_section(config: RunConfig) -> dict[str, Any]:
+    """Return what a report must know about a method from outside the package; {} if it is built in."""
+    plugins = config.plugins()
+    if not plugins:
+        return {}
+    info = {"method_info": asdict(config.method.info)} if f"methods.{config.method.info.name}" in plugins else {}
+    return {**info, "plugins": plugins}
 
 
 def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -42,12 +52,13 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
         "preset": config.experiment_name,
         "dataset": config.data.dataset,
         "scheme": config.data.scheme,
-        "method": method.name,
+        "method": method.info.name,
         "variant": method.variant,
         "expertise": getattr(method, "expertise", None),
-        "hyperparameters": content["methods"][method.name],
+        "hyperparameters": content["methods"][method.info.name],
         "seed": config.seed,
         "rounds": config.train.rounds,
+        **plugin_section(config),
         "model": content["model"],
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in RESUME_SAFE_KEYS},
         "clients": content["clients"],
@@ -60,10 +71,10 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
             "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
         },
         "bits": {
-            direction: None if method.is_centralized else sum(row[f"bits_{direction}"] for row in rows)
+            direction: None if method.needs.pooled_data else sum(row[f"bits_{direction}"] for row in rows)
             for direction in ("up", "down")
         },
-        "evaluation": {"model": method.evaluated, "clients": "each on its own test part", "round": "last"},
+        "evaluation": {"model": method.info.evaluates, "clients": "each on its own test part", "round": "last"},
         **{name: content[name] for name in ("attack", "defence") if name in content},
         **honest_accuracy(last, sizes, config.attack.clients),
     }
@@ -83,7 +94,7 @@ def honest_accuracy(accuracies: list[float], sizes: list[int], attackers: Collec
 
 def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the trust diagnosis of methods that share labels; empty for other methods."""
-    if not config.method.shares_labels:
+    if not config.method.info.shares_labels:
         return {}
     diagnosis = diagnose_trust(rows, is_loss_based=getattr(config.method, "trust", "") in TRUST_RULES)
     return {"diagnosis": diagnosis and diagnosis.to_dict()}

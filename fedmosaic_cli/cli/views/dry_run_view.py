@@ -41,7 +41,7 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
     }
     for config in configs:
         channels, height, width = dimensions[config.partition_seed].input_shape
-        check_networks(config, (height, width, channels), device)
+        check_networks(config, (height, width, channels), dimensions[config.partition_seed].num_classes, device)
     runs = [
         {
             "path": str(run.files.path),

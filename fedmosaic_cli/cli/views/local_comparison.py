@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.cli.console import print_stderr, print_stdout
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import method_info
 from fedmosaic_cli.runner.baseline_lookup import (
     LocalBaseline,
     MissingLocalBaseline,
@@ -56,7 +56,7 @@ def compare_run_with_local(
     label: str, files: RunDirectory, summary: dict[str, Any], test_sizes: Sequence[int], data_dirs: DataDirs
 ) -> LocalComparison | MissingLocalBaseline | None:
     """Compare a run with the Local run in the default directory; return None for methods that share no labels."""
-    if not METHODS[summary["method"]].shares_labels:
+    if not method_info(summary["method"]).shares_labels:
         return None
     try:
         local = find_local_baseline(RecordedRun(files, summary), [], None, "test", data_dirs)

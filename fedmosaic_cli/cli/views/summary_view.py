@@ -62,7 +62,7 @@ def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[s
     """Return the next commands: the baselines with the same options, and the report."""
     directory = str(train_options.run_dir or train_options.runs_dir)
     report = shlex.join(["fedmosaic", "report", *([] if directory == "runs" else [directory])])
-    if is_federated(train_options) or any(run.config.method.name != "fedmosaic" for run in runs):
+    if is_federated(train_options) or any(run.config.method.info.name != "fedmosaic" for run in runs):
         return [f"next: {report}"]
     options = {
         "--preset": train_options.preset,

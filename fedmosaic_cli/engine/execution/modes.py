@@ -49,7 +49,7 @@ def choose_execution(
         RequestError: The network does not fit the images, or it cannot be stacked and `stacked` is configured.
     """
     with torch.device("meta"):  # allocates no memory
-        template = build_network(model_settings, input_shape, 1)
+        template = build_network(model_settings, input_shape, 1, check_outputs=False)
     if train_settings.execution == "stacked" and not is_stackable(template):
         raise RequestError(
             f"the layers of {model_settings.name} cannot be stacked (train.execution): use auto or threads"

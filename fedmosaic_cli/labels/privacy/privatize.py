@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import FederationInfo, State
+    from fedmosaic_cli.engine.context import FederationInfo, State
     from fedmosaic_cli.labels.privacy.noise import PrivacyNoise
     from fedmosaic_cli.labels.wire import MessageSpec
     from fedmosaic_cli.seeds import RandomSource

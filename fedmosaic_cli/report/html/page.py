@@ -159,7 +159,7 @@ def page_outline(
                 {
                     "title": method_title(key),
                     # Methods derived from FedMosaic are highlighted like FedMosaic.
-                    "family": FedMosaic.name if has_client_trust(key) else key[0],
+                    "family": FedMosaic.info.name if has_client_trust(key) else key[0],
                     "runs": [
                         {"seed": int(seed), "curve": curve_indices.get(path), "digest": digest}
                         for seed, path, digest in zip(runs.seed, runs.path, runs.digest, strict=True)

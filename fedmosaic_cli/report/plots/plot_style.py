@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import METHODS, method_info
 from fedmosaic_cli.report.comparison import has_client_trust
 from fedmosaic_cli.report.plots.canvas import suppress_matplotlib_warnings
 
@@ -144,12 +144,12 @@ def is_highlighted_method(key: MethodKey) -> bool:
     return has_client_trust(key)
 
 
-HIGHLIGHTED_TITLES = tuple(method.title for name, method in METHODS.items() if is_highlighted_method((name, "")))
+HIGHLIGHTED_TITLES = tuple(method.info.title for name, method in METHODS.items() if is_highlighted_method((name, "")))
 
 
 def is_federated(key: MethodKey) -> bool:
     """Whether clients and server communicate in each round (neither local nor centralized training)."""
-    return METHODS[key[0]].family != "baseline"
+    return method_info(key[0]).family != "baseline"
 
 
 @contextmanager

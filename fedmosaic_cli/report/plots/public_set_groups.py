@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run_config import flatten_keys
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import method_info
 from fedmosaic_cli.report.comparison import LOCAL_KEY, ComparisonGroup, differing_keys
 from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
 from fedmosaic_cli.storage.files import to_json_bytes
@@ -49,7 +49,7 @@ class PublicSetGroup:
         return {
             key: {values[int(str(number))]: member_runs for number, member_runs in runs.groupby("member")}
             for key, runs in combined.runs_by_method.items()
-            if is_highlighted_method(key) or key == LOCAL_KEY or METHODS[key[0]].shares_labels
+            if is_highlighted_method(key) or key == LOCAL_KEY or method_info(key[0]).shares_labels
         }
 
 

@@ -7,7 +7,7 @@ convolution applies each client's filters and batch normalisation uses each clie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch import Tensor
 
-    from fedmosaic_cli.engine.method import Parameters
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.models.classifier import Classifier
 
 
@@ -33,12 +33,14 @@ SUPPORTED_OPTIONS = {
 class ForwardContext:
     """Options of a forward pass.
 
-    `mask` [clients, batch] is False for padding, which batch statistics leave out; None without padding.
+    `mask` [clients, batch] is False for padding, which batch statistics leave out; None without padding. Layers whose
+    path is in `frozen_layers` are in evaluation mode.
     """
 
     num_clients: int
     training: bool = False
     mask: Tensor | None = None
+    frozen_layers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,15 @@ class StackedNetwork:
             outputs = outputs.contiguous()
         for path, layer, names in self._body:
             own = {name: weights[f"{path}.{name}"] for name in names}
-            outputs = STACKED_LAYERS[type(layer)](StackedLayer(layer, own), outputs, context)
+            layer_context = replace(context, training=False) if path in context.frozen_layers else context
+            outputs = STACKED_LAYERS[type(layer)](StackedLayer(layer, own), outputs, layer_context)
         return outputs
+
+    def layers_without(self, trained: Collection[str]) -> frozenset[str]:
+        """Return the paths of layers with weights, none of which is trained."""
+        return frozenset(
+            path for path, _, names in self._body if names and all(f"{path}.{name}" not in trained for name in names)
+        )
 
     def head(self, weights: Parameters, features: Tensor, context: ForwardContext) -> Tensor:
         """Logits [clients, batch, classes]."""

@@ -25,15 +25,16 @@ from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     training_steps,
 )
 from fedmosaic_cli.engine.network_learner import NetworkLearner
+from fedmosaic_cli.engine.training import trains_batch_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from torch import Tensor
 
+    from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
-    from fedmosaic_cli.engine.method import Parameters, State
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,9 +52,10 @@ class StackedNetworkLearner(NetworkLearner):
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
         group = current_group()
-        if group is None:
+        is_alone = any(getattr(term, "uses_module", False) for term in task.terms)
+        if group is None or is_alone or not any(map(task.options.is_trained, self.trainable_names)):
             return super().fit(parameters, optimizer_state, task)
-        steps = training_steps(task, skip_singletons=bool(self.batch_norm_names))
+        steps = training_steps(task, skip_singletons=trains_batch_norm(self, task.options))
         client = StackedClient(parameters, optimizer_state, task, steps)
         losses: TrainingLosses = group.submit((self, "fit", task_group_key(task)), self._fit_stacked, client)
         return losses

@@ -19,7 +19,7 @@ from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepB
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.losses import TargetLoss
-from fedmosaic_cli.engine.optim import optimizer_step
+from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
 from fedmosaic_cli.engine.training import BatchOutputs
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedmosaic_cli.engine.context import LossTerm, Parameters, State
     from fedmosaic_cli.engine.learner import TrainingTask
-    from fedmosaic_cli.engine.method import LossTerm, Parameters, State
     from fedmosaic_cli.engine.network_learner import NetworkLearner
 
 
@@ -42,10 +42,15 @@ class StackedClient:
     steps: list[tuple[Tensor, Tensor | None]]
 
     @cached_property
-    def sort_key(self) -> tuple[int, float]:
-        """Sorts clients by decreasing number of steps, then by the step count of their optimizer."""
-        first_state: State = next(iter(self.optimizer_state.values()), {"step": -1.0})
-        return -len(self.steps), float(first_state.get("step", 0.0))
+    def sort_key(self) -> tuple[int, tuple[float, ...]]:
+        """Sorts clients by decreasing number of steps, then by the step counts of the optimizer of each tensor."""
+        names = sorted(name for name in self.parameters if self.task.options.is_trained(name))
+        states = {name: self.optimizer_state[name] for name in names if name in self.optimizer_state}
+        counts = [state["step"] for state in states.values() if "step" in state]
+        # One read for all tensors, because each waits for the device.
+        values = iter(torch.stack(counts).tolist() if counts else [])
+        steps = (-1.0 if name not in states else next(values) if "step" in states[name] else 0.0 for name in names)
+        return -len(self.steps), tuple(steps)
 
 
 def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tensor, Tensor | None]]:
@@ -63,7 +68,8 @@ def task_group_key(task: TrainingTask) -> Hashable:
         values = {key: value for key, value in vars(term).items() if not isinstance(value, torch.Tensor)}
         return sorted((key, value) for key, value in values.items() if key != "weight")
 
-    return tuple((type(term), *options(term)) for term in task.terms), task.proximal is not None
+    terms = tuple((type(term), *options(term)) for term in task.terms)
+    return terms, task.proximal is not None, task.correction is not None, task.options
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,9 @@ class StackedTrainer:
         self._stacked_weights = {
             name: torch.stack([client.parameters[name] for client in clients]) for name in clients[0].parameters
         }
-        self._trainable_names = runner.trainable_names
+        self._options = clients[0].task.options
+        self._trainable_names = [name for name in runner.trainable_names if self._options.is_trained(name)]
+        self._frozen_layers = self._network.layers_without(self._trainable_names)
         # An optimizer treats the weights of clients with equal sort keys as one tensor.
         self._client_blocks: list[range] = []
         for _, members in groupby(clients, key=lambda client: client.sort_key):
@@ -142,6 +150,9 @@ class StackedTrainer:
         if proximal := [task.proximal for task in tasks if task.proximal]:
             anchor = {name: torch.stack([term.anchor[name] for term in proximal]) for name in self._trainable_names}
             self._proximal = anchor, self._client_vector([term.strength for term in proximal])
+        self._correction: Parameters = {}
+        if corrections := [task.correction for task in tasks if task.correction is not None]:
+            self._correction = {name: torch.stack([own[name] for own in corrections]) for name in self._trainable_names}
         self._loss_totals = torch.zeros(1 + len(self._terms), len(clients), dtype=runner.dtype, device=runner.device)
 
     def run(self) -> list[TrainingLosses]:
@@ -150,7 +161,7 @@ class StackedTrainer:
         Returns:
             The mean losses of each client.
         """
-        if self._clients[0].steps:
+        if self._clients[0].steps and self._trainable_names:
             self._load_optimizer_states()
             self._run_steps()
             self._save_optimizer_states()
@@ -161,7 +172,10 @@ class StackedTrainer:
             [total / count if count else None for total in totals]
             for totals, count in zip(self._loss_totals.T.tolist(), num_seen, strict=True)
         ]
-        return [TrainingLosses(private, terms) for private, *terms in losses]
+        return [
+            TrainingLosses(private, terms, len(client.steps))
+            for client, (private, *terms) in zip(self._clients, losses, strict=True)
+        ]
 
     def _run_steps(self) -> None:
         private_sets = [client.task.private for client in self._clients]
@@ -212,13 +226,19 @@ class StackedTrainer:
                 for name, gradient in gradients.items():
                     drift = weights[name] - anchor[name][:num_clients]
                     gradient.add_(strength[:num_clients].view(-1, *[1] * (drift.dim() - 1)) * drift)
+            for name, correction in self._correction.items():
+                gradients[name].add_(correction[:num_clients])
+            if self._options.max_grad_norm is not None:
+                clip_gradients(gradients, self._options.max_grad_norm, num_clients)
         gradient_blocks = {
             (block, name): gradient[block.start : block.stop]
             for name, gradient in gradients.items()
             for block in self._client_blocks
             if block.stop <= num_clients
         }
-        optimizer_step(self._runner.train_settings, self._parameter_blocks, gradient_blocks, self._optimizer_states)
+        optimizer_step(
+            self._runner.train_settings, self._parameter_blocks, gradient_blocks, self._optimizer_states, self._options
+        )
 
     def _forward(self, weights: Parameters, private_batch: StepBatch, public_batch: StepBatch | None) -> StackedOutputs:
         """Outputs on private and public batches: in one pass, or in two if the network has batch normalisation."""
@@ -238,7 +258,7 @@ class StackedTrainer:
         self, weights: Parameters, image_indices: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Features and logits for `image_indices` [batch, clients]."""
-        context = ForwardContext(image_indices.shape[1], True, mask)
+        context = ForwardContext(image_indices.shape[1], True, mask, self._frozen_layers)
         # All example sets share one array of images.
         images = self._clients[0].task.private.normalised_images(image_indices)
         features = self._network.features(weights, images, context)

@@ -1,0 +1,1 @@
+"""Checks that a method keeps the contract, for `fedmosaic check-method`."""

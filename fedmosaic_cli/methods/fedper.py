@@ -1,0 +1,46 @@
+"""FedPer: the body is averaged, the head stays with the client.
+
+Arivazhagan et al., Federated Learning with Personalization Layers, 2019. Body and head are trained together. The head
+is the last linear layer; the paper also tries more layers. Only the body is sent and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.method import hyperparameters
+from fedmosaic_cli.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage
+
+
+@hyperparameters
+class FedPer(FedAvg):
+    """FedPer."""
+
+    info = replace(
+        FedAvg.info,
+        name="fedper",
+        title="FedPer",
+        family="PFL",
+        exchanges="the body's parameters, in both directions",
+        citation="Arivazhagan et al., 2019",
+        evaluates="the global body with the client's own head",
+    )
+
+    def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
+        return super().local_parameter_names(ctx) | ctx.group("head")
+
+    def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
+        upload = super().make_upload(client, model, ctx)
+        if ctx.bn_buffers == "drop":
+            # The head is kept, running statistics are not.
+            client.state["kept"] |= params.clone(params.select(ctx.initial_model, ctx.group("buffers")))
+            client.state["has_statistics"] = False
+        return upload
+
+    def global_model(self, client: Client, received: ReceivedMessage) -> Parameters | None:
+        return None
