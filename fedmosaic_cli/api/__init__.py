@@ -1,0 +1,1 @@
+"""The Python API: experiments, results, comparisons and reports. `import fedmosaic_cli` exports it."""

@@ -1,0 +1,349 @@
+"""Make runs from Python, with the functions of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.api.api_errors import python_wording, warn
+from fedmosaic_cli.api.results import Result
+from fedmosaic_cli.config.key_names import display_key, display_value
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.rerun_args import default_runs_dir
+from fedmosaic_cli.data.data_dirs import DEFAULT_DATA_DIR, DataDirs
+from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters
+from fedmosaic_cli.plugins import register_method, resolve_method
+from fedmosaic_cli.runner.events import RoundCompleted, RunFailed, RunFinished, RunResumed, RunStarted
+from fedmosaic_cli.runner.execute import check_resources, execute_runs, find_shards, lock_runs, method_warnings
+from fedmosaic_cli.runner.plan import RunRequest, plan_runs
+from fedmosaic_cli.runner.prepare import UnsavedPartition, load_shard_data, shard_set
+from fedmosaic_cli.runner.run_options import RunOptions
+from fedmosaic_cli.storage.runs import RunDirectory
+from fedmosaic_cli.storage.shards import read_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pandas as pd
+
+    from fedmosaic_cli.config.run_config import RunConfig
+    from fedmosaic_cli.runner.events import RunEvent, RunPreparing
+    from fedmosaic_cli.runner.plan import RunPlan
+    from fedmosaic_cli.storage.shards import ShardSet
+
+    Event = RunEvent | RunPreparing | RunFailed
+    EventHandler = Callable[[Event], object]
+    Shards = dict[int, ShardSet | UnsavedPartition]
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+CALLBACK_METHODS = {"on_start": RunStarted, "on_round": RoundCompleted, "on_finish": RunFinished}
+"""The methods of a callback object and the events that they get."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundResult:
+    """A finished round.
+
+    Attributes:
+        number: The number of the round, from 1.
+        rows: One row per client, as in rounds.jsonl.
+    """
+
+    number: int
+    rows: list[dict[str, Any]]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean accuracy over clients, as a fraction."""
+        return fmean(row["accuracy"] for row in self.rows)
+
+    @property
+    def trust(self) -> float | None:
+        """The mean trust (lambda) over clients; None if no client has one."""
+        values = [row["lambda"] for row in self.rows if row["lambda"] is not None]
+        return fmean(values) if values else None
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client, with the columns of rounds.jsonl."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def __repr__(self) -> str:
+        trust = "" if self.trust is None else f", trust {self.trust:.3f}"
+        return f"RoundResult({self.number}: accuracy {100 * self.accuracy:.2f} %{trust})"
+
+
+class Experiment:
+    """One method on one data partition with one seed.
+
+    Args:
+        preset: Name or path of a preset. None uses the default values; `shards` is then required.
+        method: The name of a method, `FILE.py:NAME`, a method class, or a method instance. The fields of an instance
+            are its hyper-parameters; `overrides` take precedence over them.
+        seed: The seed of the partition and of all random numbers of the run.
+        overrides: Configuration values by dotted key, as in `--set`: `{"train.rounds": 3}`.
+        shards: Directory of existing shards to train on.
+        data_dir: Directory of data sets; by default FEDMOSAIC_DATA or `data`.
+        device: "auto", "cpu", "cuda" or "mps".
+        name: Name of the experiment in directories and reports; by default that of the shards or the preset.
+
+    Raises:
+        FedMosaicError: A name or value is invalid. The message names it and the allowed values.
+
+    Example:
+        >>> import fedmosaic_cli as fedmosaic
+        >>> experiment = fedmosaic.Experiment("quickstart", method="ditto", overrides={"methods.ditto.mu": 0.1})
+        >>> for round in experiment.rounds():
+        ...     print(round.number, round.accuracy)
+    """
+
+    def __init__(
+        self,
+        preset: str | Path | None = "quickstart",
+        method: str | type[Method] | Method = "fedmosaic",
+        seed: int = 0,
+        overrides: Mapping[str, Any] | None = None,
+        shards: str | Path | None = None,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        name: str | None = None,
+    ) -> None:
+        if device not in DEVICES:
+            raise RequestError(f"unknown device '{device}' (device): use {', '.join(DEVICES)}")
+        if type(seed) is not int or seed < 0:
+            raise RequestError(f"the seed is {seed!r} (seed): it must be a whole number of at least 0")
+        self._data_dir = Path(data_dir or os.environ.get("FEDMOSAIC_DATA") or DEFAULT_DATA_DIR)
+        self._data_dirs = DataDirs(self._data_dir)
+        self._device = device
+        self._preset = None if preset is None else str(preset)
+        self._seed = seed
+        self._name = name
+        with python_wording():
+            self._method_name, hyperparameters = name_and_hyperparameters(method)
+            self._assignments = (*hyperparameters, *assignments(overrides or {}))
+            reject_unknown_overrides(self._assignments)
+            self._shards = None if shards is None else read_shards(Path(shards))
+            self._config = self._plan().runs[0].config
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run, resolved and checked. `config.to_dict()` is the content of config.yaml."""
+        return self._config
+
+    def rounds(self) -> Iterator[RoundResult]:
+        """Run the experiment in memory and yield each round. Nothing is written.
+
+        The numbers are those of `run`. Every call starts with the first round.
+
+        Yields:
+            The finished rounds.
+
+        Raises:
+            FedMosaicError: The data is missing, the device does not exist, or a client diverges.
+
+        Example:
+            >>> for round in fedmosaic.Experiment("quickstart").rounds():
+            ...     print(round.number, round.accuracy, round.clients.test_loss.max())
+        """
+        from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
+        from fedmosaic_cli.engine.rounds import run_rounds
+        from fedmosaic_cli.machine import tune_malloc
+        from fedmosaic_cli.runner.build import build_federation, check_networks, find_devices
+        from fedmosaic_cli.runner.experiment import next_round
+
+        config, no_files = self._config, RunDirectory(Path(os.devnull))
+        with python_wording():
+            plan = self._plan()
+            shards = shard_set(self._find_shards(plan)[config.partition_seed])
+            devices = find_devices(self._device)
+            dataset, partition = load_shard_data(shards, self._data_dirs)
+            check_networks(config, dataset.images.shape[1:], dataset.num_classes, devices[0])
+            warn(method_warnings(plan))
+            use_single_thread()
+            tune_malloc()
+            federation = build_federation(config, dataset, partition, devices, shards_digest=shards.digest)
+            with federation.worker_pool:
+                rounds = run_rounds(federation, config.train.rounds)
+                while (record := next_round(rounds, config, no_files)) is not None:
+                    yield RoundResult(record.number, record.rows)
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        resume: bool = True,
+        callbacks: Iterable[Any] = (),
+        on_event: EventHandler | None = None,
+    ) -> Result:
+        """Make the run, continue it, or return it if it is finished.
+
+        The run directory has the content that `fedmosaic train` writes. As there, new shards are written to
+        `shards/` in the current directory.
+
+        Args:
+            out: Directory of the run; by default `runs/<preset>/<variant>/seed-<seed>`, or below FEDMOSAIC_RUNS.
+            resume: Continue a run that exists in the directory. If False, the directory must be empty.
+            callbacks: Called during the run. A callback is a function of an event (see `runner.events`), or an object
+                with any of the methods `on_start`, `on_round` and `on_finish`, which get one event each. If a callback
+                raises an exception, the run stops; the next call of `run` continues it.
+            on_event: One more function of an event.
+
+        Returns:
+            The finished run.
+
+        Raises:
+            FedMosaicError: The directory belongs to another run, the data is missing, or a client diverges.
+
+        Example:
+            >>> experiment = fedmosaic.Experiment("quickstart", overrides={"train.rounds": 10})
+            >>> experiment.run(out="runs/mine", on_event=print).accuracy
+        """
+        handlers = [event_handler(callback) for callback in (*callbacks, *([on_event] if on_event else ()))]
+        options = RunOptions(device=self._device, cli_args=self.command_line(out))
+        with python_wording():
+            plan = self._plan(out, resume)
+            with lock_runs(plan, self._data_dirs):
+                shards = self._find_shards(plan)
+                check_resources(plan, shards)
+                warn(method_warnings(plan))
+                with closing(execute_runs(plan, shards, options, self._data_dirs)) as events:  # type: ignore[type-var]
+                    summary = consume_events((event for _, event in events), handlers)
+            return Result(plan.runs[0].files.path, summary)
+
+    def command_line(self, out: str | Path | None = None) -> tuple[str, ...]:
+        """Return the arguments of the equivalent command `fedmosaic`, which env.json records."""
+        options = {
+            "--method": self._method_name,
+            "--preset": self._preset,
+            "--shards": self._shards and self._shards.path,
+            "--seed": self._seed,
+            "--name": self._name,
+            "--data-dir": None if self._data_dir == DEFAULT_DATA_DIR else self._data_dir,
+            "--device": None if self._device == "auto" else self._device,
+            "--run-dir": out,
+        }
+        words = [word for option, value in options.items() if value is not None for word in (option, str(value))]
+        return ("train", *words, *(word for assignment in self._assignments for word in ("--set", assignment)))
+
+    def _plan(self, out: str | Path | None = None, resume: bool = True) -> RunPlan:
+        request = RunRequest(
+            methods=(self._method_name,),
+            preset=self._preset,
+            shards=self._shards,
+            experiment_name=self._name,
+            assignments=self._assignments,
+            seeds=(self._seed,),
+            runs_dir=default_runs_dir(),
+            run_dir=None if out is None else Path(out),
+            resume=resume,
+            device=self._device,
+        )
+        return plan_runs(request, self._data_dirs)
+
+    def _find_shards(self, plan: RunPlan) -> Shards:
+        shards = find_shards(plan, self._data_dirs)
+        warn(plan.layers.notices)
+        for planned in shards.values():
+            warn(planned.dataset.warnings if isinstance(planned, UnsavedPartition) else ())
+        return shards
+
+    def __repr__(self) -> str:
+        config = self._config
+        return f"Experiment({config.experiment_name}, {config.method!r}, seed {config.seed})"
+
+
+def name_and_hyperparameters(method: str | type[Method] | Method) -> tuple[str, tuple[str, ...]]:
+    """Register a method if it is not built in; return its name, and the fields of an instance as assignments."""
+    if isinstance(method, str):
+        return resolve_method(method), ()
+    cls = method if isinstance(method, type) else type(method)
+    if not issubclass(cls, Method):
+        raise RequestError(f"{method!r} is not a method (method): give a name, a method class or an instance of one")
+    name = getattr(getattr(cls, "info", None), "name", "")
+    # `register_method` gives a class its own name if it inherits `info`.
+    if name not in METHODS or cls not in (METHODS[name], method_schema(name)):
+        name = register_method(cls).info.name
+    if isinstance(method, type):
+        return name, ()
+    values = recorded_hyperparameters(method).items()
+    keys = ((f"methods.{name}.{key}", value) for key, value in values)
+    return name, assignments({display_key(key): display_value(key, value) for key, value in keys})
+
+
+def assignments(overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return configuration values as `section.key=value`. A value may be a dictionary.
+
+    Raises:
+        RequestError: A key is not a dotted text, or a value has a type that a configuration does not have.
+    """
+    words: list[str] = []
+    for key, value in overrides.items():
+        if not isinstance(key, str) or "=" in key:
+            raise RequestError(f"{key!r} is not a key (overrides): write section.key, e.g. 'train.rounds'")
+        if isinstance(value, dict) and "." not in key:
+            words += assignments({f"{key}.{inner}": each for inner, each in value.items()})
+            continue
+        try:
+            words.append(f"{key}={json.dumps(value, default=plain_value)}")
+        except (TypeError, ValueError):
+            raise RequestError(
+                f"{key} is a {type(value).__name__} (overrides): use a number, a text, true or false, or a list of them"
+            ) from None
+    return tuple(words)
+
+
+def reject_unknown_overrides(words: Iterable[str]) -> None:
+    """Raise RequestError for a key that no configuration has."""
+    for word in words:
+        try:
+            ConfigLayers().add_assignment(word)
+        except RequestError as error:
+            raise RequestError(str(error).replace("(configuration)", "(overrides)")) from None
+
+
+def plain_value(value: Any) -> Any:
+    """Return a number or an array of numpy, or a path, as a value of Python."""
+    if isinstance(value, Path):
+        return str(value)
+    if not hasattr(value, "tolist"):
+        raise TypeError(type(value).__name__)
+    return value.tolist()
+
+
+def event_handler(callback: Any) -> EventHandler:
+    """Return a function of an event that calls a callback."""
+    methods = {kind: getattr(callback, name) for name, kind in CALLBACK_METHODS.items() if hasattr(callback, name)}
+    if methods:
+        return lambda event: methods[type(event)](event) if type(event) in methods else None
+    if not callable(callback):
+        raise RequestError(
+            f"{callback!r} is not a callback (callbacks): give a function of an event, or an object with "
+            f"{', '.join(CALLBACK_METHODS)}"
+        )
+    handler: EventHandler = callback
+    return handler
+
+
+def consume_events(events: Iterable[Event], handlers: Iterable[EventHandler]) -> dict[str, Any]:
+    """Pass the events of a run to handlers and return its summary; raise the error of a run that failed."""
+    summary: dict[str, Any] = {}
+    for event in events:
+        for handler in handlers:
+            handler(event)
+        if isinstance(event, RunFailed):
+            raise event.error
+        if isinstance(event, RunResumed):
+            warn(event.warnings)
+        if isinstance(event, RunFinished):
+            summary = event.summary
+    warn((summary.get("diagnosis") or {}).get("warnings", ()))
+    return summary
