@@ -12,8 +12,10 @@ import torch
 
 from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.messages import send_message
-from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.engine.method import Method, has_finalize
 from fedmosaic_cli.engine.rounds import evaluate_round, run_rounds
+from fedmosaic_cli.engine.traffic import planned_traffic, upload_bits
+from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.fedphp import FedPHP
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
@@ -22,11 +24,11 @@ from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.toys import (
     CPU,
-    FROM_SERVER,
     TOYS,
     close,
     from_client,
     from_disk,
+    from_server,
     make_toy,
     models,
     personal_models,
@@ -140,7 +142,7 @@ def full_state(federation):
     return [(name, array.tobytes()) for name, array in named], values
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs.pooled_data])
 def test_client_does_not_depend_on_data_of_other_clients(name):
     method, toy = VARIANTS[name], TOYS["even"]
     other = toy.changed(dataset=with_other_pixels(toy.dataset, toy.partition.shards[1].train))
@@ -165,19 +167,23 @@ def first_upload(method, federation, client):
     """Return what a client uploads in the first round."""
     sender = federation.state.clients[client]
     sender.begin_round(1)
-    received, _ = send_message(method.broadcast(federation.state.server, client, federation.ctx), FROM_SERVER)
-    return send_message(method.local_round(sender, received, federation.ctx), from_client(client))[0]
+    ctx = federation.ctx
+    received, _ = send_message(
+        method.broadcast(federation.state.server, client, ctx), method.downloads, from_server(ctx)
+    )
+    return send_message(method.local_round(sender, received, ctx), method.uploads, from_client(ctx, client))[0]
 
 
 def flat(value):
-    return list(value.values()) if isinstance(value, dict) else [value]
+    """Return the leaves of nested dictionaries."""
+    return [leaf for part in value.values() for leaf in flat(part)] if isinstance(value, dict) else [value]
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs.pooled_data])
 def test_logged_traffic_equals_predicted_traffic(name):
     method, toy = VARIANTS[name], make_toy([5, 6, 7], public=10)
     federation = toy.federation(method)
-    expected = method.traffic(federation.ctx, public_size=10)
+    expected = planned_traffic(method, federation.ctx)
     with federation.worker_pool:
         rounds = list(run_rounds(federation, 4))
     last = rounds[-1].rows[0]
@@ -214,13 +220,14 @@ def test_local_training_does_not_depend_on_other_clients():
     assert not same(ours[1:2], theirs[1:2])
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].is_centralized])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs.pooled_data])
 def test_messages_share_no_memory_with_their_sender(name):
     """In both directions: overwriting received tensors does not change the state of the sender."""
     method = VARIANTS[name]
     federation = run_toy(method, TOYS["even"], rounds=2)
     upload = first_upload(method, federation, client=0)
-    received, _ = send_message(method.broadcast(federation.state.server, 0, federation.ctx), FROM_SERVER)
+    ctx = federation.ctx
+    received, _ = send_message(method.broadcast(federation.state.server, 0, ctx), method.downloads, from_server(ctx))
     before = deepcopy(capture_state(federation.state))
     for tensor in (tensor for part in (*upload.values(), *received.values()) for tensor in flat(part)):
         if not isinstance(tensor, bytes):  # bytes are immutable
@@ -235,7 +242,7 @@ def test_broadcast_does_not_overwrite_personal_models(name, entry, monkeypatch):
     federation = run_toy(VARIANTS[name], TOYS["even"], rounds=2)
     client = federation.state.clients[0]
     before = {n: t.clone() for n, t in client.state[entry].items()}
-    for tensor in federation.state.server["model"].values():
+    for tensor in federation.state.server.state["model"].values():
         tensor.normal_()
     monkeypatch.setattr(InProcessClient, "train", lambda *_, **__: None)
     monkeypatch.setattr(InProcessClient, "steps", lambda *_: iter(()))
@@ -244,13 +251,13 @@ def test_broadcast_does_not_overwrite_personal_models(name, entry, monkeypatch):
     assert same([before], [client.state[entry]])
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if hasattr(VARIANTS[name], "local_parameter_names")])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if isinstance(VARIANTS[name], FedAvg) and name != "feddf"])
 def test_mean_of_equal_uploads_equals_the_upload(name):
     method = VARIANTS[name]
     federation = TOYS["uneven"].federation(method)
     upload = first_upload(method, federation, client=0)
-    server = method.aggregate(federation.state.server, dict.fromkeys(range(3), upload), federation.ctx)
-    assert close([server["model"]], [upload["model"]])
+    method.aggregate(federation.state.server, dict.fromkeys(range(3), upload), federation.ctx)
+    assert close([federation.state.server.state["model"]], [upload["model"]])
     assert sum(share / 20 for share in federation.ctx.aggregation_weights(range(3))) == pytest.approx(1)
 
 
@@ -287,24 +294,32 @@ def test_public_predictions_stay_on_the_cpu():
         client = federation.state.clients[0]
         client.private = replace(client.private, device=torch.device("meta"))
         restore_state(federation, *capture_state(federation.state), 2)
-        loose = [*federation.state.server.values(), *(v for v in client.state.values() if not isinstance(v, dict))]
+        loose = [
+            *federation.state.server.state.values(),
+            *(v for v in client.state.values() if not isinstance(v, dict)),
+        ]
         assert loose
         assert all(tensor.device == CPU for tensor in loose)
         assert all(tensor.device.type == "meta" for tensor in client.state["model"].values())
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs_public_set])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not VARIANTS[name].needs.public_set])
 @pytest.mark.parametrize("policy", ["keep", "reset"])
 def test_memory_equals_predicted_memory(name, policy):
     method = VARIANTS[name]
-    federation = run_toy(method, TOYS["even"].changed(optimizer_state=policy), rounds=1)
+    num_rounds = 3 if has_finalize(method) else 1
+    federation = run_toy(method, TOYS["even"].changed(optimizer_state=policy), rounds=num_rounds)
     upload = first_upload(method, federation, client=0)
     arrays = [array for key, array in capture_state(federation.state)[0].items() if key.startswith("client-0/")]
-    numbers = sum(array.size for array in arrays if array.ndim) + sum(
-        t.numel() for t in upload.get("model", {}).values()
-    )
-    optimizer_models = 2 * method.num_trained_models if policy == "keep" else 0
-    assert numbers == 27 * (method.num_models + optimizer_models)
+    numbers = sum(array.size for array in arrays if array.ndim) + num_elements(upload)
+    costs = method.costs(federation.ctx)
+    optimizer_models = 2 * costs.trained_models if policy == "keep" else 0
+    assert numbers == 27 * (costs.state_models + optimizer_models) + upload_bits(method, federation.ctx) // 64
+
+
+def num_elements(message):
+    """Return the number of elements of all tensors in a message."""
+    return sum(tensor.numel() for part in message.values() for tensor in flat(part))
 
 
 def test_rows_start_with_the_documented_columns(method):
@@ -330,7 +345,7 @@ def test_rows_start_with_the_documented_columns(method):
 def test_methods_are_frozen_and_describe_themselves(method):
     with pytest.raises(Exception, match=r"frozen|assign"):
         method.name_of_a_new_field = 1
-    assert method.title
-    assert method.travels
-    assert method.evaluated
-    assert METHODS[method.name](**asdict(method)) == method
+    assert method.info.title
+    assert method.info.exchanges
+    assert method.info.evaluates
+    assert METHODS[method.info.name](**asdict(method)) == method

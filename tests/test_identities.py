@@ -71,7 +71,7 @@ def test_lambda_equals_the_formula_of_the_logged_losses():
 def test_lambda_uses_losses_on_full_sets_before_training():
     method, toy = FedMosaic(trust="paper"), make_toy([9, 9, 9], public=12)
     before = run_toy(method, toy, rounds=2)
-    client, consensus = before.state.clients[0], before.state.server["labels"]
+    client, consensus = before.state.clients[0], before.state.server.state["labels"]
     model = client.state["model"]
     private_loss = client.private_loss(model)
     public_loss = cross_entropy(client.predict_public(model), consensus).item()
@@ -124,10 +124,7 @@ def test_centralized_takes_as_many_steps_as_all_clients_together():
     toy = TOYS["even"]
     federation = toy.federation(Centralized())
     federation.state.clients[0].begin_round(1)
-    assert (
-        len(federation.state.clients[0]._batch_schedule(with_public=False).private_batches)
-        == 3 * toy.train["local_steps"]
-    )
+    assert len(federation.state.clients[0]._private_batches("private")) == 3 * toy.train["local_steps"]
 
 
 def test_fedavg_with_full_gradient_steps_equals_gradient_descent_on_pooled_data():
@@ -148,7 +145,8 @@ def test_fedavg_with_full_gradient_steps_equals_gradient_descent_on_pooled_data(
 def test_fedavg_weights_clients_by_number_of_examples():
     class Uniform(FedAvg):
         def aggregate(self, server, uploads, ctx):
-            return {"model": params.weighted_mean([u["model"] for u in uploads.values()], [1] * len(uploads))}
+            uploaded = [upload["model"] for upload in uploads.values()]
+            server.state["model"] = params.weighted_mean(uploaded, [1] * len(uploads))
 
     assert not close(models(FedAvg(), TOYS["uneven"]), models(Uniform(), TOYS["uneven"]), 1e-6)
     assert close(models(FedAvg(), TOYS["even"]), models(Uniform(), TOYS["even"]))
@@ -169,7 +167,7 @@ def test_duplicated_examples_double_the_weight_of_a_client():
 def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
     federation = run_toy(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
-    assert all(personal[client] is federation.state.server["model"] for client in personal)
+    assert all(personal[client] is federation.state.server.state["model"] for client in personal)
 
 
 def test_mean_of_equal_models_is_that_model():
@@ -181,7 +179,7 @@ def test_first_consensus_of_one_client_is_its_own_prediction():
     federation = run_toy(FedCT(), TOYS["alone"], rounds=1)
     client = federation.state.clients[0]
     predictions = client.predict_public(client.state["model"]).argmax(dim=1)
-    assert torch.equal(federation.state.server["labels"], predictions)
+    assert torch.equal(federation.state.server.state["labels"], predictions)
 
 
 def test_initial_models_are_equal_across_methods_and_differ_between_clients():
@@ -227,7 +225,7 @@ def test_consensus_is_the_vote_weighted_by_decoded_expertise(kind):
             level = round(weight / high * 255)
             scores[example, label] += level * high / 255 + 1e-6
             majority[example, label] += 1
-    assert torch.equal(federation.state.server["labels"], scores.argmax(dim=1))
+    assert torch.equal(federation.state.server.state["labels"], scores.argmax(dim=1))
     assert not torch.equal(scores.argmax(dim=1), majority.argmax(dim=1)), "a plain majority gives the same labels"
 
 

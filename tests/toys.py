@@ -15,9 +15,11 @@ from fedmosaic_cli.config.run_config import RunConfig
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard
+from fedmosaic_cli.engine.context import FederationInfo, Parameters
 from fedmosaic_cli.engine.federation import Federation
-from fedmosaic_cli.engine.messages import SERVER_ID, MessageHeader, Route
-from fedmosaic_cli.engine.method import Method, Parameters
+from fedmosaic_cli.engine.local_pool import ServerView
+from fedmosaic_cli.engine.messages import SERVER_ID, Route, make_route
+from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
@@ -26,7 +28,6 @@ from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation
 
 CPU = torch.device("cpu")
-FROM_SERVER = Route(CPU, MessageHeader(bytes(16), bytes(16), 1, SERVER_ID))
 CLASSES = 3
 MESSAGE_SECTIONS = {"privacy": PrivacySettings, "attack": AttackSettings, "defence": DefenceSettings}
 
@@ -47,9 +48,14 @@ class Linear(Classifier):
         self.head = nn.Linear(4, num_classes, bias=False)
 
 
-def from_client(client: int, round_number: int = 1) -> Route:
-    """Return the route of a message from a client to the server of a toy."""
-    return Route(CPU, MessageHeader(bytes(16), bytes(16), round_number, client))
+def from_server(ctx: FederationInfo, device: torch.device = CPU) -> Route:
+    """Return the route of a message from the server of a toy to a client, in the first round."""
+    return make_route(device, ctx, 1, SERVER_ID)
+
+
+def from_client(ctx: FederationInfo, client: int) -> Route:
+    """Return the route of a message from a client to the server of a toy, in the first round."""
+    return make_route(CPU, ctx, 1, client)
 
 
 class Toy:
@@ -89,6 +95,9 @@ class Toy:
         return toy
 
     def federation(self, method: Method, seed: int = 0, devices: Sequence[torch.device] = (CPU,)) -> Federation:
+        partition = self.partition
+        if method.needs.validation:
+            partition = replace(partition, shards=tuple(replace(s, validation=s.train[:2]) for s in partition.shards))
         config = RunConfig(
             experiment_name="toy",
             seed=seed,
@@ -100,7 +109,7 @@ class Toy:
             client_models=self.models,
             **{name: MESSAGE_SECTIONS[name](**values) for name, values in self.message_sections.items()},
         )
-        return build_federation(config, self.dataset, self.partition, devices, self.dtype)
+        return build_federation(config, self.dataset, partition, devices, self.dtype)
 
 
 def images(count: int, seed: int = 0, domains: int = 0) -> Dataset:
@@ -163,8 +172,9 @@ def run_toy(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> Federat
 
 def personal_models(federation: Federation) -> dict[int, Parameters]:
     """Return the current personal model of every client, by client."""
-    state = federation.state
-    return {client.id: federation.method.personal_model(state.server, client) for client in state.clients}
+    received = ServerView(federation)
+    clients = federation.state.clients
+    return {client.id: federation.method.personal_model(client, received.for_client(client)) for client in clients}
 
 
 def models(method: Method, toy: Toy, rounds: int = 3, seed: int = 0) -> list[Parameters]:

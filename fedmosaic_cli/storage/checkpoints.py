@@ -55,7 +55,7 @@ class CheckpointEnvironment(Record):
 class CheckpointManifest(Record):
     """The keys of a manifest that are read. A valid checksum does not prove that the content makes sense."""
 
-    round: Annotated[int, Field(ge=1)]
+    round: Annotated[int, Field(ge=0)]  # a site stores an exchange before the first round as round 0
     config: dict[str, Any]
     environment: CheckpointEnvironment
     nonidentical: list[str]

@@ -166,7 +166,7 @@ def plan_sweep(study: Study, scale: Scale, options: SweepOptions, data_dirs: Dat
             if conflict is None:
                 runs.setdefault(run.files.path, run)
             else:
-                names = incompatible[f"{run.config.method.title} {conflict.requirement}, but {conflict.problem}"]
+                names = incompatible[f"{run.config.method.info.title} {conflict.requirement}, but {conflict.problem}"]
                 names += [] if scenario.name in names else [scenario.name]
     skipped += [f"{reason} ({', '.join(names)})" for reason, names in incompatible.items()]
     require_matching_configs(runs.values(), data_dirs)

@@ -278,7 +278,8 @@ def test_queries_equal_what_the_server_receives(auditable_runs, expertise, bits)
     with federation.worker_pool:
         client = federation.state.clients[0]
         log_probs = client.predict_public(client.state["model"]).log_softmax(dim=1)
-        arrived, _ = send_message(method.make_label_upload(log_probs, client, federation.ctx), from_client(0))
+        message = method.make_label_upload(log_probs, client, federation.ctx)
+        arrived, _ = send_message(message, method.uploads, from_client(federation.ctx, 0))
     ballot = Ballot(0, arrived["opinion"], method.message_spec(federation.ctx))
     labels, values = message_of(method, log_probs, client.class_counts)
     np.testing.assert_array_equal(labels, ballot.labels())

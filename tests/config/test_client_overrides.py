@@ -107,21 +107,32 @@ def test_overlapping_ranges_are_refused():
     assert expand_client_ranges({}, 3) == {}
 
 
+# What methods need besides a kind of learner and a public set.
+OTHER_NEEDS = {"scaffold": ("train.optimizer=sgd",), "fedfomo": ("data.val_fraction=0.2",)}
+
+
+@pytest.mark.parametrize("method", OTHER_NEEDS)
+def test_other_needs_of_methods_are_checked(method):
+    assert run(method).incompatibility()
+    assert not run(method, *OTHER_NEEDS[method]).incompatibility()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_average_need_one_network(method):
-    networks, forests = run(method, "clients.0-2.model=cnn"), run(method, "clients.0-2.model=random-forest")
+    provided = OTHER_NEEDS.get(method, ())
+    networks = run(method, "clients.0-2.model=cnn", *provided)
+    forests = run(method, "clients.0-2.model=random-forest", *provided)
     anything = {"centralized", "local", "fedct", "fedmosaic"}
     assert bool(networks.incompatibility()) == (method not in anything | {"perfedckt", "gated"})
     assert bool(forests.incompatibility()) == (method not in anything)
-    assert bool(run(method, "model.name=decision-tree").incompatibility()) == (method not in anything)
-    assert not run(method).incompatibility()
+    assert bool(run(method, "model.name=decision-tree", *provided).incompatibility()) == (method not in anything)
+    assert not run(method, *provided).incompatibility()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_share_labels_need_a_public_set(method):
-    assert bool(run(method, "data.public_size=0").incompatibility()) == (
-        method in {"fedct", "perfedckt", "fedmosaic", "gated"}
-    )
+    config = run(method, "data.public_size=0", *OTHER_NEEDS.get(method, ()))
+    assert bool(config.incompatibility()) == (method in {"fedct", "perfedckt", "fedmosaic", "gated", "feddf"})
 
 
 def test_client_overrides_are_stored_and_compared_on_resume(tmp_path):

@@ -143,9 +143,8 @@ def test_every_preset_is_valid_for_every_method(preset, method):
     loaded = load_preset(preset)
     assert loaded.description
     assert loaded.path.read_text().startswith("# "), "a preset opens with a comment"
-    assert (
-        resolve_run_config(preset, layered(preset=preset), method, seed=0, data_dirs=DataDirs()).method.name == method
-    )
+    config = resolve_run_config(preset, layered(preset=preset), method, seed=0, data_dirs=DataDirs())
+    assert config.method.info.name == method
 
 
 def test_a_stored_configuration_is_read_back_unchanged(tmp_path):

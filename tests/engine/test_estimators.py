@@ -26,7 +26,7 @@ METHODS = pytest.mark.parametrize("method", [Local(), FedCT(), FedMosaic(trust="
 
 def predictions(federation):
     """Return the public logits of all clients."""
-    return [c.predict_public(federation.method.personal_model({}, c)) for c in federation.state.clients]
+    return [c.predict_public(federation.method.personal_model(c, {})) for c in federation.state.clients]
 
 
 def test_fedmosaic_without_trust_equals_local_training_for_mixed_learners():

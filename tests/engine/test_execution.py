@@ -17,16 +17,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmosaic_cli.engine import optim, params
+from fedmosaic_cli.engine.context import FederationInfo, ProximalTerm
 from fedmosaic_cli.engine.execution import lockstep
 from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
 from fedmosaic_cli.engine.federation import init_state
-from fedmosaic_cli.engine.local_pool import server_state_by_device
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.losses import PseudoLabelLoss, ToDeviceMixin
 from fedmosaic_cli.engine.messages import Logits, Weights, send_message
-from fedmosaic_cli.engine.method import ProximalTerm
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.server import InProcessServer
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import FedMosaicError, RequestError
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
@@ -39,7 +40,7 @@ from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import check_network
-from tests.toys import CPU, FROM_SERVER, TOYS, make_toy, run_toy
+from tests.toys import CPU, TOYS, from_server, make_toy, run_toy
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -348,16 +349,21 @@ assert any(not torch.equal(half[0][key], full[0][key]) for key in half[0]), "bfl
         check_network(MLP, TrainSettings(precision="bfloat16"), (8, 8, 1), CUDA)
 
 
+def leaves(value):
+    """Return the values of nested dictionaries."""
+    return [leaf for part in value.values() for leaf in leaves(part)] if isinstance(value, dict) else [value]
+
+
 class TestDevices:
     """The device `meta`, which stores no values, replaces a GPU."""
 
     def test_models_arrive_on_the_receiver_device_and_labels_on_the_cpu(self):
-        message = {
-            "model": Weights({"w": torch.ones(2)}),
-            "labels": ConsensusLabels(torch.tensor([0, 1]), 2),
-            "logits": Logits(torch.ones(2, 2)),
-        }
-        received, bits = send_message(message, replace(FROM_SERVER, device=META))
+        message = {"model": {"w": torch.ones(2)}, "labels": torch.tensor([0, 1]), "logits": torch.ones(2, 2)}
+        parts = {"model": Weights(), "labels": ConsensusLabels(), "logits": Logits()}
+        ctx = FederationInfo(
+            num_classes=2, initial_model=message["model"], client_sizes={0: 1}, num_rounds=1, public_size=2
+        )
+        received, bits = send_message(message, parts, from_server(ctx, META))
         assert received["model"]["w"].device == META
         assert (received["labels"].device, received["logits"].device) == (CPU, CPU)
         assert bits == 64 + 8 + 128
@@ -368,7 +374,7 @@ class TestDevices:
         federation = TOYS["even"].changed(bn_buffers="local").federation(method)
         for client in federation.state.clients:
             client.private = replace(client.private, device=META)
-        state = init_state(method, federation.state.clients, federation.ctx)
+        state = init_state(method, federation.state.clients, InProcessServer(0, CPU), federation.ctx)
         client_states = [client.state for client in state.clients]
         tensors = [
             t for values in client_states for part in values.values() if isinstance(part, dict) for t in part.values()
@@ -381,11 +387,20 @@ class TestDevices:
         federation = run_toy(METHODS[name](), TOYS["even"], rounds=1)
         client = federation.state.clients[0]
         client.private = replace(client.private, device=META)
-        seen = server_state_by_device(federation)
-        assert seen[CPU] is federation.state.server
-        for value in seen[META].values():
-            tensors = value.values() if isinstance(value, dict) else [value]
-            assert all(tensor.device == (META if isinstance(value, dict) else CPU) for tensor in tensors)
+        server = federation.state.server
+        assert server.on_device(CPU) is server.state
+        for value in server.on_device(client.device).values():
+            expected = META if isinstance(value, dict) else CPU
+            assert all(leaf.device == expected for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+
+    @pytest.mark.parametrize("method", [FedAvg(), Ditto(), PFedMe()])
+    def test_clients_are_evaluated_with_the_server_model_on_their_device(self, method):
+        federation = run_toy(method, TOYS["even"], rounds=1)
+        moved, *others = federation.state.clients
+        moved.private = replace(moved.private, device=META)
+        view, model = ServerView(federation), federation.state.server.state["model"]
+        assert all(tensor.device == META for tensor in view.for_client(moved)["model"].values())
+        assert all(view.for_client(client)["model"] is model for client in others), "the same device: no copy"
 
     @pytest.mark.parametrize(("method", "expected"), [(Local(), [CPU, META]), (Centralized(), [CPU])])
     def test_clients_are_distributed_over_devices(self, method, expected):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds, select_clients
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
@@ -47,7 +48,7 @@ def test_client_that_is_not_sampled_is_only_evaluated(method):
     federation = TOYS["even"].changed(clients_per_round=1).federation(method)
     with federation.worker_pool:
         before = [
-            params.clone(method.personal_model({"model": federation.ctx.initial_model}, c))
+            params.clone(method.personal_model(c, {"model": federation.ctx.initial_model}))
             for c in federation.state.clients
         ]
         done = next(run_rounds(federation, 1))
@@ -58,7 +59,9 @@ def test_client_that_is_not_sampled_is_only_evaluated(method):
         assert 0 <= row["accuracy"] <= 1
         if not isinstance(method, FedAvg) or isinstance(method, Ditto):
             client = federation.state.clients[row["client"]]
-            assert same([before[row["client"]]], [method.personal_model(federation.state.server, client)])
+            assert same(
+                [before[row["client"]]], [method.personal_model(client, ServerView(federation).for_client(client))]
+            )
 
 
 def test_mean_is_over_sampled_clients():
@@ -69,7 +72,7 @@ def test_mean_is_over_sampled_clients():
     mean = params.weighted_mean([sent[c] for c in sampled], [federation.ctx.client_sizes[c] for c in sampled])
     with federation.worker_pool:
         next(run_rounds(federation, 1))
-    assert close([federation.state.server["model"]], [mean])
+    assert close([federation.state.server.state["model"]], [mean])
 
 
 def test_aggregation_weights_are_numbers_of_examples_or_uniform():
@@ -106,7 +109,7 @@ def test_uploads_are_released_before_the_next_round():
     class RecordsUploads(FedAvg):
         def aggregate(self, server, uploads, ctx):
             seen.extend(weakref.ref(tensor) for upload in uploads.values() for tensor in upload["model"].values())
-            return super().aggregate(server, uploads, ctx)
+            super().aggregate(server, uploads, ctx)
 
     seen: list = []
     federation = TOYS["even"].federation(RecordsUploads())

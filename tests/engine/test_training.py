@@ -45,19 +45,29 @@ def test_step_batches_are_full_and_use_examples_evenly(count, batch_size, number
     assert seen.max() - seen.min() <= 1
 
 
-def test_private_batches_do_not_depend_on_public_ones():
+def test_private_batches_do_not_depend_on_public_ones(monkeypatch):
     client = TOYS["even"].federation(FedCT()).state.clients[0]
+    schedules = []
+
+    def record_schedule(parameters, optimizer_state, task):
+        schedules.append(task.schedule)
+        return fit(parameters, optimizer_state, task)
+
+    fit = client.learner.fit
+    monkeypatch.setattr(client.learner, "fit", record_schedule)
     client.begin_round(1)
-    private_only, with_public = client._batch_schedule(with_public=False), client._batch_schedule(with_public=True)
+    client.train("model")
+    client.train("model", [PseudoLabelLoss(torch.arange(len(client.public)) % 3, 0.5)])
+    private_only, with_public = schedules
+    assert not private_only.public_batches
     assert all(
         torch.equal(left, right)
         for left, right in zip(private_only.private_batches, with_public.private_batches, strict=True)
     )
     assert len(with_public.public_batches) == len(with_public.private_batches)
     client.begin_round(2)
-    assert not torch.equal(
-        torch.cat(client._batch_schedule(with_public=False).private_batches), torch.cat(private_only.private_batches)
-    )
+    client.train("model")
+    assert not torch.equal(torch.cat(schedules[-1].private_batches), torch.cat(private_only.private_batches))
 
 
 def test_images_are_scaled_to_minus_one_and_one():

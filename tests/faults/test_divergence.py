@@ -40,7 +40,7 @@ def client_state(client, federation):
 
 
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].is_centralized])
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name]().needs.pooled_data])
 def test_skipped_client_keeps_its_state(name, execution, make_diverge):
     make_diverge(client=1, number=2)
     federation = TOYS["even"].changed(execution=execution, on_nan="skip").federation(METHODS[name]())

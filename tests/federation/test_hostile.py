@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedmosaic_cli import __version__
+from fedmosaic_cli.engine.messages import Logits, Scalars, Tensors, Weights
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.labels import wire
+from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
 from tests.federation.sites import Sites, export_shards, make_config, run
 from tests.federation.test_losses import is_request, rows_of_round
 
@@ -415,9 +417,10 @@ def test_a_site_responds_to_any_header(shards, tmp_path_factory, header):
     assert Response.decode(site.handle_request(data + protocol.protocol_checksum(data))).kind == "error"
 
 
+PART_KINDS = [part.kind for part in (LabelUpload, ConsensusLabels, Weights, Logits, Tensors, Scalars)]
 PARTS = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
-    st.tuples(st.sampled_from(protocol.PART_KINDS), st.binary(max_size=50)),
+    st.tuples(st.sampled_from(PART_KINDS), st.binary(max_size=50)),
     max_size=3,
 )
 

@@ -171,7 +171,7 @@ def test_least_similar_class_has_the_most_different_images():
 def consensus_by_round(method, toy, rounds=4):
     federation = toy.federation(method)
     with federation.worker_pool:
-        return [(federation.state.server["labels"].clone(), done.rows) for done in run_rounds(federation, rounds)]
+        return [(federation.state.server.state["labels"].clone(), done.rows) for done in run_rounds(federation, rounds)]
 
 
 @pytest.mark.parametrize("method", [FREQUENCY, ENTROPY, FedCT()])
@@ -262,7 +262,7 @@ def test_late_messages_are_used_if_there_are_too_few_others():
 def test_without_consensus_all_clients_train_locally():
     toy = FIVE_CLIENTS.changed(attack={"kind": "missing", "clients": (0, 1, 2, 3, 4)})
     federation = run_toy(FREQUENCY, toy)
-    assert "labels" not in federation.state.server
+    assert "labels" not in federation.state.server.state
     assert same(models(FREQUENCY, toy), models(Local(), FIVE_CLIENTS))
 
 
@@ -329,7 +329,7 @@ def test_missing_labels_are_sent_as_missing(method, toy, monkeypatch):
     with federation.worker_pool:
         rounds = run_rounds(federation, 3)
         next(rounds)
-        federation.state.server["labels"][:5] = -1
+        federation.state.server.state["labels"][:5] = -1
         second = next(rounds)
     assert all(row["bits_down"] == 8 * 8 + 8 * 4 for row in second.rows), "30 labels and a mask"
     assert all(np.isfinite(row["loss_public"]) for row in second.rows)
@@ -343,6 +343,6 @@ def test_random_forest_does_not_learn_missing_labels_as_a_class():
     with federation.worker_pool:
         rounds = run_rounds(federation, 3)
         next(rounds)
-        federation.state.server["labels"][:3] = -1
+        federation.state.server.state["labels"][:3] = -1
         next(rounds)
         assert set(federation.state.clients[0].learner._cached_estimator.classes_) <= {0, 1, 2}

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.messages import Route, Weights, send_message
-from fedmosaic_cli.engine.method import FederationInfo
+from fedmosaic_cli.engine.traffic import planned_traffic
 from fedmosaic_cli.labels import codecs, wire
-from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
+from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload, LabelVotes
 from fedmosaic_cli.labels.wire import SERVER_ID, ExpertiseEncoding, MessageSpec
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from tests.labels.ballots import make_header
@@ -32,21 +33,27 @@ def test_packing_round_trip_and_size(case):
     assert 8 * len(data) == codecs.packed_bits(len(values), bits)
 
 
-def way(client: int = 0) -> Route:
-    return Route(CPU, make_header(client))
+def make_info(public_size: int, num_classes: int) -> FederationInfo:
+    return FederationInfo(num_classes, initial_model={}, client_sizes={}, num_rounds=1, public_size=public_size)
+
+
+def way(ctx: FederationInfo, client: int = 0) -> Route:
+    return Route(CPU, make_header(client), ctx)
 
 
 @pytest.mark.parametrize(("public", "up", "down"), [(10_000, 15_000, 5_000), (2_250, 3_375, 1_125)])
 def test_the_paper_s_communication_example(public, up, down):
     labels, expertise = np.random.default_rng(0).integers(0, 10, public), np.zeros(public)
     form = MessageSpec(public, 10, expertise_encoding=ExpertiseEncoding.LEVELS)
-    received, bits = send_message({"opinion": LabelUpload(labels, expertise, form)}, way())
+    ctx = make_info(public, num_classes=10)
+    message, parts = {"opinion": LabelVotes(labels, expertise)}, {"opinion": LabelUpload(lambda _: form)}
+    received, bits = send_message(message, parts, way(ctx))
     assert bits == 8 * up
     assert np.array_equal(wire.decode_labels(received["opinion"], form), labels)
-    world = FederationInfo(num_classes=10, initial_model={}, client_sizes={}, num_rounds=1)
-    traffic = FedMosaic().traffic(world, public_size=public)
+    traffic = planned_traffic(FedMosaic(), ctx)
     assert (traffic.uplink_bits, traffic.downlink_bits) == (8 * up, 8 * down)
-    consensus, bits = send_message({"labels": ConsensusLabels(torch.as_tensor(labels), 10)}, way(SERVER_ID))
+    message, parts = {"labels": torch.as_tensor(labels)}, {"labels": ConsensusLabels()}
+    consensus, bits = send_message(message, parts, way(ctx, SERVER_ID))
     assert bits == 8 * down
     assert consensus["labels"].tolist() == labels.tolist()
 
@@ -56,8 +63,9 @@ def arrived(values: list[float], high: float, bits: int) -> np.ndarray:
     form = MessageSpec(
         len(values), 2, expertise_encoding=ExpertiseEncoding.LEVELS, expertise_bits=bits, max_expertise=high
     )
-    said = LabelUpload(np.zeros(len(values), dtype=int), np.array(values), form)
-    received, sent_bits = send_message({"opinion": said}, way())
+    said = LabelVotes(np.zeros(len(values), dtype=int), np.array(values))
+    parts = {"opinion": LabelUpload(lambda _: form)}
+    received, sent_bits = send_message({"opinion": said}, parts, way(make_info(len(values), num_classes=2)))
     assert sent_bits == codecs.packed_bits(len(values), 1) + codecs.packed_bits(len(values), bits)
     return wire.decode_expertise(received["opinion"], form)
 
@@ -88,7 +96,8 @@ def test_single_class_has_zero_expertise():
 
 def test_missing_consensus_labels_are_transmitted():
     said = torch.tensor([3, -1, 0, 9, -1])
-    received, bits = send_message({"labels": ConsensusLabels(said, 10)}, way(SERVER_ID))
+    route = way(make_info(len(said), num_classes=10), SERVER_ID)
+    received, bits = send_message({"labels": said}, {"labels": ConsensusLabels()}, route)
     assert received["labels"].tolist() == said.tolist()
     assert bits == codecs.packed_bits(5, 4) + codecs.packed_bits(5, 1)
 
@@ -96,6 +105,6 @@ def test_missing_consensus_labels_are_transmitted():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_weights_arrive_as_they_were_sent(dtype):
     sent = {"a": torch.arange(6).reshape(2, 3).to(dtype), "scalar": torch.tensor(3).to(dtype), "none": torch.empty(0)}
-    received, bits = send_message({"model": Weights(sent)}, way())
+    received, bits = send_message({"model": sent}, {"model": Weights()}, way(make_info(0, num_classes=2)))
     assert bits == 7 * 8 * dtype.itemsize
     assert all(torch.equal(received["model"][name], sent[name]) for name in sent)

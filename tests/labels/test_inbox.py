@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmosaic_cli.engine.method import FederationInfo
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.attacks import AttackContext, LabelAttack, UploadDelivery
 from fedmosaic_cli.labels.inbox import ABSTAINED, ACCEPTED, MISSING, LabelInbox

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import ProximalTerm
+from fedmosaic_cli.engine.context import ProximalTerm
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.methods.ditto import Ditto
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
@@ -37,14 +38,14 @@ class FrozenServer(Ditto):
     """The model of the server never changes."""
 
     def aggregate(self, server, uploads, ctx):
-        return server
+        pass
 
 
 class EvaluatesGlobal(Ditto):
     """Wrong: the global model is evaluated instead of the personal one."""
 
-    def personal_model(self, server, client):
-        return server["model"]
+    def personal_model(self, client, received):
+        return received["model"]
 
 
 @EVERY_TOY
@@ -90,5 +91,8 @@ def test_personal_and_global_models_are_both_evaluated():
     personal = personal_models(federation)
     for client in federation.state.clients:
         assert personal[client.id] is client.state["personal"]
-        assert federation.method.global_model(federation.state.server, client) is federation.state.server["model"]
+        assert (
+            federation.method.global_model(client, ServerView(federation).for_client(client))
+            is federation.state.server.state["model"]
+        )
     assert not same(list(personal.values()), models(EvaluatesGlobal(), TOYS["uneven"]))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.traffic import planned_traffic
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.labels.privacy.accounting import Release
 from fedmosaic_cli.labels.privacy.privatize import HISTOGRAM_KEY, LEDGER_KEY, privatize
@@ -151,7 +152,7 @@ def test_encoding_and_size_of_uploads_follow_the_mechanism(method, privacy, labe
     assert (spec.label_encoding, spec.expertise_encoding) == (labels, expertise)
     with federation.worker_pool:
         rows = next(run_rounds(federation, 1)).rows
-    assert {row["bits_up"] for row in rows} == {up} == {method.traffic(federation.ctx, 40).uplink_bits}
+    assert {row["bits_up"] for row in rows} == {up} == {planned_traffic(method, federation.ctx).uplink_bits}
     assert {row["message"] for row in rows} == {"accepted"}
 
 

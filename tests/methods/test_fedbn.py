@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedmosaic_cli.engine.local_pool import ServerView
+from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.engine.traffic import planned_traffic
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedbn import FedBN
 from fedmosaic_cli.models.architectures import ARCHITECTURES
@@ -42,8 +45,8 @@ def test_fedbn_without_batch_normalisation_equals_fedavg(toy, policy):
 
 
 def test_fedbn_without_batch_normalisation_warns():
-    assert "FedAvg" in FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=False)
-    assert not FedBN().warning(num_rounds=3, num_participants=3, has_batch_norm=True)
+    assert "FedAvg" in FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=False))[0]
+    assert not FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=True))
 
 
 @pytest.mark.usefixtures("with_batch_norm")
@@ -76,9 +79,9 @@ class TestWithBatchNorm:
 
     def test_local_parameters_do_not_count_as_traffic(self):
         ctx = TOYS["even"].federation(FedBN()).ctx
-        all_bits = FedAvg().traffic(ctx, 0).uplink_bits
+        all_bits = planned_traffic(FedAvg(), ctx).uplink_bits
         # Two parameters and two statistics for each of three channels, and a counter.
-        assert FedBN().traffic(ctx, 0).uplink_bits == all_bits - 64 * (4 * 3 + 1)
+        assert planned_traffic(FedBN(), ctx).uplink_bits == all_bits - 64 * (4 * 3 + 1)
 
     @pytest.mark.parametrize("method", [FedAvg(), FedBN()])
     def test_client_without_participation_uses_statistics_of_its_own_data(self, method):
@@ -88,7 +91,7 @@ class TestWithBatchNorm:
             list(run_rounds(federation, 1))
         idle = [client for client in federation.state.clients if not client.state["has_statistics"]]
         assert len(idle) == 2
-        model = method.personal_model(federation.state.server, idle[0])
+        model = method.personal_model(idle[0], ServerView(federation).for_client(idle[0]))
         module = idle[0].learner.bound_module(model).eval()
         seen = module.body[1](module.body[0](idle[0].private.inputs(slice(None))))
         assert torch.allclose(model["body.2.running_mean"], seen.mean(dim=0))
@@ -119,8 +122,8 @@ class TestWithBatchNorm:
         for client in federation.state.clients:
             initial = {name: federation.ctx.initial_model[name] for name in STATISTICS}
             assert same([client.state["kept"]], [initial])
-            personal = federation.method.personal_model(federation.state.server, client)
-            fresh = client.running_statistics({**federation.state.server["model"], **initial})
+            personal = federation.method.personal_model(client, ServerView(federation).for_client(client))
+            fresh = client.running_statistics({**federation.state.server.state["model"], **initial})
             assert same([{name: personal[name] for name in STATISTICS}], [fresh])
             assert not torch.equal(personal["body.2.running_mean"], initial["body.2.running_mean"])
 
@@ -133,4 +136,6 @@ class TestWithBatchNorm:
         scalars = sum(
             t.numel() for n, t in federation.ctx.initial_model.items() if policy == "average" or n not in STATISTICS
         )
-        assert row["bits_up"] == row["bits_down"] == 64 * scalars == FedAvg().traffic(federation.ctx, 0).uplink_bits
+        assert (
+            row["bits_up"] == row["bits_down"] == 64 * scalars == planned_traffic(FedAvg(), federation.ctx).uplink_bits
+        )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.losses import DistillationLoss, mmd2
-from fedmosaic_cli.engine.method import FederationInfo
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedphp import FedPHP
@@ -26,7 +26,7 @@ class EvaluatesLocal(FedPHP):
         client.state["last"] = model
         return super().make_upload(client, model, ctx)
 
-    def personal_model(self, server, client):
+    def personal_model(self, client, received):
         return client.state["last"]
 
 
@@ -124,7 +124,7 @@ def test_loss_is_the_weighted_sum_of_cross_entropy_and_transfer(transfer):
     toy = TOYS["even"].changed(optimizer="sgd", lr=1.0, local_steps=1)
     federation = run_toy(FedPHP(strength=0.3, transfer=transfer), toy, rounds=1)
     client = federation.state.clients[0]
-    start, history = federation.state.server["model"], client.state["history"]
+    start, history = federation.state.server.state["model"], client.state["history"]
     client.begin_round(2)
     positions = client._private_batches("private")[0]
     inputs, labels = client.private.inputs(positions), client.private.labels[positions]
@@ -142,7 +142,7 @@ def test_loss_is_the_weighted_sum_of_cross_entropy_and_transfer(transfer):
     gradients = torch.autograd.grad(0.7 * ce + 0.3 * transfer_loss, weights)
     expected = {name: start[name] - gradient for name, gradient in zip(names, gradients, strict=True)}
     received = {"model": params.clone(start)}
-    sent = federation.method.local_round(client, received, federation.ctx)["model"].values
+    sent = federation.method.local_round(client, received, federation.ctx)["model"]
     assert close([sent], [expected], 1e-12)
 
 
@@ -170,7 +170,7 @@ def test_ignoring_the_labels_is_detected():
         results = []
         for labels in (client.private.labels, (client.private.labels + 1) % 3):
             client.private.labels.copy_(labels)
-            client.state["model"] = params.clone(federation.state.server["model"])
+            client.state["model"] = params.clone(federation.state.server.state["model"])
             client.state.pop("model.optimizer", None)
             method.train_local_model(client, client.state["model"])
             results.append(client.state.pop("model"))
@@ -180,7 +180,7 @@ def test_ignoring_the_labels_is_detected():
 def test_history_is_evaluated_not_the_last_local_model():
     federation = run_toy(FedPHP(), TOYS["even"])
     before = [params.clone(model) for model in personal_models(federation).values()]
-    for tensor in federation.state.server["model"].values():
+    for tensor in federation.state.server.state["model"].values():
         tensor.add_(1.0)
     assert same(before, list(personal_models(federation).values()))
 

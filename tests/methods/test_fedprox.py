@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.method import ProximalTerm
+from fedmosaic_cli.engine.context import ProximalTerm
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.fedprox import FedProx
 from tests.methods.problems import WEIGHT, distance, proximal_optimum, quadratic_toy, uploads

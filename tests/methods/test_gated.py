@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import ExecutionMode
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
@@ -28,6 +29,10 @@ def rows_by_round(method: FedMosaic, toy: Toy, rounds: int) -> list[list[dict[st
         return [done.rows for done in run_rounds(federation, rounds)]
 
 
+def make_info(rounds: int) -> FederationInfo:
+    return FederationInfo(num_classes=3, initial_model={}, client_sizes={}, num_rounds=rounds)
+
+
 @EVERY_TOY
 def test_client_that_fails_the_gate_equals_local_training(toy):
     longer = toy.changed(rounds=8)
@@ -39,7 +44,7 @@ def test_client_that_fails_the_gate_still_votes():
         assert all((row["message"] == "accepted") == (number >= 2) for row in rows if "message" in row)
         assert all(row["bits_up"] > 0 for row in rows) == (number >= 2)
     federation = run_toy(NEVER, BIG.changed(rounds=8), rounds=8)
-    assert "labels" in federation.state.server
+    assert "labels" in federation.state.server.state
 
 
 def test_gate_that_always_passes_equals_trust_by_agreement_after_the_decision():
@@ -78,15 +83,15 @@ def test_gate_uses_the_consensus_of_the_other_clients():
     """With the full consensus, a fold would be evaluated with pseudo-labels that depend on it."""
     federation = run_toy(THREE, BIG.changed(rounds=10), rounds=2)
     server = federation.state.server
-    assert set(server["without"]) == {"0", "1", "2"}
+    assert set(server.state["without"]) == {"0", "1", "2"}
     uploads = {}
     for client in federation.state.clients:
         message = federation.method.broadcast(server, client.id, federation.ctx)
-        uploads[client.id] = message["without"].labels
-        assert torch.equal(message["labels"].labels, server["labels"])
-    assert any(not torch.equal(labels, server["labels"]) for labels in uploads.values())
+        uploads[client.id] = message["without"]
+        assert torch.equal(message["labels"], server.state["labels"])
+    assert any(not torch.equal(labels, server.state["labels"]) for labels in uploads.values())
     after = run_toy(THREE, BIG.changed(rounds=10), rounds=3)
-    assert "without" not in after.state.server  # it is sent once
+    assert "without" not in after.state.server.state  # it is sent once
     assert "without" not in federation.method.broadcast(after.state.server, 0, federation.ctx)
 
 
@@ -177,22 +182,18 @@ def test_warmup_is_a_share_or_a_number_of_rounds():
 
 
 def test_gate_prior_adjustment_and_doubt_require_networks():
-    assert GatedCoTraining().supported_learners == "any network"
-    assert ExtendedFedMosaic(trust="gated").supported_learners == "any network"
-    assert ExtendedFedMosaic(public_loss="prior-adjusted").supported_learners == "any network"
-    assert ExtendedFedMosaic(votes_from="doubting").supported_learners == "any network"
-    assert (
-        ExtendedFedMosaic().supported_learners
-        == ExtendedFedMosaic(votes_from="shadow").supported_learners
-        == "anything"
-    )
+    assert GatedCoTraining().needs.learners == "any network"
+    assert ExtendedFedMosaic(trust="gated").needs.learners == "any network"
+    assert ExtendedFedMosaic(public_loss="prior-adjusted").needs.learners == "any network"
+    assert ExtendedFedMosaic(votes_from="doubting").needs.learners == "any network"
+    assert ExtendedFedMosaic().needs.learners == ExtendedFedMosaic(votes_from="shadow").needs.learners == "anything"
 
 
 def test_gate_and_warmup_share_depend_on_the_total_number_of_rounds():
-    assert GatedCoTraining().depends_on_total_rounds
-    assert ExtendedFedMosaic(trust="gated").depends_on_total_rounds
-    assert ExtendedFedMosaic(warmup_share=0.2).depends_on_total_rounds
-    assert not ExtendedFedMosaic().depends_on_total_rounds
+    assert GatedCoTraining().needs.total_rounds
+    assert ExtendedFedMosaic(trust="gated").needs.total_rounds
+    assert ExtendedFedMosaic(warmup_share=0.2).needs.total_rounds
+    assert not ExtendedFedMosaic().needs.total_rounds
 
 
 def test_doubting_voter_with_zero_doubt_equals_a_shadow_voter():
@@ -232,7 +233,7 @@ def test_loss_ratio_trust_uses_the_model_not_its_voter():
     plain = rows_by_round(ExtendedFedMosaic(trust="paper"), toy, 4)
     assert [row["loss_private"] for row in rows[1]] == [row["loss_private"] for row in plain[1]]
     federation = run_toy(ExtendedFedMosaic(trust="paper", votes_from="doubting"), toy, rounds=1)
-    client, labels = federation.state.clients[0], federation.state.server["labels"]
+    client, labels = federation.state.clients[0], federation.state.server.state["labels"]
     own = torch.nn.functional.cross_entropy(client.predict_public(client.state["model"]), labels).item()
     assert rows[1][0]["loss_public"] == pytest.approx(own)
 
@@ -248,8 +249,8 @@ def test_loss_ratio_trust_uses_the_model_not_its_voter():
         (replace(THREE, warmup_rounds=40), 30, 30 + 3 * 30),
     ],
 )
-def test_local_passes_predict_the_training_cost(method, rounds, expected):
-    assert method.local_passes(rounds) == expected
+def test_local_rounds_predict_the_training_cost(method, rounds, expected):
+    assert method.costs(make_info(rounds)).local_rounds == expected
 
 
 @pytest.mark.parametrize("method", [THREE, ALWAYS, GatedCoTraining(), replace(ALWAYS, votes_from="shadow")], ids=str)
@@ -262,11 +263,12 @@ def test_no_client_trains_more_often_than_predicted(method, monkeypatch):
 
     def counted(self, *args, **kwargs):
         trained.append(self.id)
-        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     monkeypatch.setattr(InProcessClient, "train", counted)
     run_toy(method, BIG.changed(rounds=10), rounds=10)
     most = max(trained.count(client) for client in range(3))
-    assert most <= method.local_passes(10)
+    predicted = method.costs(make_info(rounds=10)).local_rounds
+    assert most <= predicted
     if method.gate_z == -1e30:
-        assert most == method.local_passes(10)
+        assert most == predicted

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
@@ -19,20 +20,20 @@ VERSIONS = pytest.mark.parametrize("version", ["first-order", "hessian-free"])
 class AdaptsOnTestData(PerFedAvg):
     """Wrong: adapts on test data, as a published repository does."""
 
-    def personal_model(self, server, client):
+    def personal_model(self, client, received):
         test = client.tests
         loss = torch.nn.functional.cross_entropy
-        module = client.learner.bound_module(server["model"])
+        module = client.learner.bound_module(received["model"])
         gradients = torch.autograd.grad(loss(module(test.inputs(slice(None))), test.labels), list(module.parameters()))
         names = [name for name, _ in module.named_parameters()]
-        return params.add_scaled(server["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
+        return params.add_scaled(received["model"], dict(zip(names, gradients, strict=True)), -self.alpha)
 
 
 class AdaptsForAnEpoch(PerFedAvg):
     """Wrong: fine-tunes for an epoch instead of one step, as another repository does."""
 
-    def personal_model(self, server, client):
-        model = server["model"]
+    def personal_model(self, client, received):
+        model = received["model"]
         for step in client.steps():
             model = params.add_scaled(model, step.gradient(model, update_running_stats=False), -self.alpha)
         return model
@@ -115,11 +116,11 @@ def test_step_on_three_independent_batches_equals_a_manual_computation(version):
 def test_adaptation_is_one_step_on_training_data():
     toy, method = TOYS["uneven"], PerFedAvg(alpha=0.5)
     federation = run_toy(method, toy)
-    model = federation.state.server["model"]
+    model = federation.state.server.state["model"]
     for client in federation.state.clients:
         gradient = client.gradient(model, "adaptation")
         expected = {name: model[name] - 0.5 * gradient[name] for name in model}
-        assert same([method.personal_model(federation.state.server, client)], [expected])
+        assert same([method.personal_model(client, ServerView(federation).for_client(client))], [expected])
     wrong = AdaptsForAnEpoch(alpha=0.5)
     assert not same(list(personal_models(federation).values()), models(wrong, toy))
 
@@ -146,9 +147,11 @@ def test_inner_steps_do_not_change_running_statistics(version):
     federation, sent = uploads(PerFedAvg(alpha=0.5, version=version), TOYS["even"])
     batches = TOYS["even"].train["local_steps"]
     assert all(model["body.2.num_batches_tracked"].item() == batches for model in sent.values())
-    before = params.clone(federation.state.server["model"])
-    personal = federation.method.personal_model(federation.state.server, federation.state.clients[0])
-    assert same([before], [federation.state.server["model"]])
+    before = params.clone(federation.state.server.state["model"])
+    personal = federation.method.personal_model(
+        federation.state.clients[0], ServerView(federation).for_client(federation.state.clients[0])
+    )
+    assert same([before], [federation.state.server.state["model"]])
     assert torch.equal(personal["body.2.running_mean"], before["body.2.running_mean"])
 
 
@@ -156,5 +159,5 @@ def test_inner_steps_do_not_change_running_statistics(version):
 def test_client_with_one_example_does_not_adapt_with_batch_norm():
     federation = TOYS["tiny"].federation(PerFedAvg(alpha=0.5))
     [client] = federation.state.clients[:1]
-    model = federation.method.personal_model(federation.state.server, client)
-    assert same([model], [federation.state.server["model"]])
+    model = federation.method.personal_model(client, ServerView(federation).for_client(client))
+    assert same([model], [federation.state.server.state["model"]])

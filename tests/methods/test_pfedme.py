@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.server import InProcessServer
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.pfedme import PFedMe
 from tests.methods.problems import WEIGHT, proximal_optimum, quadratic_toy, server_model, uploads
-from tests.toys import TOYS, close, models, personal_models, run_toy, same
+from tests.toys import CPU, TOYS, close, models, personal_models, run_toy, same
 
 
 class EvaluatesGlobal(PFedMe):
     """Wrong: the personal model is an alias of the model loaded last, so the global model is evaluated."""
 
-    def personal_model(self, server, client):
-        return server["model"]
+    def personal_model(self, client, received):
+        return received["model"]
 
 
 class NeverUpdated(PFedMe):
@@ -31,7 +32,7 @@ class NeverUpdated(PFedMe):
 def test_without_proximal_term_the_global_model_is_constant_and_theta_is_local():
     toy, method = TOYS["uneven"], PFedMe(mu=0.0, inner_steps=2, inner_lr=0.1)
     federation = run_toy(method, toy)
-    assert same([federation.state.server["model"]], [federation.ctx.initial_model])
+    assert same([federation.state.server.state["model"]], [federation.ctx.initial_model])
     for client in federation.state.clients:
         theta = federation.ctx.initial_model
         for step in client.steps():
@@ -90,7 +91,7 @@ def test_theta_is_evaluated_not_the_global_model():
     ours = list(personal_models(federation).values())
     for client, model in zip(federation.state.clients, ours, strict=True):
         assert model is client.state["personal"]
-        assert not same([model], [federation.state.server["model"]])
+        assert not same([model], [federation.state.server.state["model"]])
     assert not same(ours, models(EvaluatesGlobal(), toy))
     assert same(models(NeverUpdated(), toy), [federation.ctx.initial_model] * 3)
 
@@ -114,7 +115,9 @@ def test_batch_statistics_come_from_theta_and_are_not_extrapolated():
         assert torch.equal(sent[client.id]["body.2.running_var"], client.state["personal"]["body.2.running_var"])
         assert sent[client.id]["body.2.running_var"] is not client.state["personal"]["body.2.running_var"]
     model = server_model(PFedMe(beta=2.0), TOYS["even"], rounds=1)
-    mean = FedAvg().aggregate({}, {c: {"model": m} for c, m in sent.items()}, federation.ctx)["model"]
+    server = InProcessServer(seed=0, device=CPU)
+    FedAvg().aggregate(server, {c: {"model": m} for c, m in sent.items()}, federation.ctx)
+    mean = server.state["model"]
     assert torch.equal(model["body.2.running_var"], mean["body.2.running_var"])
     assert not torch.equal(model["body.1.weight"], mean["body.1.weight"])
 

@@ -21,12 +21,12 @@ from fedmosaic_cli.methods.registry import (
 ROWS = """
 import sys
 if sys.argv[1:] == ["with-a-new-method"]:
+    from dataclasses import replace
     from fedmosaic_cli.methods import registry
     from fedmosaic_cli.methods.fedavg import FedAvg
 
     class NewMethod(FedAvg):
-        name = "new-method"
-        title = "New method"
+        info = replace(FedAvg.info, name="new-method", title="New method")
 
     registry.METHODS["new-method"] = NewMethod
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
@@ -69,7 +69,7 @@ def test_fedmosaic_without_extensions_is_the_papers_method():
 def test_options_of_version_0_1_0_keep_the_extended_method(options):
     method = ExtendedFedMosaic(**options)
     assert simplified_method(method) is method
-    assert method.name == "fedmosaic"
+    assert method.info.name == "fedmosaic"
     assert method.variant == "fedmosaic-frequency"
 
 
@@ -83,4 +83,4 @@ def test_config_files_keep_the_keys_of_version_0_1_0():
 def test_recorded_values_load_again():
     for method in (FedMosaic(trust=0.5), ExtendedFedMosaic(trust="gated"), GatedCoTraining(gate_folds=3)):
         values = recorded_hyperparameters(method)
-        assert simplified_method(method_schema(method.name)(**values)) == method
+        assert simplified_method(method_schema(method.info.name)(**values)) == method

@@ -14,7 +14,7 @@ from fedmosaic_cli.config.run_config import require_safe_name
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import PAPER_METHODS
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
 from fedmosaic_cli.report.plots.figure_set import LOG_FIGURES, MANIFEST_FIGURES
 from fedmosaic_cli.storage.lock import directory_lock
@@ -78,14 +78,16 @@ def test_the_compact_study_has_the_rows_of_the_report():
     assert tuple(keys) == PAPER_TABLES["compact"].method_keys
 
 
-def test_label_skew_has_every_method_and_fedmosaic_twice():
+def test_label_skew_has_every_method_of_the_studies_and_fedmosaic_twice():
     plan = plan_sweep(STUDIES["label-skew"], Scale.quick, SweepOptions(), DataDirs())
-    assert len(plan.runs) == 5 * (len(METHODS) + 1) * 3
+    methods = {*PAPER_METHODS, "gated"}
+    assert {run.row.method for run in plan.runs} == methods
+    assert len(plan.runs) == 5 * (len(methods) + 1) * 3
     assert plan.runs[0].row.method == "local"
     scenarios = [run.scenario.name for run in plan.runs]
     assert scenarios == sorted(scenarios, key=list(dict.fromkeys(scenarios)).index), "grouped by scenario"
     pending = plan.pending_jobs(plan.read_states())
-    assert len(pending) == 5 * (len(METHODS) + 1)
+    assert len(pending) == 5 * (len(methods) + 1)
     assert pending[0].cli_args() == [
         *("baseline", "local", "--preset", "pathological-fashion-mnist-quick", "--seeds", "0,1,2")
     ]

@@ -67,7 +67,7 @@ class Command:
                     found.append(f"{process.pid} {' '.join(process.cmdline())}")
         return found
 
-    def require_no_descendants(self, seconds: float = 10) -> None:
+    def require_no_descendants(self, seconds: float = 60) -> None:
         until = time.monotonic() + seconds
         while (descendants := self.descendants()) and time.monotonic() < until:
             time.sleep(0.2)
