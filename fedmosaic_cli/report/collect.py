@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 IDENTITY_COLUMNS = ["group", "protocol", "method", "variant", "hyperparameters", "noise", "seed"]
 RUN_COLUMNS = [
     *IDENTITY_COLUMNS,
-    *("accuracy", "per_client", "caveats", "bits", "digest", "device", "conditions", "privacy", "diagnosis", "path"),
+    *("accuracy", "per_client", "caveats", "bits", "plugins", "digest", "device", "conditions"),
+    *("privacy", "diagnosis", "path"),
 ]
 # Facts that limit how far a run can be compared with others.
 CAVEAT_DESCRIPTIONS = {
@@ -157,6 +158,8 @@ def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
         "per_client": None if per_client is None else tuple(map(float, per_client)),
         "caveats": "".join(symbol for symbol, key in CAVEAT_SUMMARY_KEYS.items() if summary.get(key)),
         "bits": None if None in bits_up_down else sum(bits_up_down),
+        # Data sets and models from outside, without which no command can make more runs.
+        "plugins": ", ".join(sorted(key for key in summary.get("plugins", {}) if not key.startswith("methods."))),
         "digest": summary["shards"].get("digest", ""),
         "device": summary.get("device", ""),
         "conditions": conditions,

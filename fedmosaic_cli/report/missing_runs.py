@@ -13,7 +13,7 @@ from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods.registry import ALL_BASELINES, method_info
+from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS, method_info
 from fedmosaic_cli.report.comparison import paper_sort_key, preset_layers
 from fedmosaic_cli.report.noise_notes import noise_options
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory
@@ -79,11 +79,14 @@ def missing_seeds(
 ) -> tuple[int, ...]:
     """Return the seeds that a cell lacks.
 
+    Methods, models and data sets from outside the package are never requested.
     Rows with other hyper-parameters or with noise are not requested for groups that have no run of them. A column
     without any runs lacks the rows that the paper has.
     """
     if column.group is None:
         return DEFAULT_SEEDS if cell.published else ()
+    if row.method_key[0] not in METHODS or column.group.runs.plugins.astype(bool).any():
+        return ()  # only the user knows where a plug-in is
     runs = column.group.runs_by_method.get(row.method_key)
     if runs is not None:
         present = set(runs.seed)
