@@ -109,7 +109,7 @@ class RunConfig:
             return Incompatibility("needs a public set", "data.public_size is 0", "set data.public_size")
         if self.method.needs.validation and not self.data.val_fraction:
             return Incompatibility(
-                "needs validation data", "data.val_fraction is 0", "partition with --val-fraction 0.2"
+                "needs validation data", "data.val_fraction is 0", "use --set data.val_fraction=0.2"
             )
         if self.method.needs.plain_sgd and any(
             train.optimizer != "sgd" or train.momentum for _, train in self.client_groups

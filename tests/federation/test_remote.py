@@ -111,6 +111,7 @@ def test_every_site_finalizes_exactly_once(sites, clients_per_round, all_shards,
     monkeypatch.setattr(FedAvgFT, "finalize", record)
     remote = run(config, shards, tmp_path / "remote", sites(shards, tmp_path))
     assert sorted(finalized) == [(0, 4), (1, 4), (2, 4)]
+    # A client that neither trained nor answered the request to finalize has no loss to report.
     rows = [{k: v for k, v in row.items() if k != "loss_private"} for row in remote.read_rounds()]
     assert rows == [{k: v for k, v in row.items() if k != "loss_private"} for row in local.read_rounds()]
     assert remote.read_summary()["models"] == local.read_summary()["models"]

@@ -67,6 +67,8 @@ def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[s
     options = {
         "--preset": train_options.preset,
         "--shards": train_options.shards,
+        "--model": train_options.model,
+        "--dataset": train_options.dataset,
         "--rounds": train_options.rounds,
         "--seed": train_options.seed,
         "--seeds": train_options.seeds,
@@ -80,6 +82,7 @@ def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[s
         "--runs-dir": None if str(train_options.runs_dir) == "runs" else train_options.runs_dir,
     }
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += [word for plugin in train_options.plugin or [] for word in ("--plugin", plugin)]
     words += ["--tensorboard"] if train_options.tensorboard else []
     words += [word for assignment in train_options.assignments or [] for word in ("--set", assignment)]
     return [f"next: {shlex.join(['fedmosaic', 'baseline', 'all', *words])}", f"then: {report}"]
