@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.plugin_sources import PluginKind
 
 # Without privacy: noise belongs to the methods that share labels, as their hyper-parameters do.
 RERUN_SECTIONS = ("data", "model", "train", "attack", "defence", "clients")
@@ -29,7 +30,7 @@ ROUND_LENGTH_KEYS = ("train.local_epochs", "train.local_steps")
 # Recorded on the command line only, not in the configuration.
 MACHINE_OPTIONS = ("--data-dir", "--device")
 PLUGIN_OPTIONS = ("--model", "--dataset", "--plugin")
-PLUGIN_KEYS = {"model.name": "models", "data.dataset": "datasets"}
+PLUGIN_KEYS: dict[str, PluginKind] = {"model.name": "models", "data.dataset": "datasets"}
 FEDERATION_OPTIONS = ("--engine", "--superlink", "--federation")
 SIMULATE_SITES_OPTIONS = {"--simulate-sites", "--local-sites"}
 RUNS_DIR_VARIABLE = "FEDMOSAIC_RUNS"
@@ -136,7 +137,9 @@ def override_args(base: RunConfig, target: RunConfig) -> list[str]:
     for key, value in after.items():
         if key == "train.rounds":
             words += ["--rounds", str(value)] if before.get(key) != value else []
-        elif before.get(key) != value and key not in RESUME_SAFE_KEYS and (PLUGIN_KEYS.get(key), value) not in SOURCES:
+        elif key in PLUGIN_KEYS and (PLUGIN_KEYS[key], value) in SOURCES:
+            continue  # an option such as --model names it
+        elif before.get(key) != value and key not in RESUME_SAFE_KEYS:
             text = value if isinstance(value, str) else json.dumps(value)
             words += ["--set", display_assignment(f"{key}={text}")]
     return words

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from tests.conftest import fedmosaic
 
 # One warm-up round, so that the other two exchange labels.
@@ -146,7 +146,7 @@ def test_methods_are_compared_on_the_same_shards(finished_runs):
     }
     assert len(digests) == 1
     assert {path.name for path in (finished_runs / "quickstart").iterdir()} == {
-        *(set(METHODS) - {"fedmosaic"}),
+        *ALL_BASELINES,
         "fedmosaic-entropy",
     }
 
@@ -380,12 +380,14 @@ def test_json_is_one_document(invoke):
 
 
 OWN_RATES = {"perfedavg": "methods.perfedavg.beta", "pfedme": "methods.pfedme.inner_lr"}
+OWN_DATA = {"fedfomo": ("--set", "data.val_fraction=0.2")}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_divergence_stops_the_run_and_names_the_client(invoke, tmp_path, method):
     rate = OWN_RATES.get(method, "train.lr")
-    result = invoke("baseline", method, *SHORT, "--set", "train.optimizer=sgd", "--set", f"{rate}=1e30")
+    options = ("--set", "train.optimizer=sgd", "--set", f"{rate}=1e30", *OWN_DATA.get(method, ()))
+    result = invoke("baseline", method, *SHORT, *options)
     assert result.exit_code == 1
     line = result.stderr.splitlines()[-1]
     assert re.match(rf"error: client \d+ diverged in round 1 of {method}.*, seed 0, .*{rate} 1e\+30", line)
