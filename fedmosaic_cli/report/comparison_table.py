@@ -12,7 +12,7 @@ from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_t
 from fedmosaic_cli.report.paper_results import PublishedResult, published_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pandas as pd
 
@@ -129,14 +129,17 @@ class ComparisonTable:
 
 
 def build_rows(
-    columns: Sequence[TableColumn], method_keys: Sequence[MethodKey], with_published: bool, only_listed: bool = False
+    columns: Sequence[TableColumn],
+    method_keys: Sequence[MethodKey],
+    with_published: bool,
+    extra_methods: Collection[str] | None = None,
 ) -> tuple[TableRow, ...]:
-    """Build one row for each of `method_keys` in this order, and one for each other method with runs.
+    """Build one row for each of `method_keys` in this order, and one for each other row with runs.
 
-    Rows of the same method are adjacent. With `only_listed`, only variants of FedMosaic are added.
+    Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all.
     """
     runs = [column.select_runs() for column in columns]
-    extra = {key for by_method in runs for key in by_method if not only_listed or key[0] == "fedmosaic"}
+    extra = {key for by_method in runs for key in by_method if extra_methods is None or key[0] in extra_methods}
     listed = list(method_keys)
     methods = list(dict.fromkeys([*(method for method, _ in listed), *known_methods()]))
     keys = sorted(

@@ -13,7 +13,7 @@ from fedmosaic_cli.report.missing_runs import add_missing_run_commands
 from fedmosaic_cli.report.paper_results import full_scale_preset, published_domains
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
 
@@ -130,7 +130,9 @@ def paper_table(
     columns.sort(key=lambda column: headings.index(column.heading))  # columns that share a heading must be adjacent
     if not columns:
         return None
-    return build_table(name, spec.title, columns, spec.method_keys, with_published, spec.only_listed)
+    # Variants of the listed methods get rows of their own, methods that the paper does not compare do not.
+    extra_methods = {"fedmosaic"} if spec.only_listed else {method for method, _ in spec.method_keys}
+    return build_table(name, spec.title, columns, spec.method_keys, with_published, extra_methods)
 
 
 def group_columns(group: ComparisonGroup, spec: PaperTableSpec) -> list[TableColumn]:
@@ -163,10 +165,10 @@ def build_table(
     columns: Sequence[TableColumn],
     method_keys: tuple[MethodKey, ...],
     with_published: bool,
-    only_listed: bool = False,
+    extra_methods: Collection[str] | None = None,
 ) -> ComparisonTable:
     """Build the rows, commands, caption and notes of a table."""
-    rows, commands = add_missing_run_commands(columns, build_rows(columns, method_keys, with_published, only_listed))
+    rows, commands = add_missing_run_commands(columns, build_rows(columns, method_keys, with_published, extra_methods))
     groups = list({column.group.label: column.group for column in columns if column.group}.values())
     initials = [f"{column.label} = {column.domain}" for column in columns if column.domain not in ("", column.label)]
     notes = [f"{', '.join(dict.fromkeys(initials))}."] if initials else []

@@ -372,3 +372,13 @@ def test_without_a_manifest_all_domains_share_a_column(runs):
     (folder / "shards.json").unlink()
     table = table_of(runs, "feature-shift")
     assert [(column.heading, column.label) for column in table.columns] == [("f", "all")]
+
+
+def test_methods_that_the_paper_does_not_compare_are_no_rows_of_its_tables(runs):
+    for variant in ("local", "centralized", "fedavg", "fedavgft", "scaffold"):
+        runs("practical-cifar10", variant, 0, 0.5, dataset="cifar10")
+    titles = [row.title for row in table_of(runs).rows]
+    assert {"FedAvg-FT", "SCAFFOLD"} <= set(titles)
+    paper = [row.method_key[0] for row in table_of(runs, "label-skew").rows]
+    assert "fedavg" in paper
+    assert not {"fedavgft", "scaffold"} & set(paper)
