@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -13,12 +13,22 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.losses import ToDeviceMixin
-from fedmosaic_cli.engine.messages import Scalars, Tensors, Weights, send_message
+from fedmosaic_cli.engine.messages import (
+    Part,
+    Scalars,
+    Tensors,
+    Weights,
+    checked_tensors,
+    decode_tensors,
+    encode_tensors,
+    send_message,
+)
 from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparameters
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.traffic import planned_traffic
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.federation.protocol import Request
+from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.classifier import Classifier
@@ -165,7 +175,38 @@ class FlatLoss(Local):
         return {}
 
 
-PLUG_INS = {method.info.name: method for method in (Numbers, AsksFirst, TwoNetworks)}
+@dataclass(frozen=True)
+class HalfPrecision(Part):
+    """A new kind of message part: the model in half precision, so the receiver sees rounded values."""
+
+    kind: ClassVar[str] = "half"
+    is_exact: ClassVar[bool] = False
+
+    def planned_bits(self, ctx):
+        return 16 * sum(tensor.numel() for tensor in ctx.initial_model.values())
+
+    def bits(self, value, ctx):
+        return self.planned_bits(ctx)
+
+    def encode(self, value, route):
+        return encode_tensors({name: tensor.half() for name, tensor in value.items()})
+
+    def decode(self, data, route):
+        template = {name: tensor.half() for name, tensor in route.ctx.initial_model.items()}
+        tensors = checked_tensors(decode_tensors(data), template, route.device)
+        return {name: tensors[name].to(tensor.dtype) for name, tensor in route.ctx.initial_model.items()}
+
+
+@hyperparameters
+class HalfFedAvg(FedAvg):
+    """FedAvg whose messages have half precision."""
+
+    info = replace(FedAvg.info, name="half", title="Half")
+    uploads: ClassVar = {"model": HalfPrecision()}
+    downloads: ClassVar = {"model": HalfPrecision()}
+
+
+PLUG_INS = {method.info.name: method for method in (Numbers, AsksFirst, TwoNetworks, HalfFedAvg)}
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +289,14 @@ def test_numbers_and_tensors_are_counted_and_delivered_without_loss():
     for name, part in Numbers().uploads.items():
         decoded = part.decode(part.encode(message[name], route), route)
         assert decoded == message[name] if name == "numbers" else same([decoded], [message[name]])
+
+
+def test_a_new_kind_of_part_is_one_class_and_its_rounding_reaches_the_evaluation():
+    federation = run_toy(HalfFedAvg(), TOYS["even"], rounds=2)
+    server, personal = federation.state.server.state["model"], personal_models(federation)[0]
+    assert all(torch.equal(personal[name], tensor.half().to(tensor.dtype)) for name, tensor in server.items())
+    assert not same([server], [personal])
+    assert planned_traffic(HalfFedAvg(), federation.ctx).uplink_bits == 16 * 27
 
 
 def test_a_number_that_is_not_finite_is_a_divergence():
