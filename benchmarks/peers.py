@@ -132,10 +132,10 @@ def played(peer: Peer, python: str, job: Job) -> tuple[list[Sample], float]:
 
     It prints a list of [CPU seconds, wall seconds], one pair a round.
     """
-    environment = {**os.environ, **QUIET, "FLWR_HOME": job.working_dir}
+    environment = {**os.environ, **QUIET, "FLWR_HOME": job.directory}
     command = [python, str(HERE / peer.script), json.dumps(asdict(job))]
     started = time.perf_counter()
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=job.working_dir, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=job.directory, check=False)
     wall = time.perf_counter() - started
     if ended.returncode:
         raise RuntimeError(f"{peer.title} failed:\n{ended.stderr[-2000:]}")

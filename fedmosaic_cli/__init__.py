@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.api.api_errors import FedMosaicWarning
     from fedmosaic_cli.api.api_report import Report, report
+    from fedmosaic_cli.api.check_methods import check_method
     from fedmosaic_cli.api.compare_runs import compare
     from fedmosaic_cli.api.experiments import Experiment, RoundResult
     from fedmosaic_cli.api.method_decorator import method
     from fedmosaic_cli.api.results import Result, Runs, load
+    from fedmosaic_cli.api.tensorboard_callback import TensorBoard
     from fedmosaic_cli.engine import params
-    from fedmosaic_cli.engine.context import Client, FederationInfo, ProximalTerm, Server
-    from fedmosaic_cli.engine.messages import Logits, Scalars, Tensors, Weights
+    from fedmosaic_cli.engine.context import Client, FederationInfo, ProximalTerm, Server, TrainResult
+    from fedmosaic_cli.engine.losses import TargetLoss
+    from fedmosaic_cli.engine.messages import Logits, Part, PerClient, Scalars, Tensors, Weights
     from fedmosaic_cli.engine.method import Costs, Method, MethodInfo, Needs, hyperparameters
+    from fedmosaic_cli.engine.peers import PeerMethod
     from fedmosaic_cli.errors import FedMosaicError
     from fedmosaic_cli.methods.fedavg import FedAvg
     from fedmosaic_cli.methods.local import Local
@@ -47,6 +51,9 @@ __all__ = [
     "Method",
     "MethodInfo",
     "Needs",
+    "Part",
+    "PeerMethod",
+    "PerClient",
     "ProximalTerm",
     "Report",
     "Result",
@@ -54,8 +61,12 @@ __all__ = [
     "Runs",
     "Scalars",
     "Server",
+    "TargetLoss",
+    "TensorBoard",
     "Tensors",
+    "TrainResult",
     "Weights",
+    "check_method",
     "compare",
     "hyperparameters",
     "load",
@@ -71,13 +82,17 @@ __all__ = [
 MODULES = {
     "api.api_errors": ("FedMosaicWarning",),
     "api.api_report": ("Report",),
+    "api.check_methods": ("check_method",),
     "api.compare_runs": ("compare",),
     "api.experiments": ("Experiment", "RoundResult"),
     "api.method_decorator": ("method",),
     "api.results": ("Result", "Runs", "load"),
-    "engine.context": ("Client", "FederationInfo", "ProximalTerm", "Server"),
-    "engine.messages": ("Logits", "Scalars", "Tensors", "Weights"),
+    "api.tensorboard_callback": ("TensorBoard",),
+    "engine.context": ("Client", "FederationInfo", "ProximalTerm", "Server", "TrainResult"),
+    "engine.losses": ("TargetLoss",),
+    "engine.messages": ("Logits", "Part", "PerClient", "Scalars", "Tensors", "Weights"),
     "engine.method": ("Costs", "Method", "MethodInfo", "Needs", "hyperparameters"),
+    "engine.peers": ("PeerMethod",),
     "errors": ("FedMosaicError",),
     "methods.fedavg": ("FedAvg",),
     "methods.local": ("Local",),

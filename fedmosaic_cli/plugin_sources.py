@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import os
 import re
 import sys
 import traceback
@@ -41,7 +43,7 @@ class PluginSource:
 
 
 PLUGINS_VARIABLE = "FEDMOSAIC_PLUGINS"
-"""Environment variable with plug-ins to import, separated by spaces: modules, or KIND=REFERENCE."""
+"""Environment variable with plug-ins to import: modules or KIND=REFERENCE, separated by spaces or as a JSON list."""
 REFERENCES: dict[str, None] = {}
 """The references that this process has imported, in order, as entries of that variable."""
 SOURCES: dict[tuple[PluginKind, str], PluginSource] = {}
@@ -58,7 +60,21 @@ def remember_reference(reference: str, kind: PluginKind | None = None) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return the environment variable with which another process imports the same plug-ins; {} without plug-ins."""
-    return {PLUGINS_VARIABLE: " ".join(REFERENCES)} if REFERENCES else {}
+    return {PLUGINS_VARIABLE: json.dumps(list(REFERENCES))} if REFERENCES else {}
+
+
+def references_from_environment() -> list[str]:
+    """Return the plug-ins that the environment variable FEDMOSAIC_PLUGINS names: a JSON list, or words."""
+    text = os.environ.get(PLUGINS_VARIABLE, "")
+    if not text.lstrip().startswith("["):
+        return text.split()
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise RequestError(f"not a list of names ({PLUGINS_VARIABLE}): write names separated by spaces, or a JSON list")
+    return entries
 
 
 def plugin_failure(error: BaseException) -> RunFailedError | None:
@@ -131,15 +147,18 @@ def find_source(target: Any) -> PluginSource:
         file = Path()
     if file.is_file():
         return PluginSource(file.name, file_digest(file))
-    functions = (
-        [value for value in vars(target).values() if inspect.isfunction(value)] if hasattr(target, "__dict__") else []
-    )
-    code = b"".join(
-        f.__code__.co_code + repr(f.__code__.co_consts).encode()
-        for f in functions or [target]
-        if hasattr(f, "__code__")
-    )
-    return PluginSource("", hashlib.sha256(code).hexdigest())
+    return PluginSource("", hashlib.sha256(describe_code(target).encode()).hexdigest())
+
+
+def describe_code(target: Any) -> str:
+    """Return the code of a function, or of all functions and the defaults of a class, as text without addresses."""
+    if isinstance(target, type):
+        return "\n".join(f"{name}: {describe_code(value)}" for name, value in sorted(vars(target).items()))
+    code = target if inspect.iscode(target) else getattr(target, "__code__", None)
+    if code is None:
+        return repr(target) if isinstance(target, (int, float, str, bool, tuple, type(None))) else ""
+    constants = [describe_code(constant) for constant in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
 def file_digest(path: Path) -> str:

@@ -12,25 +12,27 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from fedmosaic_cli.engine.method import Method, MethodInfo, hyperparameters
+from fedmosaic_cli.engine.messages import Part
+from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparameters
 from fedmosaic_cli.errors import FedMosaicError, RequestError, unknown_name_error
 from fedmosaic_cli.models.registered_models import MODELS, PluginModel
 from fedmosaic_cli.plugin_sources import (
     MODULE_PREFIX,
-    PLUGINS_VARIABLE,
     SOURCES,
     PluginSource,
     default_name,
     describe_location,
     find_source,
+    references_from_environment,
     remember_reference,
     require_free_name,
 )
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.plugin_sources import PluginKind
 
 M = TypeVar("M", bound=type[Method])
-PHASES = (
+CONTRACT_METHODS = (
     *("init_client", "init_server", "broadcast", "local_round", "aggregate", "finalize"),
     *("personal_model", "global_model", "predict", "warnings", "costs"),
 )
@@ -76,14 +78,22 @@ def register_method(cls: M) -> M:
         parent = getattr(cls, "info", None) or MethodInfo("", "")
         cls.info = replace(parent, name=default_name(cls.__name__), title=cls.__name__, citation="-")
     if "__pydantic_fields__" not in cls.__dict__:
-        cls = hyperparameters(cls)  # type: ignore[assignment]
+        try:
+            cls = hyperparameters(cls)  # type: ignore[assignment]
+        except Exception as error:  # an annotation that cannot be resolved, or a default of the wrong type
+            reason = str(error).splitlines()[0]
+            raise RequestError(
+                f"the fields of {cls.__name__} cannot be used, {reason} ({where}): correct them"
+            ) from None
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         raise RequestError(f"{cls.__name__} does not define {missing[0]} ({where}): add it")
     check_signatures(cls)
+    check_spelling(cls)
     for name, field in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
         if field.is_required():
             raise RequestError(f"{cls.__name__}.{name} has no default ({where}): give it one")
+    check_declarations(cls, where)
     name = cls.info.name
     require_free_name("methods", name, where, is_taken=name in METHODS and ("methods", name) not in SOURCES)
     METHODS[name] = cls
@@ -205,7 +215,7 @@ def load_plugin(reference: str) -> None:
 
 def load_named_plugins(references: Iterable[str]) -> None:
     """Import the plug-ins of `--plugin` and of the environment variable FEDMOSAIC_PLUGINS."""
-    for reference in [*os.environ.get(PLUGINS_VARIABLE, "").split(), *references]:
+    for reference in [*references_from_environment(), *references]:
         load_plugin(reference)
 
 
@@ -256,7 +266,7 @@ def import_file(path: Path) -> Any:
     except FedMosaicError:
         del sys.modules[name]
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         reject_plugin(error, str(path))
     return module
@@ -287,9 +297,30 @@ def reject_plugin(error: BaseException, where: str) -> NoReturn:
     raise RequestError(f"{type(error).__name__}: {message} ({where}): correct the plug-in") from None
 
 
+def check_spelling(cls: type[Method]) -> None:
+    """Raise RequestError if a method of the class is almost named like one of the contract."""
+    for name, function in vars(cls).items():
+        inherited = any(name in vars(base) for base in cls.__mro__[1:])
+        near = get_close_matches(name, CONTRACT_METHODS, n=1, cutoff=0.9)
+        if inspect.isfunction(function) and not inherited and near:
+            where = f"{inspect.getsourcefile(function)}, line {function.__code__.co_firstlineno}"
+            raise RequestError(f"{cls.__name__}.{name} is not called by a run ({where}): did you mean {near[0]}?")
+
+
+def check_declarations(cls: type[Method], where: str) -> None:
+    """Raise RequestError if `needs`, `uploads` or `downloads` have a wrong type."""
+    method = cls()
+    if not isinstance(method.needs, Needs):
+        raise RequestError(f"{cls.__name__}.needs is {method.needs!r:.60} ({where}): write needs = Needs(...)")
+    for name in ("uploads", "downloads"):
+        parts = getattr(method, name)
+        if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
+            raise RequestError(f'{cls.__name__}.{name} is {parts!r:.60} ({where}): write {{"model": Weights()}}')
+
+
 def check_signatures(cls: type[Method]) -> None:
     """Raise RequestError if a phase of a method does not accept the arguments of the contract."""
-    for phase in PHASES:
+    for phase in CONTRACT_METHODS:
         function, base = getattr(cls, phase), getattr(Method, phase)
         if function is base:
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import subprocess
@@ -15,7 +17,9 @@ import pytest
 import fedmosaic_cli as fedmosaic
 from tests.conftest import fedmosaic as command
 
-DOCS = Path(__file__).parent.parent / "docs" / "python-api.md"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs" / "python-api.md"
+EXAMPLES = ROOT / "docs" / "examples"
 SHORT = {"train.rounds": 2}
 IDENTICAL = ("rounds.jsonl", "summary.json", "config.yaml", "shards.json")
 
@@ -26,9 +30,9 @@ def own_directory(tmp_path, monkeypatch):
     from fedmosaic_cli.data.datasets import DATASETS
     from fedmosaic_cli.methods.registry import METHODS
     from fedmosaic_cli.models.registered_models import MODELS
-    from fedmosaic_cli.plugin_sources import SOURCES
+    from fedmosaic_cli.plugin_sources import REFERENCES, SOURCES
 
-    registries: list[dict[Any, Any]] = [METHODS, SOURCES, MODELS, DATASETS]
+    registries: list[dict[Any, Any]] = [METHODS, SOURCES, REFERENCES, MODELS, DATASETS]
     contents = [dict(registry) for registry in registries]
     monkeypatch.chdir(tmp_path)
     yield
@@ -148,7 +152,7 @@ def test_an_interrupted_run_continues_with_the_same_bytes(every):
 
     experiment, seen = fedmosaic.Experiment("quickstart", "ditto", overrides=overrides), []
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(out="parts", on_event=interrupt)
+        experiment.run(out="parts", callbacks=[interrupt])
     assert not Path("parts/summary.json").exists()
     assert not Path("parts/crash.txt").exists()
     parts = experiment.run(out="parts", callbacks=[seen.append])
@@ -162,7 +166,7 @@ def test_an_interrupted_run_continues_with_the_same_bytes(every):
 def test_a_finished_run_is_returned_without_training():
     experiment, seen = fedmosaic.Experiment("quickstart", "local", overrides=SHORT), []
     first = experiment.run()
-    second = experiment.run(on_event=lambda event: seen.append(type(event).__name__))
+    second = experiment.run(callbacks=[lambda event: seen.append(type(event).__name__)])
     assert "RoundCompleted" not in seen
     assert second.summary == first.summary
     with pytest.raises(fedmosaic.FedMosaicError, match=r"not empty .*: add resume=True to continue"):
@@ -280,6 +284,163 @@ def test_a_class_that_is_not_built_in_is_registered():
     assert [each.rows for each in experiment.rounds()] == [each.rows for each in fedavg.rounds()]
 
 
+# Plug-ins
+
+
+def test_models_and_data_sets_are_names_references_classes_or_functions():
+    def bright():
+        images = np.random.default_rng(0).integers(0, 256, (600, 8, 8), dtype=np.uint8)
+        return images, (images.mean(axis=(1, 2)) > 127).astype(int)
+
+    overrides = {"train.rounds": 1, "data.public_size": 100}
+    config = fedmosaic.Experiment("quickstart", "local", model="cnn", dataset="digits-domains").config
+    assert (config.model.name, config.data.dataset) == ("cnn", "digits-domains")
+    references = {"model": f"{EXAMPLES}/my_model.py:MyModel", "dataset": f"{EXAMPLES}/my_data.py:my_data"}
+    experiment = fedmosaic.Experiment("quickstart", "local", overrides=overrides, **references)
+    assert (experiment.config.model.name, experiment.config.data.dataset) == ("my-model", "my-data")
+    assert list(experiment.config.plugins()) == ["models.my-model", "datasets.my-data"]
+    (only,) = fedmosaic.Experiment(
+        "quickstart", "local", model=TinyNetwork, dataset=bright, overrides=overrides
+    ).rounds()
+    assert only.accuracy > 0.4
+    again = fedmosaic.Experiment("quickstart", "local", model="tiny-network", dataset="bright", overrides=overrides)
+    assert [each.rows for each in again.rounds()] == [only.rows]
+
+
+def TinyNetwork(input_shape, num_classes):  # noqa: N802 - named like a class
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), num_classes))
+
+
+def test_a_class_of_pairs_is_a_data_set():
+    class Pairs:
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return np.full((8, 8), index, np.uint8), index % 2
+
+    overrides = {"train.rounds": 1, "data.public_size": 5, "data.clients": 2}
+    (only,) = fedmosaic.Experiment("quickstart", "local", dataset=Pairs, overrides=overrides).rounds()
+    assert len(only.rows) == 2
+
+
+PLUGIN_FILE = """
+from torch import nn
+import fedmosaic_cli as fedmosaic
+
+class MyMethod(fedmosaic.FedAvg):
+    strength: float = 0.5
+
+class MyModel(nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(input_shape[1] * input_shape[2], num_classes))
+
+fedmosaic.register_model("other", MyModel)
+"""
+
+
+def test_the_recorded_command_names_the_files_of_plug_ins():
+    Path("mine.py").write_text(PLUGIN_FILE, encoding="utf-8")
+    experiment = fedmosaic.Experiment("quickstart", "mine.py:MyMethod", overrides=SHORT, model="mine.py:MyModel")
+    start = ("train", "--method", "mine.py:MyMethod", "--model", "mine.py:MyModel", "--preset", "quickstart")
+    assert experiment.command_line()[: len(start)] == start
+    result = experiment.run(out="first")
+    environment = json.loads((result.path / "env.json").read_text(encoding="utf-8"))
+    words = environment["arguments"]
+    words[words.index("first")] = "second"
+    done = command(*words, "--quiet", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert result_bytes(Path("second")) == result_bytes(result.path)
+
+    from fedmosaic_cli.methods.registry import METHODS
+
+    for method in ("my-method", METHODS["my-method"], METHODS["my-method"]()):
+        assert fedmosaic.Experiment("quickstart", method).command_line()[1:3] == ("--method", "mine.py:MyMethod")
+    by_override = fedmosaic.Experiment("quickstart", "local", overrides={"model.name": "my-model"}).command_line()
+    assert by_override[:5] == ("train", "--method", "local", "--plugin", "models=mine.py:MyModel")
+    other = fedmosaic.Experiment("quickstart", "local", model="other").command_line()
+    assert other[:7] == ("train", "--method", "local", "--model", "other", "--plugin", "mine.py")
+
+    @fedmosaic.method
+    class MyMethod(fedmosaic.FedAvg):
+        pass
+
+    assert fedmosaic.Experiment("quickstart", MyMethod).command_line()[2] == "my-method"
+    assert fedmosaic.Experiment("quickstart", model=TinyNetwork).command_line()[4] == f"{__name__}:TinyNetwork"
+
+
+def test_plug_ins_of_the_environment_are_imported(monkeypatch):
+    Path("mine.py").write_text(PLUGIN_FILE, encoding="utf-8")
+    monkeypatch.setenv("FEDMOSAIC_PLUGINS", "methods=mine.py:MyMethod")
+    experiment = fedmosaic.Experiment("quickstart", "my-method", model="other")
+    assert experiment.config.method.strength == 0.5
+
+
+def test_check_method_lists_problems():
+    class Forgetful(fedmosaic.FedAvg):
+        def personal_model(self, client, received):
+            return client.state["own"]
+
+    checks = fedmosaic.check_method(Forgetful)
+    assert list(checks.columns) == ["name", "problem", "skipped"]
+    assert "KeyError" in checks.problem[0]
+    with pytest.raises(fedmosaic.FedMosaicError, match=r"unknown method 'dito' \(method\): did you mean 'ditto'"):
+        fedmosaic.check_method("dito")
+    with pytest.raises(fedmosaic.FedMosaicError, match=r"unknown key .*\(overrides\)"):
+        fedmosaic.check_method("ditto", {"methods.ditto.nu": 1})
+
+
+# TensorBoard
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read steps and values by tag, as TensorBoard does."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    board.Reload()
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_the_tensorboard_callback_writes_what_the_command_line_writes():
+    pytest.importorskip("tensorboard")
+    experiment = fedmosaic.Experiment("quickstart", "local", overrides=SHORT)
+    seen: list[Any] = []
+    result = experiment.run(out="python", callbacks=[fedmosaic.TensorBoard(), seen.append])
+    arguments = ("--method", "local", "--preset", "quickstart", "--rounds", "2", "--run-dir", "cli", "--quiet")
+    done = command("train", *arguments, "--tensorboard", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    written = scalars(result.path / "tensorboard")
+    assert written == scalars(Path("cli/tensorboard"))
+    assert [step for step, _ in written["mean/accuracy"]] == [1, 2]
+    assert "RoundCompleted" in [type(event).__name__ for event in seen]
+    # A finished run gets event files, too; those of others stay.
+    Path("logs").mkdir()
+    for stamp in (1, 2):
+        Path(f"logs/events.out.tfevents.{stamp}").touch()
+    experiment.run(out="python", callbacks=[fedmosaic.TensorBoard("logs")])
+    assert scalars(Path("logs")) == written
+    assert len(list(Path("logs").iterdir())) == 3
+
+
+def test_without_the_package_the_tensorboard_callback_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("fedmosaic_cli.runner.tensorboard_log.find_spec", lambda name: None)
+    with pytest.raises(fedmosaic.FedMosaicError, match=r"not installed \(TensorBoard\): pip install"):
+        fedmosaic.TensorBoard()
+
+
+def test_tensorboard_files_that_cannot_be_written_are_a_warning():
+    pytest.importorskip("tensorboard")
+    Path("taken").touch()
+    with pytest.warns(fedmosaic.FedMosaicWarning, match="cannot write for TensorBoard"):
+        result = fedmosaic.Experiment("quickstart", "local", overrides=SHORT).run(
+            callbacks=[fedmosaic.TensorBoard("taken")]
+        )
+    assert result.summary["rounds"] == 2
+
+
 ERRORS = {
     "unknown preset 'quickstrat' (preset): did you mean 'quickstart'?": {"preset": "quickstrat"},
     "unknown method 'dito' (method): did you mean 'ditto'?": {"method": "dito"},
@@ -297,6 +458,15 @@ ERRORS = {
     "no shards found (nowhere)": {"shards": "nowhere"},
     "no data to train on": {"preset": None},
     "is not a method (method)": {"method": dict},
+    'needs validation data, but data.val_fraction is 0: use overrides={"data.val_fraction": 0.2}': {
+        "method": "fedfomo"
+    },
+    "unknown model 'mpl' (model): did you mean 'mlp'?": {"model": "mpl"},
+    "unknown data set 'digit' (dataset): did you mean 'digits'?": {"dataset": "digit"},
+    "int is not a model (model): give a name, FILE.py:NAME or a class or function": {"model": 3},
+    "ndarray is not a dataset (dataset): give a name": {"dataset": np.zeros((3, 8, 8), np.uint8)},
+    "model.name is given twice (model, overrides)": {"model": "cnn", "overrides": {"model": {"name": "mlp"}}},
+    'add preset="quickstart" or shards="DIR"': {"preset": None, "method": "local"},
     "'a b' is not a valid name for runs (name)": {"name": "a b"},
 }
 
@@ -314,7 +484,9 @@ def test_a_client_that_diverges_raises_the_error_of_the_run():
     overrides = {"train.rounds": 2, "train.lr": 1e30}
     experiment = fedmosaic.Experiment("quickstart", "local", overrides=overrides)
     for start in (lambda: list(experiment.rounds()), experiment.run):
-        with pytest.raises(fedmosaic.FedMosaicError, match=r"client \d diverged in round 1 .*train.on_nan skip"):
+        with pytest.raises(
+            fedmosaic.FedMosaicError, match=r"client \d diverged in .*overrides={\"train.on_nan\": \"skip\"}"
+        ):
             start()
 
 
@@ -335,7 +507,7 @@ def two_seeds():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedmosaic.Experiment("quickstart", "fedavg", overrides=SHORT).run(on_event=interrupt)
+        fedmosaic.Experiment("quickstart", "fedavg", overrides=SHORT).run(callbacks=[interrupt])
     return results
 
 
@@ -344,8 +516,8 @@ def test_results_are_data_frames_and_reports_those_of_the_command_line(two_seeds
         runs = fedmosaic.load("runs")
     assert (len(runs), len(list(runs)), len(runs.skipped)) == (4, 4, 1)
     assert runs[0].summary["method"] == "ditto"
-    assert list(runs.runs.columns[:4]) == ["preset", "method", "variant", "seed"]
-    assert sorted(runs.runs.accuracy) == sorted(result.accuracy for result in two_seeds)
+    assert list(runs.summary.columns[:4]) == ["preset", "method", "variant", "seed"]
+    assert sorted(runs.summary.accuracy) == sorted(result.accuracy for result in two_seeds)
     assert len(runs.rounds) == 4 * 2 * 10
     assert len(runs.clients) == 4 * 10
     assert set(runs.clients["round"]) == {2}
@@ -368,13 +540,13 @@ def test_results_are_data_frames_and_reports_those_of_the_command_line(two_seeds
     assert row.accuracy == pytest.approx(np.mean(ditto))
     assert row.difference_points == pytest.approx(np.mean(points))
     half = 12.706204736 * np.std(points, ddof=1) / np.sqrt(2)  # quantile of t with one degree of freedom
-    assert (row.low_points, row.high_points) == pytest.approx((np.mean(points) - half, np.mean(points) + half))
-    assert row.helped + row.unharmed + row.hurt == 20
+    assert (row.ci_low_points, row.ci_high_points) == pytest.approx((np.mean(points) - half, np.mean(points) + half))
+    assert row.helped + row.unchanged + row.hurt == 20
     swapped = fedmosaic.compare(*two_seeds, baseline="ditto").set_index("method").loc["Local training"]
     assert (swapped.helped, swapped.hurt) == (row.hurt, row.helped)
     assert swapped.difference_points == pytest.approx(-row.difference_points)
     single = fedmosaic.compare(two_seeds[0], two_seeds[2]).set_index("method").loc["Ditto"]
-    assert np.isnan(single.low_points)
+    assert np.isnan(single.ci_low_points)
     with pytest.raises(fedmosaic.FedMosaicError, match=r"no runs of 'fedbn' \(baseline\): .*ditto, local"):
         fedmosaic.compare(runs, baseline="fedbn")
 
@@ -424,8 +596,76 @@ def test_unknown_tables_are_refused():
 # Documentation
 
 
+def python_snippets(path: Path) -> list[str]:
+    """The Python code of a page or notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if path.suffix == ".md" else [text]
+
+
+def definitions(path: Path) -> dict[str, Any]:
+    """Execute the imports, functions and classes of a page, and return its names."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    nodes = [node for code in python_snippets(path) for node in ast.parse(code).body if isinstance(node, kinds)]
+    namespace: dict[str, Any] = {"__name__": path.stem}
+    exec(compile(ast.Module(nodes, []), path.name, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+PAGES = {
+    "README.md": {"LocalHead"},
+    "docs/python-api.md": {"LocalHead"},
+    "docs/plugins.md": {"FedTeacher", "BestSoFar"},
+    "docs/notebooks/first-experiment.ipynb": {"Mixture"},
+    "docs/examples/my_method.py": {"MyMethod"},
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_methods_of_the_documentation_keep_the_contract(page):
+    from fedmosaic_cli.method_checks.checks import check_method
+
+    found = {
+        name: value
+        for name, value in definitions(ROOT / page).items()
+        if isinstance(value, type) and issubclass(value, fedmosaic.Method) and value.__module__ == Path(page).stem
+    }
+    assert found.keys() == PAGES[page]
+    for cls in found.values():
+        name = fedmosaic.register_method(cls).info.name
+        assert [(check.name, check.problem) for check in check_method(name) if check.problem] == []
+
+
+def test_all_pages_with_methods_are_checked():
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb"), *EXAMPLES.iterdir()]
+    sources = {path.relative_to(ROOT).as_posix(): python_snippets(path) for path in files if path.is_file()}
+    defining = re.compile(r"^class \w+\(.*(FedAvg|Local|Method)\):", flags=re.MULTILINE)
+    assert {name for name, snippets in sources.items() if defining.search("\n".join(snippets))} == set(PAGES)
+
+
+def test_the_examples_are_trained():
+    reference = {"method": "MyMethod", "model": "MyModel", "dataset": "my_data"}
+    files = {"method": "my_method", "model": "my_model", "dataset": "my_data"}
+    plugins = {kind: f"{EXAMPLES}/{files[kind]}.py:{name}" for kind, name in reference.items()}
+    overrides = {"train.rounds": 1, "data.public_size": 100}
+    (only,) = fedmosaic.Experiment("quickstart", overrides=overrides, **plugins).rounds()
+    assert len(only.rows) == 10
+
+
+def test_the_snippets_about_plug_ins_run():
+    namespace: dict[str, Any] = {"__name__": "plugins"}
+    for number, snippet in enumerate(python_snippets(ROOT / "docs" / "plugins.md")):
+        exec(compile(snippet, f"snippet {number}", "exec", dont_inherit=True), namespace)
+    overrides = {"train.rounds": 2, "data.val_fraction": 0.2}
+    for name in ("FedTeacher", "BestSoFar"):
+        *_, last = fedmosaic.Experiment("quickstart", namespace[name], overrides=overrides).rounds()
+        assert ("loss_teacher" in last.rows[0]) == (name == "FedTeacher")
+
+
 def test_the_snippets_of_the_documentation_run(capsys):
-    snippets = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL)
+    pytest.importorskip("tensorboard")
+    snippets = python_snippets(DOCS)
     assert len(snippets) >= 8
     namespace: dict[str, Any] = {"__name__": "documentation"}
     for number, snippet in enumerate(snippets):
@@ -434,6 +674,8 @@ def test_the_snippets_of_the_documentation_run(capsys):
     assert set(namespace["table"].method) == {"Local training", "Ditto (mu=0.1)"}
 
 
-@pytest.mark.parametrize("name", ["Experiment", "load", "compare", "method", "Result", "Runs"])
+@pytest.mark.parametrize(
+    "name", ["Experiment", "load", "compare", "method", "check_method", "Result", "Runs", "TensorBoard"]
+)
 def test_public_docstrings_have_an_example(name):
     assert "Example:" in (getattr(fedmosaic, name).__doc__ or "")

@@ -47,7 +47,7 @@ ALLOWED = {
         *("audit", "config", "data", "engine", "federation", "labels", "method_checks"),
         *("methods", "plugins", "report", "runner", "storage", "sweeps"),
     },
-    "api": {"config", "data", "engine", "methods", "plugins", "report", "runner", "storage"},
+    "api": {"config", "data", "engine", "method_checks", "methods", "models", "plugins", "report", "runner", "storage"},
     "errors": set(),
     "machine": set(),
     "plugin_sources": set(),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
 
 RunSource = Result | Runs | str | Path
+OUTCOMES = ("helped", "unchanged", "hurt")
+"""The columns that count clients, in the order of `outcome_counts`."""
 
 
 def compare(*runs: RunSource, baseline: str = "local") -> pd.DataFrame:
@@ -34,10 +36,10 @@ def compare(*runs: RunSource, baseline: str = "local") -> pd.DataFrame:
 
     Returns:
         One row per setting and method. `accuracy` is the mean over `seeds` seeds, as a fraction. `difference_points`
-        is the mean difference to the baseline over common seeds in percentage points; `low_points` and `high_points`
-        are the limits of its 95 % t interval, NaN with one common seed. `helped`, `unharmed` and `hurt` count the
-        clients of all seeds whose model is better than, equal to or worse than that of the baseline. All of them are
-        missing in a setting without runs of the baseline.
+        is the mean difference to the baseline over common seeds in percentage points; `ci_low_points` and
+        `ci_high_points` are the limits of its 95 % t interval, NaN with one common seed. `helped`, `unchanged` and
+        `hurt` count the clients of all seeds whose model is better than, as good as or worse than that of the
+        baseline. All of them are missing in a setting without runs of the baseline.
 
     Raises:
         FedMosaicError: There are no finished runs, or no runs of the baseline.
@@ -53,7 +55,7 @@ def compare(*runs: RunSource, baseline: str = "local") -> pd.DataFrame:
         methods = sorted({key[0] for group in groups for key in group.runs_by_method})
         raise RequestError(f"no runs of '{baseline}' (baseline): make them, or use one of {', '.join(methods)}")
     frame = pd.DataFrame(rows)
-    return frame.astype(dict.fromkeys(("helped", "unharmed", "hurt"), "Int64") | {"difference_points": "float64"})
+    return frame.astype(dict.fromkeys(OUTCOMES, "Int64") | {"difference_points": "float64"})
 
 
 def collect_sources(*sources: RunSource) -> pd.DataFrame:
@@ -91,16 +93,17 @@ def compare_group(group: ComparisonGroup, baseline: str) -> list[dict[str, Any]]
             "seeds": len(runs),
             "accuracy": float(runs.accuracy.mean()),
             "difference_points": None,
-            "low_points": nan,
-            "high_points": nan,
-            **dict.fromkeys(("helped", "unharmed", "hurt")),
+            "ci_low_points": nan,
+            "ci_high_points": nan,
+            **dict.fromkeys(OUTCOMES),
         }
         if baseline_runs is not None:
             differences = points_by_seed(runs, baseline_runs)
             if differences:
                 row["difference_points"] = fmean(differences)
-                row["low_points"], row["high_points"] = mean_interval(differences)
-                row |= outcome_counts(list(client_gains(runs, baseline_runs).values()))
+                row["ci_low_points"], row["ci_high_points"] = mean_interval(differences)
+                counts = outcome_counts(list(client_gains(runs, baseline_runs).values()))
+                row |= zip(OUTCOMES, counts.values(), strict=True)
         rows.append(row)
     return rows
 

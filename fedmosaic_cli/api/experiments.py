@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +12,22 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.api.api_errors import python_wording, warn
+from fedmosaic_cli.api.plugin_arguments import dataset_name, method_name, model_name, plugin_options
 from fedmosaic_cli.api.results import Result
+from fedmosaic_cli.api.tensorboard_callback import TensorBoard
 from fedmosaic_cli.config.key_names import display_key, display_value
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.rerun_args import default_runs_dir
 from fedmosaic_cli.data.data_dirs import DEFAULT_DATA_DIR, DataDirs
-from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters
-from fedmosaic_cli.plugins import register_method, resolve_method
+from fedmosaic_cli.methods.registry import recorded_hyperparameters
+from fedmosaic_cli.plugins import load_named_plugins
 from fedmosaic_cli.runner.events import RoundCompleted, RunFailed, RunFinished, RunResumed, RunStarted
 from fedmosaic_cli.runner.execute import check_resources, execute_runs, find_shards, lock_runs, method_warnings
 from fedmosaic_cli.runner.plan import RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, load_shard_data, shard_set
 from fedmosaic_cli.runner.run_options import RunOptions
+from fedmosaic_cli.runner.tensorboard_log import require_tensorboard_importable
 from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import read_shards
 
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pandas as pd
+    from torch import nn
 
     from fedmosaic_cli.config.run_config import RunConfig
+    from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.runner.events import RunEvent, RunPreparing
+    from fedmosaic_cli.runner.execute import EventObserver
     from fedmosaic_cli.runner.plan import RunPlan
     from fedmosaic_cli.storage.shards import ShardSet
 
@@ -86,6 +91,8 @@ class RoundResult:
 class Experiment:
     """One method on one data partition with one seed.
 
+    Plug-ins that the environment variable FEDMOSAIC_PLUGINS names are imported.
+
     Args:
         preset: Name or path of a preset. None uses the default values; `shards` is then required.
         method: The name of a method, `FILE.py:NAME`, a method class, or a method instance. The fields of an instance
@@ -96,6 +103,10 @@ class Experiment:
         data_dir: Directory of data sets; by default FEDMOSAIC_DATA or `data`.
         device: "auto", "cpu", "cuda" or "mps".
         name: Name of the experiment in directories and reports; by default that of the shards or the preset.
+        model: The name of a model, `FILE.py:NAME`, or a class or function that returns a `torch.nn.Module`; by default
+            the model of the preset.
+        dataset: The name of a data set, `FILE.py:NAME`, or a function that returns images and labels; by default the
+            data set of the preset.
 
     Raises:
         FedMosaicError: A name or value is invalid. The message names it and the allowed values.
@@ -117,6 +128,8 @@ class Experiment:
         data_dir: str | Path | None = None,
         device: str = "auto",
         name: str | None = None,
+        model: str | Callable[..., nn.Module] | None = None,
+        dataset: str | Callable[[], Any] | None = None,
     ) -> None:
         if device not in DEVICES:
             raise RequestError(f"unknown device '{device}' (device): use {', '.join(DEVICES)}")
@@ -129,8 +142,12 @@ class Experiment:
         self._seed = seed
         self._name = name
         with python_wording():
-            self._method_name, hyperparameters = name_and_hyperparameters(method)
-            self._assignments = (*hyperparameters, *assignments(overrides or {}))
+            load_named_plugins(())
+            self._method_name = method_name(method)
+            self._model = None if model is None else model_name(model)
+            self._dataset = None if dataset is None else dataset_name(dataset)
+            self._assignments = (*hyperparameter_assignments(method), *assignments(overrides or {}))
+            reject_repeated_selection(self._assignments, model=self._model, dataset=self._dataset)
             reject_unknown_overrides(self._assignments)
             self._shards = None if shards is None else read_shards(Path(shards))
             self._config = self._plan().runs[0].config
@@ -182,7 +199,6 @@ class Experiment:
         out: str | Path | None = None,
         resume: bool = True,
         callbacks: Iterable[Any] = (),
-        on_event: EventHandler | None = None,
     ) -> Result:
         """Make the run, continue it, or return it if it is finished.
 
@@ -192,10 +208,9 @@ class Experiment:
         Args:
             out: Directory of the run; by default `runs/<preset>/<variant>/seed-<seed>`, or below FEDMOSAIC_RUNS.
             resume: Continue a run that exists in the directory. If False, the directory must be empty.
-            callbacks: Called during the run. A callback is a function of an event (see `runner.events`), or an object
-                with any of the methods `on_start`, `on_round` and `on_finish`, which get one event each. If a callback
-                raises an exception, the run stops; the next call of `run` continues it.
-            on_event: One more function of an event.
+            callbacks: Called during the run. A callback is a function of an event (see `runner.events`), an object
+                with any of the methods `on_start`, `on_round` and `on_finish`, which get one event each, or a
+                `TensorBoard`. If a callback raises an exception, the run stops; the next call of `run` continues it.
 
         Returns:
             The finished run.
@@ -205,24 +220,28 @@ class Experiment:
 
         Example:
             >>> experiment = fedmosaic.Experiment("quickstart", overrides={"train.rounds": 10})
-            >>> experiment.run(out="runs/mine", on_event=print).accuracy
+            >>> experiment.run(out="runs/mine", callbacks=[print]).accuracy
         """
-        handlers = [event_handler(callback) for callback in (*callbacks, *([on_event] if on_event else ()))]
+        callbacks = tuple(callbacks)
+        boards = [callback for callback in callbacks if isinstance(callback, TensorBoard)]
+        handlers = [event_handler(callback) for callback in callbacks if not isinstance(callback, TensorBoard)]
         options = RunOptions(device=self._device, cli_args=self.command_line(out))
         with python_wording():
             plan = self._plan(out, resume)
+            if boards:
+                require_tensorboard_importable()
             with lock_runs(plan, self._data_dirs):
                 shards = self._find_shards(plan)
                 check_resources(plan, shards)
                 warn(method_warnings(plan))
-                with closing(execute_runs(plan, shards, options, self._data_dirs)) as events:  # type: ignore[type-var]
+                events = execute_runs(plan, shards, options, self._data_dirs, observe=observer(boards))
+                with closing(events):  # type: ignore[type-var]
                     summary = consume_events((event for _, event in events), handlers)
             return Result(plan.runs[0].files.path, summary)
 
     def command_line(self, out: str | Path | None = None) -> tuple[str, ...]:
         """Return the arguments of the equivalent command `fedmosaic`, which env.json records."""
         options = {
-            "--method": self._method_name,
             "--preset": self._preset,
             "--shards": self._shards and self._shards.path,
             "--seed": self._seed,
@@ -231,7 +250,8 @@ class Experiment:
             "--device": None if self._device == "auto" else self._device,
             "--run-dir": out,
         }
-        words = [word for option, value in options.items() if value is not None for word in (option, str(value))]
+        words = plugin_options(self._config, self._model, self._dataset)
+        words += [word for option, value in options.items() if value is not None for word in (option, str(value))]
         return ("train", *words, *(word for assignment in self._assignments for word in ("--set", assignment)))
 
     def _plan(self, out: str | Path | None = None, resume: bool = True) -> RunPlan:
@@ -241,6 +261,10 @@ class Experiment:
             shards=self._shards,
             experiment_name=self._name,
             assignments=self._assignments,
+            overrides={
+                **({} if self._model is None else {"model": {"name": self._model}}),
+                **({} if self._dataset is None else {"data": {"dataset": self._dataset}}),
+            },
             seeds=(self._seed,),
             runs_dir=default_runs_dir(),
             run_dir=None if out is None else Path(out),
@@ -261,22 +285,13 @@ class Experiment:
         return f"Experiment({config.experiment_name}, {config.method!r}, seed {config.seed})"
 
 
-def name_and_hyperparameters(method: str | type[Method] | Method) -> tuple[str, tuple[str, ...]]:
-    """Register a method if it is not built in; return its name, and the fields of an instance as assignments."""
-    if isinstance(method, str):
-        return resolve_method(method), ()
-    cls = method if isinstance(method, type) else type(method)
-    if not issubclass(cls, Method):
-        raise RequestError(f"{method!r} is not a method (method): give a name, a method class or an instance of one")
-    name = getattr(getattr(cls, "info", None), "name", "")
-    # `register_method` gives a class its own name if it inherits `info`.
-    if name not in METHODS or cls not in (METHODS[name], method_schema(name)):
-        name = register_method(cls).info.name
-    if isinstance(method, type):
-        return name, ()
+def hyperparameter_assignments(method: str | type[Method] | Method) -> tuple[str, ...]:
+    """Return the fields of a method instance as assignments; () for a name or a class."""
+    if isinstance(method, str | type):
+        return ()
     values = recorded_hyperparameters(method).items()
-    keys = ((f"methods.{name}.{key}", value) for key, value in values)
-    return name, assignments({display_key(key): display_value(key, value) for key, value in keys})
+    keys = ((f"methods.{method.info.name}.{key}", value) for key, value in values)
+    return assignments({display_key(key): display_value(key, value) for key, value in keys})
 
 
 def assignments(overrides: Mapping[str, Any]) -> tuple[str, ...]:
@@ -310,6 +325,13 @@ def reject_unknown_overrides(words: Iterable[str]) -> None:
             raise RequestError(str(error).replace("(configuration)", "(overrides)")) from None
 
 
+def reject_repeated_selection(words: Iterable[str], model: str | None, dataset: str | None) -> None:
+    """Raise RequestError if `overrides` name a model or data set that is also a parameter."""
+    for parameter, key, value in (("model", "model.name", model), ("dataset", "data.dataset", dataset)):
+        if value is not None and any(word.startswith(f"{key}=") for word in words):
+            raise RequestError(f"{key} is given twice ({parameter}, overrides): leave it out of overrides")
+
+
 def plain_value(value: Any) -> Any:
     """Return a number or an array of numpy, or a path, as a value of Python."""
     if isinstance(value, Path):
@@ -331,6 +353,19 @@ def event_handler(callback: Any) -> EventHandler:
         )
     handler: EventHandler = callback
     return handler
+
+
+def observer(boards: Iterable[TensorBoard]) -> EventObserver:
+    """Return a function that passes the events of a run through all loggers."""
+
+    @contextmanager
+    def observe(events: Iterator[RunEvent], files: RunDirectory) -> Iterator[Iterator[RunEvent]]:
+        with ExitStack() as stack:
+            for board in boards:
+                events = stack.enter_context(board.observe(events, files))
+            yield events
+
+    return observe
 
 
 def consume_events(events: Iterable[Event], handlers: Iterable[EventHandler]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def method(cls: M) -> M:
         >>> @fedmosaic.method
         ... class LocalHead(fedmosaic.FedAvg):
         ...     def local_parameter_names(self, ctx):
-        ...         return ctx.group("head")
+        ...         return super().local_parameter_names(ctx) | ctx.group("head")
         >>> fedmosaic.Experiment("quickstart", method=LocalHead).run()
     """
     from fedmosaic_cli.plugins import register_method

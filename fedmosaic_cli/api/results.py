@@ -88,14 +88,14 @@ class Runs:
 
     Example:
         >>> runs = fedmosaic.load("runs")
-        >>> runs.runs.groupby("method").accuracy.mean()
+        >>> runs.summary.groupby("method").accuracy.mean()
     """
 
     results: tuple[Result, ...]
     skipped: tuple[SkippedRun, ...] = ()
 
     @cached_property
-    def runs(self) -> pd.DataFrame:
+    def summary(self) -> pd.DataFrame:
         """One row per run: its identity, its conditions, accuracies as fractions, bits per direction and its path."""
         import pandas as pd
 
@@ -126,7 +126,7 @@ class Runs:
         return f"Runs({len(self)} finished, {len(self.skipped)} skipped)"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{table_html(self.runs)}"
+        return f"<p>{html.escape(repr(self))}</p>{table_html(self.summary)}"
 
 
 def load(path: str | Path) -> Runs:
@@ -176,7 +176,7 @@ def existing_directory(path: str | Path) -> Path:
 
 
 def run_row(result: Result) -> dict[str, Any]:
-    """Return the row of a run in `Runs.runs`."""
+    """Return the row of a run in `Runs.summary`."""
     summary = result.summary
     accuracy, bits = summary["accuracy"], summary.get("bits", {})
     averages = {f"accuracy_{key}": value for key, value in accuracy.items() if key not in ("client_mean", "per_client")}

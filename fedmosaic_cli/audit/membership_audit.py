@@ -181,12 +181,12 @@ def saved_model_views(
     views: dict[int, AttackViews] = {}
     candidates_by_client = {candidates.client_id: candidates for candidates in scope.candidates}
     data_dirs.on_progress("auditing clients", 0, len(candidates_by_client))
-    for shard, learner, model in load_saved_models(run, device_data, partition):
+    for shard, predictor, model in load_saved_models(run, device_data, partition):
         if shard.client not in candidates_by_client:
             continue
         candidates, client_views = candidates_by_client[shard.client], views.setdefault(shard.client, {})
         logits = predict_logits(
-            run, shard.client, learner, model, candidate_examples(device_data.public_examples, candidates)
+            run, shard.client, predictor, model, candidate_examples(device_data.public_examples, candidates)
         )
         if run.config.method.info.shares_labels and shard.client in scope.senders:
             counts = torch.bincount(

@@ -138,7 +138,7 @@ def round_message_scores(
 ) -> AttackScores:
     """Query a client about the candidates after the current round."""
     model = federation.method.personal_model(client, ServerView(federation).for_client(client))
-    logits = federation.method.predict(model, client.learner, candidate_examples(client.private, candidates)).cpu()
+    logits = federation.method.predict(model, client.predictor, candidate_examples(client.private, candidates)).cpu()
     released_before = {HISTOGRAM_KEY: client.state[HISTOGRAM_KEY]} if HISTOGRAM_KEY in client.state else {}
     audit_client = AuditClient(client.id, client.round, client.class_counts, config.seed, released_before)
     return score_message(candidates, *query_labels(config, logits.log_softmax(dim=1), audit_client))

@@ -16,11 +16,7 @@ from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.flower_options import is_federated, parse_flower_options
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.privacy_options import print_planned_privacy, privacy_config_layer
-from fedmosaic_cli.cli.tensorboard import (
-    require_tensorboard_importable,
-    require_tensorboard_installed,
-    tensorboard_logging,
-)
+from fedmosaic_cli.cli.tensorboard import tensorboard_logging
 from fedmosaic_cli.cli.train_options import TrainOptions, with_train_options
 from fedmosaic_cli.cli.views.dry_run_view import print_dry_run
 from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, summary_document, warn_about_trust
@@ -53,6 +49,7 @@ from fedmosaic_cli.runner.execute import (
 from fedmosaic_cli.runner.plan import PlannedRun, RunPlan, RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
 from fedmosaic_cli.runner.run_options import RunOptions
+from fedmosaic_cli.runner.tensorboard_log import require_tensorboard_importable, require_tensorboard_installed
 from fedmosaic_cli.storage.shards import read_shards
 
 if TYPE_CHECKING:

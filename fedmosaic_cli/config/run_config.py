@@ -108,14 +108,19 @@ class RunConfig:
         if self.method.needs.public_set and not self.data.public_size:
             return Incompatibility("needs a public set", "data.public_size is 0", "set data.public_size")
         if self.method.needs.validation and not self.data.val_fraction:
-            return Incompatibility(
-                "needs validation data", "data.val_fraction is 0", "use --set data.val_fraction=0.2"
-            )
+            return Incompatibility("needs validation data", "data.val_fraction is 0", "use --set data.val_fraction=0.2")
         if self.method.needs.plain_sgd and any(
             train.optimizer != "sgd" or train.momentum for _, train in self.client_groups
         ):
             optimizer = f"train.optimizer is {self.train.optimizer}, train.momentum {self.train.momentum:g}"
-            return Incompatibility("needs plain SGD", optimizer, "use --set train.optimizer=sgd")
+            return Incompatibility("needs plain SGD", optimizer, "use --set train.optimizer=sgd --set train.momentum=0")
+        has_batch_norm = any(model.has_batch_norm for model, _ in self.client_groups)
+        if self.method.needs.averaged_statistics and has_batch_norm and self.train.bn_buffers != "average":
+            return Incompatibility(
+                "needs averaged running statistics",
+                f"train.bn_buffers is {self.train.bn_buffers}",
+                "use --set train.bn_buffers=average",
+            )
         models = {clients[0]: model for (model, _), clients in self.client_groups.items()}
         return find_incompatibility(self.method, models, self.client_models.keys()) or self.message_incompatibility()
 

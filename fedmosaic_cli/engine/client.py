@@ -9,7 +9,7 @@ import torch
 
 from fedmosaic_cli.engine import batching, optim, params, training
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, TrainResult
-from fedmosaic_cli.engine.learner import BatchSchedule, StepOptions, TrainingTask
+from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
 from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
@@ -84,20 +84,25 @@ class InProcessClient:
     def device(self) -> torch.device:
         return self.private.device
 
+    @property
+    def predictor(self) -> ClientPredictor:
+        """Computes the outputs of the client's networks for any parameters."""
+        return ClientPredictor(self.learner, self._networks)
+
     def begin_round(self, round_number: int) -> None:
         """Start a round with empty metrics."""
         self.round = round_number
         self.metrics = {}
         self.is_skipped = False
 
-    def require_finite(self, models: State | ReceivedMessage) -> None:
-        """Raise DivergenceError if a logged value or a model is NaN or infinite."""
+    def require_finite(self, models: State | ReceivedMessage, kind: str = "") -> None:
+        """Raise DivergenceError if a logged value or a model is NaN or infinite. `kind` names uploads in the error."""
         for name, value in self.metrics.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise DivergenceError(self.id, self.round, name)
         for name, model in models.items():
             if isinstance(model, dict) and not name.endswith(OPTIMIZER_SUFFIX) and not params.is_bounded(model):
-                raise DivergenceError(self.id, self.round, "its model")
+                raise DivergenceError(self.id, self.round, f"its {kind} '{name}'" if kind else "its model")
 
     def rollback(self, state_before: State) -> None:
         """Restore the state from before the round and mark the client as skipped."""
@@ -147,10 +152,15 @@ class InProcessClient:
         stream: str = "private",
         network: str | None = None,
     ) -> TrainResult:
+        if epochs is not None and steps is not None:
+            raise FedMosaicError("both epochs and steps are given (client.train): use one of them")
         private = self.private if examples is None else self.private.subset(examples)
         batches = self._private_batches(stream, private, epochs, steps)
         schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream)
         names = None if parameters is None else frozenset(parameters)
+        unknown = sorted((names or frozenset()) - self.state[model].keys())
+        if unknown:
+            raise FedMosaicError(f"the model has no entry '{unknown[0]}' (client.train, parameters): see ctx.groups")
         options = StepOptions(names, lr, optimizer, max_grad_norm, weight_decay)
         seed = derive_seed(self._seed, "layers", stream, self.id, self.round)
         task = TrainingTask(private, self.public, schedule, terms, proximal, private_weight, options, correction, seed)

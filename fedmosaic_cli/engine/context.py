@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+
+from fedmosaic_cli.errors import FedMosaicError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ OPTIMIZER_SUFFIX = ".optimizer"
 """`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
 
 ParameterGroup = Literal["body", "head", "batch_norm", "buffers"]
+PARAMETER_GROUPS: tuple[str, ...] = get_args(ParameterGroup)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class FederationInfo:
             entries; `batch_norm` are the entries of batch-normalisation layers, including statistics; `buffers` are
             the entries that are not trained.
         feature_dim: Number of inputs of the head.
+        networks: The initial parameters of the additional networks that the method needs, by name.
         public_size: Number of public examples.
         run_id: Identifies the run in messages.
         public_set_id: Identifies the public set and its order in messages.
@@ -71,13 +75,20 @@ class FederationInfo:
     bn_buffers: BatchNormStatistics = "average"
     groups: Mapping[ParameterGroup, frozenset[str]] = field(default_factory=dict)
     feature_dim: int = 0
+    networks: Mapping[str, Parameters] = field(default_factory=dict)
     public_size: int = 0
     run_id: bytes = bytes(16)
     public_set_id: bytes = bytes(16)
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
     def group(self, name: ParameterGroup) -> frozenset[str]:
-        """Return the names of a group of parameters."""
+        """Return the names of a group of parameters; empty if the first client has no network.
+
+        Raises:
+            FedMosaicError: There is no such group.
+        """
+        if name not in PARAMETER_GROUPS:
+            raise FedMosaicError(f"unknown group '{name}' (ctx.group): use one of {', '.join(PARAMETER_GROUPS)}")
         return self.groups.get(name, frozenset())
 
     def aggregation_weights(self, clients: Iterable[int]) -> list[float]:
@@ -168,7 +179,7 @@ class Step(Protocol):
         """
 
 
-class Trainer(Protocol):
+class Participant(Protocol):
     """What clients and server have in common: a state, random streams, a log, and training."""
 
     round: int
@@ -241,7 +252,7 @@ class Trainer(Protocol):
         """Add values to this round's log row: of the client, or for the server of every client."""
 
 
-class Server(Trainer, Protocol):
+class Server(Participant, Protocol):
     """The server as a method sees it.
 
     `train` and `predict_public` need `Needs.server_compute`. The server has no labelled data: it trains on the public
@@ -249,7 +260,7 @@ class Server(Trainer, Protocol):
     """
 
 
-class Client(Trainer, Protocol):
+class Client(Participant, Protocol):
     """A client as its method sees it."""
 
     id: int
@@ -303,10 +314,10 @@ class Client(Trainer, Protocol):
 class Predictor(Protocol):
     """Computes the outputs of a client's network for any parameters; see `Method.predict`."""
 
-    def predict(self, parameters: Parameters, examples: Any) -> Tensor:
-        """Return logits [examples, classes] in evaluation mode."""
+    def predict(self, parameters: Parameters, examples: Any, network: str | None = None) -> Tensor:
+        """Return logits [examples, classes] in evaluation mode, of the client's or of an additional network."""
 
-    def features(self, parameters: Parameters, examples: Any) -> Tensor:
+    def features(self, parameters: Parameters, examples: Any, network: str | None = None) -> Tensor:
         """Return the inputs of the head [examples, width] in evaluation mode."""
 
 

@@ -82,13 +82,18 @@ class Federation:
 
 
 def init_state(
-    method: Method, clients: list[InProcessClient], server: InProcessServer, ctx: FederationInfo
+    method: Method,
+    clients: list[InProcessClient],
+    server: InProcessServer,
+    ctx: FederationInfo,
+    with_server: bool = True,
 ) -> RunState:
-    """Return the state of a run before its first round."""
+    """Return the state of a run before its first round. A site has no state of the server."""
     for client in clients:
         method.init_client(client, ctx)
         client.state = params.models_to_device(client.state, client.private.device)
-    method.init_server(server, ctx)
+    if with_server:
+        method.init_server(server, ctx)
     return RunState(clients, server, finished=first_round(method) - 1)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -24,7 +24,7 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a method changes the optimizer steps of a training; see `engine.context.Trainer.train`."""
+    """How a method changes the optimizer steps of a training; see `engine.context.Participant.train`."""
 
     parameters: frozenset[str] | None = None
     lr: float | None = None
@@ -60,6 +60,23 @@ class TrainingLosses:
     private: float | None
     terms: list[float | None]
     num_steps: int = 0
+
+
+@dataclass(frozen=True)
+class ClientPredictor:
+    """Implements `engine.context.Predictor` for a client's learner and its additional networks."""
+
+    learner: Learner
+    networks: Mapping[str, Learner]
+
+    def predict(self, parameters: Parameters, examples: Examples, network: str | None = None) -> Tensor:
+        return self._learner(network).predict(parameters, examples)
+
+    def features(self, parameters: Parameters, examples: Examples, network: str | None = None) -> Tensor:
+        return self._learner(network).features(parameters, examples)
+
+    def _learner(self, network: str | None) -> Learner:
+        return self.learner if network is None else self.networks[network]
 
 
 class Learner(Protocol):

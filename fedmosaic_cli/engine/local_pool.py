@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
 from fedmosaic_cli.engine.evaluation import evaluate_model, score_logits
 from fedmosaic_cli.engine.execution.worker_pool import ClientJob
-from fedmosaic_cli.engine.messages import SERVER_ID, make_route, preview_message, send_message
+from fedmosaic_cli.engine.messages import (
+    SERVER_ID,
+    make_route,
+    preview_message,
+    require_complete,
+    require_declared,
+    send_message,
+)
+from fedmosaic_cli.engine.round_log import require_loggable
 from fedmosaic_cli.engine.traffic import client_traffic
 from fedmosaic_cli.errors import DivergenceError
 
@@ -43,6 +51,7 @@ class LocalClientPool:
             received, bits_down = send_message(make_message(client.id), method.downloads, to_client)
             client_ctx = federation.client_context(client) if federation.client_context else ctx
             message = run_local_round(method, client, received, client_ctx, federation.skip_diverged)
+            require_complete(message, method.uploads)
             upload, bits_up = send_message(message, method.uploads, to_server)
             return ClientResult(upload, client_traffic(method, client.id, ctx, bits_up, bits_down))
 
@@ -117,8 +126,10 @@ def run_local_round(
     message: Message = {}
     with rollback_diverged(client, skip_diverged):
         message = method.local_round(client, received, ctx)
+        require_declared(message, method.uploads)
+        require_loggable(client.metrics, "client.log")
         client.require_finite(client.state)
-        client.require_finite({name: value for name, value in message.items() if isinstance(value, dict)})
+        client.require_finite(message, "upload")
     client.finish_round()
     return {} if client.is_skipped else message
 
@@ -133,6 +144,7 @@ def finalize_client(
     logged, client.metrics = client.metrics, {}
     with rollback_diverged(client, skip_diverged):
         method.finalize(client, received, ctx)
+        require_loggable(client.metrics, "client.log")
         client.require_finite(client.state)
     client.metrics = {**client.metrics, **logged}
     client.finish_round()
@@ -155,7 +167,7 @@ def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, rec
     personal, shared = method.personal_model(client, received), method.global_model(client, received)
 
     def score_personal(examples: Examples) -> Score:
-        return score_logits(method.predict(personal, client.learner, examples), examples)
+        return score_logits(method.predict(personal, client.predictor, examples), examples)
 
     score = score_personal(task.test)
     extra: dict[str, float] = {}

@@ -53,11 +53,15 @@ class Route:
     ctx: FederationInfo
 
 
+@dataclass(frozen=True, kw_only=True)
 class Part(ABC):
     """The kind of one part of a message.
 
     A value reaches its receiver in two ways with the same result: `deliver` within one process, `encode` and `decode`
     between processes.
+
+    Attributes:
+        sent_once: The part is sent once in a run, e.g. in an initial exchange, and not in every round.
     """
 
     kind: ClassVar[str]
@@ -66,8 +70,8 @@ class Part(ABC):
     """What a site must allow before such a part leaves it."""
     is_exact: ClassVar[bool] = True
     """Whether the receiver sees the value of the sender bit for bit."""
-    is_once: bool = False
-    """Whether the part is sent once in a run instead of in every round."""
+
+    sent_once: bool = False
 
     @abstractmethod
     def planned_bits(self, ctx: FederationInfo) -> int:
@@ -76,6 +80,13 @@ class Part(ABC):
     @abstractmethod
     def bits(self, value: Any, ctx: FederationInfo) -> int:
         """Return the size of a value in bits, without headers. The value may be the sender's or the receiver's."""
+
+    def check(self, value: Any, ctx: FederationInfo) -> None:
+        """Check a value before it is delivered within one process.
+
+        Raises:
+            InvalidPartError: `decode` would reject the value, because of its names, shapes or numbers.
+        """
 
     @abstractmethod
     def encode(self, value: Any, route: Route) -> bytes:
@@ -96,60 +107,45 @@ class Part(ABC):
 
 @dataclass(frozen=True)
 class Weights(Part):
-    """Entries of the model. Names and shapes are known to both sides and not counted.
+    """Entries of a model. Names and shapes are known to both sides and not counted.
 
     Attributes:
         group: The group of entries to send, e.g. "body". None sends all of them.
         names: Returns the names of the entries to send, instead of `group`.
-        max_models: If given, the value is a dictionary of models by client id, and this returns their largest number.
+        network: Sends one of the additional networks that `Needs.networks` names, instead of the client's own.
     """
 
     group: ParameterGroup | None = None
     names: Callable[[FederationInfo], Collection[str]] | None = None
-    max_models: Callable[[FederationInfo], int] | None = None
+    network: str | None = None
 
     kind: ClassVar[str] = "weights"
 
     def template(self, ctx: FederationInfo) -> Parameters:
-        """Return the entries of the initial model that are sent."""
+        """Return the initial values of the entries that are sent."""
+        model = ctx.initial_model if self.network is None else ctx.networks[self.network]
         if self.names is None and self.group is None:
-            return ctx.initial_model
+            return model
         names = self.names(ctx) if self.names is not None else ctx.group(self.group or "body")
-        return {name: tensor for name, tensor in ctx.initial_model.items() if name in names}
+        return {name: tensor for name, tensor in model.items() if name in names}
 
     def planned_bits(self, ctx: FederationInfo) -> int:
-        num_models = 1 if self.max_models is None else self.max_models(ctx)
-        return num_models * sum(map(tensor_bits, self.template(ctx).values()))
+        return sum(map(tensor_bits, self.template(ctx).values()))
 
-    def bits(self, value: Any, ctx: FederationInfo) -> int:
-        return sum(map(tensor_bits, self._flat(value).values()))
+    def bits(self, value: Parameters, ctx: FederationInfo) -> int:
+        return sum(map(tensor_bits, value.values()))
 
-    def encode(self, value: Any, route: Route) -> bytes:
-        return encode_tensors(self._flat(value))
+    def check(self, value: Parameters, ctx: FederationInfo) -> None:
+        require_shapes(value, self.template(ctx))
 
-    def decode(self, data: bytes, route: Route) -> Any:
-        tensors, template = decode_tensors(data), self.template(route.ctx)
-        if self.max_models is None:
-            return checked_tensors(tensors, template, route.device)
-        models: dict[int, Parameters] = {}
-        for name, tensor in tensors.items():
-            client, _, entry = name.partition("/")
-            if not client.isascii() or not client.isdigit() or int(client) not in route.ctx.client_sizes:
-                reject_part("wrong_names")
-            models.setdefault(int(client), {})[entry] = tensor
-        if len(models) > self.max_models(route.ctx):
-            reject_part("too_many")
-        return {client: checked_tensors(models[client], template, route.device) for client in sorted(models)}
+    def encode(self, value: Parameters, route: Route) -> bytes:
+        return encode_tensors(value)
 
-    def deliver(self, value: Any, route: Route) -> Any:
-        if self.max_models is None:
-            return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
-        return {client: Weights().deliver(value[client], route) for client in sorted(value)}
+    def decode(self, data: bytes, route: Route) -> Parameters:
+        return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
 
-    def _flat(self, value: Any) -> Parameters:
-        if self.max_models is None:
-            return dict(value)
-        return {f"{client}/{name}": tensor for client, model in value.items() for name, tensor in model.items()}
+    def deliver(self, value: Parameters, route: Route) -> Parameters:
+        return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
 
 
 @dataclass(frozen=True)
@@ -164,21 +160,27 @@ class Tensors(Part):
 
     kind: ClassVar[str] = "tensors"
 
+    def template(self, ctx: FederationInfo) -> Parameters:
+        """Return tensors of the declared shapes, without values."""
+        import torch
+
+        dtype = torch.float64 if ctx.float_bits == 64 else torch.float32
+        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in self.shapes(ctx).items()}
+
     def planned_bits(self, ctx: FederationInfo) -> int:
         return ctx.float_bits * sum(math.prod(shape) for shape in self.shapes(ctx).values())
 
     def bits(self, value: Parameters, ctx: FederationInfo) -> int:
         return sum(map(tensor_bits, value.values()))
 
+    def check(self, value: Parameters, ctx: FederationInfo) -> None:
+        require_shapes(value, self.template(ctx))
+
     def encode(self, value: Parameters, route: Route) -> bytes:
         return encode_tensors(value)
 
     def decode(self, data: bytes, route: Route) -> Parameters:
-        import torch
-
-        dtype = torch.float64 if route.ctx.float_bits == 64 else torch.float32
-        template = {name: torch.empty(shape, dtype=dtype) for name, shape in self.shapes(route.ctx).items()}
-        return checked_tensors(decode_tensors(data), template, route.device)
+        return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
 
     def deliver(self, value: Parameters, route: Route) -> Parameters:
         return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
@@ -201,6 +203,10 @@ class Scalars(Part):
 
     def bits(self, value: Mapping[str, float], ctx: FederationInfo) -> int:
         return 64 * len(self.names)
+
+    def check(self, value: Mapping[str, float], ctx: FederationInfo) -> None:
+        if set(value) != set(self.names):
+            reject_part("wrong_names")
 
     def encode(self, value: Mapping[str, float], route: Route) -> bytes:
         return struct.pack(f"<{len(self.names)}d", *(float(value[name]) for name in self.names))
@@ -227,22 +233,76 @@ class Logits(Part):
     def bits(self, value: Tensor, ctx: FederationInfo) -> int:
         return tensor_bits(value)
 
+    def check(self, value: Tensor, ctx: FederationInfo) -> None:
+        if tuple(value.shape) != (ctx.public_size, ctx.num_classes) or 8 * value.element_size() != ctx.float_bits:
+            reject_part("wrong_shape")
+        if not value.is_floating_point() or not value.isfinite().all():
+            reject_part("not_finite")
+
     def encode(self, value: Tensor, route: Route) -> bytes:
         return encode_tensors({"logits": value})
 
     def decode(self, data: bytes, route: Route) -> Tensor:
-        tensors, ctx = decode_tensors(data), route.ctx
+        tensors = decode_tensors(data)
         if tensors.keys() != {"logits"}:
             reject_part("wrong_names")
         logits: Tensor = tensors["logits"]
-        if tuple(logits.shape) != (ctx.public_size, ctx.num_classes) or 8 * logits.element_size() != ctx.float_bits:
-            reject_part("wrong_shape")
-        if not logits.is_floating_point() or not logits.isfinite().all():
-            reject_part("not_finite")
+        self.check(logits, route.ctx)
         return logits
 
     def deliver(self, value: Tensor, route: Route) -> Tensor:
         return detached_copy(value, value.device)
+
+
+@dataclass(frozen=True)
+class PerClient(Part):
+    """A dictionary of values of one kind by client id, e.g. models of other clients.
+
+    Attributes:
+        part: The kind of each value.
+        max_clients: Returns the largest number of values.
+    """
+
+    part: Part
+    max_clients: Callable[[FederationInfo], int]
+
+    kind: ClassVar[str] = "per_client"
+    entry_header: ClassVar[struct.Struct] = struct.Struct("<II")  # client id, number of bytes
+
+    def planned_bits(self, ctx: FederationInfo) -> int:
+        return self.max_clients(ctx) * self.part.planned_bits(ctx)
+
+    def bits(self, value: Mapping[int, Any], ctx: FederationInfo) -> int:
+        return sum(self.part.bits(own, ctx) for own in value.values())
+
+    def check(self, value: Mapping[int, Any], ctx: FederationInfo) -> None:
+        if len(value) > self.max_clients(ctx) or not value.keys() <= ctx.client_sizes.keys():
+            reject_part("wrong_clients")
+        for own in value.values():
+            self.part.check(own, ctx)
+
+    def encode(self, value: Mapping[int, Any], route: Route) -> bytes:
+        entries = {client: self.part.encode(value[client], route) for client in sorted(value)}
+        return b"".join(self.entry_header.pack(client, len(data)) + data for client, data in entries.items())
+
+    def decode(self, data: bytes, route: Route) -> dict[int, Any]:
+        values: dict[int, Any] = {}
+        position, size = 0, self.entry_header.size
+        while position < len(data):
+            if position + size > len(data) or len(values) >= self.max_clients(route.ctx):
+                reject_part("truncated" if position + size > len(data) else "too_many")
+            client, length = self.entry_header.unpack_from(data, position)
+            if client not in route.ctx.client_sizes or client <= max(values, default=-1):
+                reject_part("wrong_clients")
+            position += size
+            if position + length > len(data):
+                reject_part("truncated")
+            values[client] = self.part.decode(data[position : position + length], route)
+            position += length
+        return values
+
+    def deliver(self, value: Mapping[int, Any], route: Route) -> dict[int, Any]:
+        return {client: self.part.deliver(value[client], route) for client in sorted(value)}
 
 
 def make_route(device: torch.device, ctx: FederationInfo, round_number: int, sender: int) -> Route:
@@ -263,6 +323,13 @@ def send_message(message: Message, parts: Mapping[str, Part], route: Route) -> t
         network adds are not counted.
     """
     require_declared(message, parts)
+    for name, value in message.items():
+        try:
+            parts[name].check(value, route.ctx)
+        except InvalidPartError as error:
+            raise FedMosaicError(
+                f"the value of part '{name}' does not fit its declaration, {error} (uploads, downloads): correct either"
+            ) from None
     received = {name: parts[name].deliver(value, route) for name, value in message.items()}
     return received, sum(parts[name].bits(value, route.ctx) for name, value in message.items())
 
@@ -280,12 +347,38 @@ def preview_message(message: Message, parts: Mapping[str, Part], route: Route) -
 
 def require_declared(message: Message, parts: Mapping[str, Part]) -> None:
     """Raise FedMosaicError if a message has parts that its method does not declare."""
+    if not isinstance(message, dict):
+        raise FedMosaicError(f"a message is {message!r:.100} (broadcast, local_round): return a dictionary of parts")
     unknown = sorted(set(message) - set(parts))
     if unknown:
-        declared = ", ".join(parts) or "none"
+        declared = ", ".join(parts) or "no parts"
         raise FedMosaicError(
-            f"a message has a part '{unknown[0]}', but the method declares {declared} (uploads, downloads): declare it"
+            f"a message has the part '{unknown[0]}', declared are {declared} (uploads, downloads): declare it"
         )
+
+
+def require_complete(message: Message, parts: Mapping[str, Part]) -> None:
+    """Raise FedMosaicError unless an upload is empty, has all parts of a round, or only parts that are sent once."""
+    require_declared(message, parts)
+    if not is_complete(message, parts):
+        missing = sorted(name for name, part in parts.items() if name not in message and not part.sent_once)
+        raise FedMosaicError(
+            f"an upload lacks the part '{missing[0]}' (local_round): return all declared parts, or {{}}"
+        )
+
+
+def is_complete(names: Collection[str], parts: Mapping[str, Part]) -> bool:
+    """Return whether an upload with these parts is empty, has all parts of a round, or only parts sent once."""
+    required = {name for name, part in parts.items() if not part.sent_once}
+    return not names or required <= set(names) or required.isdisjoint(names)
+
+
+def require_shapes(tensors: Parameters, template: Parameters) -> None:
+    """Raise InvalidPartError unless tensors have the names, shapes and types of `template`."""
+    if tensors.keys() != template.keys():
+        reject_part("wrong_names")
+    if any(tensors[n].shape != t.shape or tensors[n].dtype != t.dtype for n, t in template.items()):
+        reject_part("wrong_shape")
 
 
 def encode_tensors(tensors: Parameters) -> bytes:
@@ -311,10 +404,7 @@ def checked_tensors(tensors: Parameters, template: Parameters, device: torch.dev
     """Return finite tensors with the names, shapes, types and order of `template`, on `device`."""
     from fedmosaic_cli.engine.params import is_bounded
 
-    if tensors.keys() != template.keys():
-        reject_part("wrong_names")
-    if any(tensors[n].shape != t.shape or tensors[n].dtype != t.dtype for n, t in template.items()):
-        reject_part("wrong_shape")
+    require_shapes(tensors, template)
     if not is_bounded(tensors):
         reject_part("not_finite")
     return {name: tensors[name].to(device) for name in template}

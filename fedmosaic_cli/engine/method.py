@@ -103,6 +103,7 @@ class Needs:
         server_compute: A server that trains and predicts on the public set.
         peers: Clients send to their neighbours; see `engine.peers.PeerMethod`.
         plain_sgd: The optimizer sgd without momentum.
+        averaged_statistics: Running statistics of batch normalisation that are averaged (`train.bn_buffers`).
         total_rounds: The number of planned rounds, because a round depends on it.
         pooled_data: The training data of all clients in one place. No federation allows this.
         broadcast_to_evaluate: `received` in `personal_model`, `global_model` and `finalize`. Without it, `received` is
@@ -117,6 +118,7 @@ class Needs:
     server_compute: bool = False
     peers: bool = False
     plain_sgd: bool = False
+    averaged_statistics: bool = False
     total_rounds: bool = False
     pooled_data: bool = False
     broadcast_to_evaluate: bool = False

@@ -73,7 +73,7 @@ class NetworkLearner:
         self._worker_modules: dict[int, tuple[Classifier, dict[str, Tensor]]] = {}
         self.buffer_names = buffer_names(self.template)
         self.batch_norm_names = batch_norm_names(self.template)
-        self.trainable_names = [name for name, _ in self.template.named_parameters()]
+        self.trainable_names = [name for name, tensor in self.template.named_parameters() if tensor.requires_grad]
         self.groups = parameter_groups(self.template)
         self.has_random_layers = has_random_layers(self.template) or model_settings.name in MODELS
 
@@ -133,7 +133,8 @@ class NetworkLearner:
 
     def running_statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
         """Batch-norm statistics for `parameters`: the mean over the batches of one pass in training mode."""
-        fresh = {name: torch.zeros_like(parameters[name]) for name in self.buffer_names}
+        statistics = self.buffer_names & self.batch_norm_names
+        fresh = {name: torch.zeros_like(parameters[name]) for name in statistics}
         module = self.bound_module({**parameters, **fresh}).train()
         norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
         momentum = [layer.momentum for layer in norms]
@@ -146,7 +147,7 @@ class NetworkLearner:
         finally:
             for layer, value in zip(norms, momentum, strict=True):
                 layer.momentum = value
-        return fresh if len(examples) > 1 else params.select(parameters, self.buffer_names)
+        return fresh if len(examples) > 1 else params.select(parameters, statistics)
 
     def bound_module(self, parameters: Parameters) -> Classifier:
         """This worker's module, bound to `parameters` until the next call."""
@@ -188,7 +189,7 @@ def parameter_groups(module: Classifier) -> dict[ParameterGroup, frozenset[str]]
 
 def buffer_names(module: nn.Module) -> frozenset[str]:
     """State entries that are not parameters."""
-    return frozenset(name for name, _ in module.named_buffers())
+    return frozenset(module.state_dict().keys() - dict(module.named_parameters()).keys())
 
 
 def batch_norm_names(module: nn.Module) -> frozenset[str]:

@@ -57,17 +57,19 @@ def leaves(state: State) -> list[Any]:
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:
-    """sum_i w_i theta_i / sum_i w_i, summed in the given order; the maximum for integer buffers.
+    """sum_i w_i theta_i / sum_i w_i, summed in the given order; the elementwise maximum for integer buffers.
 
     A single model is copied bit for bit.
     """
+    import torch
+
     if len(models) == 1:
         return clone(models[0])
     shares = [weight / sum(weights) for weight in weights]
     mean: Parameters = {}
     for name, first in models[0].items():
         if not first.is_floating_point():
-            mean[name] = max((model[name] for model in models), key=int).clone()
+            mean[name] = torch.stack([model[name] for model in models]).amax(dim=0)
             continue
         total = first * shares[0]
         for model, share in zip(models[1:], shares[1:], strict=True):

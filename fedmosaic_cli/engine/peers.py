@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from fedmosaic_cli.engine.messages import PerClient
 from fedmosaic_cli.engine.method import Method, Needs, hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedmosaic_cli.engine.context import FederationInfo, Message, ReceivedMessage, Server
+    from fedmosaic_cli.engine.messages import Part
 
 Topology = Literal["ring", "complete"]
 
@@ -42,6 +44,13 @@ class PeerMethod(Method):
     def neighbors(self, client_id: int, ctx: FederationInfo) -> list[int]:
         """Return the clients that a client exchanges messages with."""
         return neighbors(client_id, len(ctx.client_sizes), self.topology)
+
+    @property
+    def downloads(self) -> Mapping[str, Part]:
+        return {
+            name: PerClient(part, lambda ctx: max(len(self.neighbors(client, ctx)) for client in ctx.client_sizes))
+            for name, part in self.uploads.items()
+        }
 
     def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
         uploads = {other: server.state.get(str(other)) for other in self.neighbors(client_id, ctx)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.round_log import require_loggable
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive_rng
 
@@ -93,6 +94,7 @@ class InProcessServer:
         return derive_rng(self._seed, purpose, SERVER_STREAM, self.round)
 
     def log(self, **values: Any) -> None:
+        require_loggable(values, "server.log")
         self.metrics.update(values)
 
     @property

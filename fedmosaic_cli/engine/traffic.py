@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from fedmosaic_cli.engine.peers import PeerMethod
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import FederationInfo
     from fedmosaic_cli.engine.method import Method
+    from fedmosaic_cli.engine.peers import PeerMethod
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def upload_bits(method: Method, ctx: FederationInfo) -> int:
 def planned_traffic(method: Method, ctx: FederationInfo) -> Traffic:
     """Return the largest traffic of a client in a round, without parts that are sent once in a run."""
     up, down = (
-        sum(part.planned_bits(ctx) for part in parts.values() if not part.is_once)
+        sum(part.planned_bits(ctx) for part in parts.values() if not part.sent_once)
         for parts in (method.uploads, method.downloads)
     )
     return client_traffic(method, min(ctx.client_sizes, default=0), ctx, up, down)
@@ -44,5 +43,5 @@ def client_traffic(method: Method, client_id: int, ctx: FederationInfo, bits_up:
     if method.needs.pooled_data:
         # Centralized training moves the raw data, which is not a message: 0 bits would be misleading.
         return Traffic(None, None)
-    num_receivers = len(method.neighbors(client_id, ctx)) if isinstance(method, PeerMethod) else 1
+    num_receivers = len(cast("PeerMethod", method).neighbors(client_id, ctx)) if method.needs.peers else 1
     return Traffic(num_receivers * bits_up, bits_down)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,19 @@ def fit_network(
     trained = {name: tensor for name, tensor in module.named_parameters() if options.is_trained(name)}
     if not trained:
         return TrainingLosses(None, [None] * len(task.terms))
-    if options.parameters is not None:
-        freeze_modules(module, options.parameters)
+    with frozen_parameters(module, options.parameters):
+        return run_steps(runner, module, trained, optimizer_state, task)
+
+
+def run_steps(
+    runner: NetworkLearner,
+    module: Classifier,
+    trained: dict[str, nn.Parameter],
+    optimizer_state: State,
+    task: TrainingTask,
+) -> TrainingLosses:
+    """Take the steps of a training on the parameters `trained` of a module."""
+    options = task.options
     terms = [term.to_device(runner.device) for term in task.terms]
     uses_module = any(getattr(term, "uses_module", False) for term in terms)
     needs_pairs = trains_batch_norm(runner, options)
@@ -100,23 +112,38 @@ def fit_network(
             total.add_(part.detach() * len(private_batch))
         num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
-    if options.parameters is not None:
-        module.requires_grad_()
     means = [(total / num_seen).item() if num_seen else None for total in totals]
     return TrainingLosses(means[0], means[1:], num_steps)
 
 
-def freeze_modules(module: nn.Module, trained: Collection[str], prefix: str = "") -> None:
-    """Put the modules without trained parameters in evaluation mode, and compute no gradients for them."""
+@contextmanager
+def frozen_parameters(module: nn.Module, trained: Collection[str] | None) -> Iterator[None]:
+    """Compute no gradients for other parameters than `trained`, and put modules without any in evaluation mode.
+
+    None freezes nothing. Afterwards all parameters require gradients as before.
+    """
+    if trained is None:
+        yield
+        return
+    set_eval_mode(module, trained)
+    frozen = [p for name, p in module.named_parameters() if p.requires_grad and name not in trained]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_()
+
+
+def set_eval_mode(module: nn.Module, trained: Collection[str], prefix: str = "") -> None:
+    """Put the modules without trained parameters in evaluation mode."""
     names = {f"{prefix}{name}" for name, _ in module.named_parameters()}
     if names and names.isdisjoint(trained):
         module.eval()
-    else:
-        for name, child in module.named_children():
-            freeze_modules(child, trained, f"{prefix}{name}.")
-    if not prefix:
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in trained)
+        return
+    for name, child in module.named_children():
+        set_eval_mode(child, trained, f"{prefix}{name}.")
 
 
 def trains_batch_norm(runner: NetworkLearner, options: StepOptions) -> bool:
@@ -213,6 +240,6 @@ def batch_gradient(
     with runner.autocast():
         loss = cross_entropy(module(inputs), labels)
     loss.backward()
-    gradient = {name: parameter.grad for name, parameter in module.named_parameters()}
+    gradient = {name: tensor.grad for name, tensor in module.named_parameters() if tensor.grad is not None}
     module.zero_grad(set_to_none=True)
     return loss.detach(), gradient

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedmosaic_cli.engine.messages import InvalidPartError, require_declared
+from fedmosaic_cli.engine.round_log import MAX_ABS_VALUE, invalid_metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,16 +37,6 @@ PROTOCOL_VERSION = 2
 PREAMBLE = struct.Struct("<4sBI")  # magic, version, length of the header
 PROTOCOL_CHECKSUM_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
-METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,39}")
-MAX_METRICS = 64
-# Log keys that the coordinator writes: a site must not set them.
-RESERVED_METRICS = {
-    *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "unexamined", "message"),
-    *("left_out", "received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
-}
-RESERVED_METRIC_SUFFIX = "_accuracy"
-MAX_ABS_VALUE = 1e100
-"""Limit of all numbers in a header, so that their sums stay finite."""
 
 
 class ProtocolError(Exception):
@@ -206,12 +196,10 @@ def decode_parts(parts: EncodedParts, declared: Mapping[str, Part], route: Route
 
 def validate_metrics(metrics: Any) -> dict[str, Any]:
     """Return a site's log values. Raise `ProtocolError` unless they are bounded numbers with allowed names."""
-    if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
+    if not isinstance(metrics, dict) or invalid_metric(metrics):
         reject_message("bad_notes")
-    for name, value in metrics.items():
-        is_reserved = name in RESERVED_METRICS or name.endswith(RESERVED_METRIC_SUFFIX)
-        if is_reserved or not METRIC_NAME_PATTERN.fullmatch(name) or not (value is None or is_bounded_number(value)):
-            reject_message("bad_notes")
+    if not all(value is None or is_bounded_number(value) for value in metrics.values()):
+        reject_message("bad_notes")
     return metrics
 
 

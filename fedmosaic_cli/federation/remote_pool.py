@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
-from fedmosaic_cli.engine.messages import SERVER_ID, make_route, require_declared
+from fedmosaic_cli.engine.messages import SERVER_ID, is_complete, make_route, require_declared
 from fedmosaic_cli.engine.method import has_finalize
 from fedmosaic_cli.engine.traffic import client_traffic, upload_bits
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
@@ -337,7 +337,7 @@ class RemoteClientPool:
 
     def _client_result(self, client: RemoteClient, response: Response, broadcast: Message) -> ClientResult:
         """Return a client's result and update the client. Raise `ProtocolError` if the response is invalid."""
-        if response.parts and response.parts.keys() != self.method.uploads.keys():
+        if not is_complete(response.parts, self.method.uploads):
             protocol.reject_message("wrong_parts")
         route = make_route(self.server_device, self.ctx, client.round, client.id)
         upload = protocol.decode_parts(response.parts, self.method.uploads, route)

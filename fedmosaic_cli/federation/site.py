@@ -25,6 +25,7 @@ from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
+from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.build import build_site_federation
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.environment import package_versions
@@ -140,7 +141,7 @@ class Site:
             crash_path = self.folder / "crash.txt"
             with suppress(OSError):
                 write_atomic(crash_path, traceback.format_exc().encode())
-            problem = f"{type(error).__name__}: {error} ({crash_path})"
+            problem = f"{plugin_failure(error) or f'{type(error).__name__}: {error}'} ({crash_path})"
             response = self._encode_error(request, "failed", f"{type(error).__name__} at the site")
         if problem:
             self._current_run = None  # the state in memory may be incomplete: load it from disk
@@ -172,7 +173,8 @@ class Site:
             raise RequestError("the plan has another version of a plug-in than this site: use the same file or package")
         folder = self._run_folder(header)
         make_directories(folder)
-        write_atomic(folder / PLAN_FILE, to_checksummed_json({"config": config.to_dict()}))
+        plan = {"config": config.to_dict(), **({"plugins": config.plugins()} if config.plugins() else {})}
+        write_atomic(folder / PLAN_FILE, to_checksummed_json(plan))
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
         metrics = self._evaluate(run, received) if received or not config.method.needs.broadcast_to_evaluate else None
@@ -283,7 +285,10 @@ class Site:
         folder = self._run_folder(request.header)
         if not (folder / PLAN_FILE).is_file():
             raise RequestError("this site has not joined the run: start it again at the coordinator with --resume")
-        config = self.policy.limited_config(self._validate_config(read_checksummed_json(folder / PLAN_FILE)["config"]))
+        plan = read_checksummed_json(folder / PLAN_FILE)
+        config = self.policy.limited_config(self._validate_config(plan["config"]))
+        if plan.get("plugins", {}) != config.plugins():
+            raise RequestError("the run was joined with another version of a plug-in: use the same file or package")
         shard = self.shard
         federation = build_site_federation(
             config, shard.dataset, shard.partition, shard.client_train_sizes, shard.shards.digest, self.device

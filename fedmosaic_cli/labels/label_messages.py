@@ -62,8 +62,6 @@ class LabelUpload(Part):
 class ConsensusLabels(Part):
     """One pseudo-label per public example, int64; negative if an example has no label."""
 
-    is_once: bool = False
-
     kind: ClassVar[str] = "consensus"
     level: ClassVar[UploadLevel] = "labels"
 

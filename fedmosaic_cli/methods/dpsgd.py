@@ -38,10 +38,6 @@ class DPSGD(PeerMethod):
     def uploads(self) -> Mapping[str, Part]:
         return {"model": Weights()}
 
-    @property
-    def downloads(self) -> Mapping[str, Part]:
-        return {"model": Weights(max_models=lambda ctx: len(self.neighbors(0, ctx)))}
-
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         client.state["model"] = params.clone(ctx.initial_model)
 

@@ -42,7 +42,7 @@ class FedDF(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, public_set=True, server_compute=True)
+        return replace(super().needs, public_set=True, server_compute=True, averaged_statistics=True)
 
     def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
         import torch
@@ -50,7 +50,7 @@ class FedDF(FedAvg):
         super().aggregate(server, uploads, ctx)
         if not self.steps:
             return
-        # Entries that stay with the clients are those of the initial model here.
+        # All entries are in the uploads, unless the network has running statistics that are not averaged.
         teachers = [server.predict_public({**ctx.initial_model, **upload["model"]}) for upload in uploads.values()]
         mean = torch.stack(teachers).mean(dim=0)
         server.state[STUDENT_KEY] = params.clone({**ctx.initial_model, **server.state["model"]})

@@ -1,4 +1,4 @@
-"""FedFomo: each client mixes models of other clients by how much they help on its validation data.
+"""FedFomo: each client mixes models of other clients by how much they lower its validation loss.
 
 Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021. The server keeps the model
 of every client and sends each client `num_models` of them: those with the highest scores, or with probability epsilon
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.messages import Tensors, Weights
+from fedmosaic_cli.engine.messages import PerClient, Tensors, Weights
 from fedmosaic_cli.engine.method import Costs, Method, MethodInfo, Needs, hyperparameters
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class FedFomo(Method):
 
     @property
     def downloads(self) -> Mapping[str, Part]:
-        return {"models": Weights(max_models=lambda ctx: min(self.num_models, len(ctx.client_sizes) - 1))}
+        return {"models": PerClient(Weights(), lambda ctx: min(self.num_models, len(ctx.client_sizes) - 1))}
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         client.state["model"] = params.clone(ctx.initial_model)
@@ -77,7 +77,7 @@ class FedFomo(Method):
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         own, others = client.state["model"], received.get("models", {})
-        scores = self.scores(client, own, others)
+        scores = self.scores(client, own, others, ctx)
         client.state["model"] = self.mixture(own, others, {other: max(0.0, s) for other, s in scores.items()})
         client.log(mixed_models=sum(score > 0 for score in scores.values()))
         client.train("model")
@@ -86,10 +86,13 @@ class FedFomo(Method):
             dense[other] = score
         return {"model": client.state["model"], "scores": {"scores": dense}}
 
-    def scores(self, client: Client, own: Parameters, others: Mapping[int, Parameters]) -> dict[int, float]:
-        """Return how much each model lowers the validation loss, relative to its distance."""
+    def scores(
+        self, client: Client, own: Parameters, others: Mapping[int, Parameters], ctx: FederationInfo
+    ) -> dict[int, float]:
+        """Return how much each model lowers the validation loss, relative to the distance of its parameters."""
+        weights = params.exclude(own, ctx.group("buffers"))
         loss = client.validation_loss(own) if others else 0.0
-        distances = {other: params.squared_distance(model, own) ** 0.5 for other, model in others.items()}
+        distances = {other: params.squared_distance(weights, model) ** 0.5 for other, model in others.items()}
         return {
             other: (loss - client.validation_loss(model)) / distances[other] if distances[other] else 0.0
             for other, model in others.items()

@@ -78,7 +78,7 @@ class FedProto(Method):
     info = MethodInfo(
         "fedproto",
         "FedProto",
-        exchanges="mean features per class, in both directions",
+        exchanges="mean features and number of examples per class, in both directions",
         citation="Tan et al., AAAI 2022",
         evaluates="the client's own body with the nearest global prototype",
     )
@@ -125,10 +125,12 @@ class FedProto(Method):
         return {**model, MEANS: prototypes["means"], COUNTS: prototypes["counts"]}
 
     def predict(self, model: Parameters, predictor: Predictor, examples: Any) -> Tensor:
+        import torch
+
         if MEANS not in model:
             return predictor.predict(model, examples)
         features, is_known = predictor.features(model, examples), model[COUNTS] > 0
-        distances = (features[:, None] - model[MEANS][None]).square().sum(dim=2)
+        distances = torch.cdist(features, model[MEANS]).square()
         # Classes without a prototype are never predicted, and keep the loss finite.
         farthest = distances.max(dim=1, keepdim=True).values + 1
         logits: Tensor = -distances.where(is_known[None], farthest)

@@ -38,4 +38,4 @@ class FedRep(FedPer):
         client.train("model", parameters=client.state["model"].keys() - head)
 
     def costs(self, ctx: FederationInfo) -> Costs:
-        return replace(super().costs(ctx), local_rounds=2 * ctx.num_rounds if self.head_epochs else None)
+        return replace(super().costs(ctx), local_rounds=(1 + self.head_epochs) * ctx.num_rounds)

@@ -122,7 +122,7 @@ class GatedCoTraining(FedMosaic):
     @property
     def downloads(self) -> Mapping[str, Part]:
         return (
-            {**super().downloads, PEER_LABELS_KEY: ConsensusLabels(is_once=True)}
+            {**super().downloads, PEER_LABELS_KEY: ConsensusLabels(sent_once=True)}
             if self.is_gated
             else super().downloads
         )

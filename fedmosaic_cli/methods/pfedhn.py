@@ -75,6 +75,7 @@ class PFedHN(Method):
 
     def init_client(self, client: Client, ctx: FederationInfo) -> None:
         client.state["buffers"] = params.clone(params.select(ctx.initial_model, ctx.group("buffers")))
+        client.state["has_statistics"] = False
 
     def init_server(self, server: Server, ctx: FederationInfo) -> None:
         import torch
@@ -98,11 +99,11 @@ class PFedHN(Method):
 
     def generated_model(self, network: Parameters, client_id: int, ctx: FederationInfo) -> Parameters:
         """Return the model that the hypernetwork generates for a client."""
-        code = network["embeddings"][client_id]
+        hidden = network["embeddings"][client_id]
         for number in range(self.hidden_layers):
-            code = (network[f"hidden{number}.weight"] @ code + network[f"hidden{number}.bias"]).relu()
+            hidden = (network[f"hidden{number}.weight"] @ hidden + network[f"hidden{number}.bias"]).relu()
         return {
-            name: (network[f"output.{name}.weight"] @ code + network[f"output.{name}.bias"]).view(tensor.shape)
+            name: (network[f"output.{name}.weight"] @ hidden + network[f"output.{name}.bias"]).view(tensor.shape)
             for name, tensor in params.select(ctx.initial_model, trained_names(ctx)).items()
         }
 
@@ -115,6 +116,7 @@ class PFedHN(Method):
         client.train("model")
         model = client.state.pop("model")
         client.state["buffers"] = params.select(model, client.state["buffers"])
+        client.state["has_statistics"] = True
         return {"change": params.add_scaled(params.select(model, start), start, -1)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
@@ -139,7 +141,11 @@ class PFedHN(Method):
         server.state["hypernetwork"] = params.add_scaled(network, momentum, -self.lr)
 
     def personal_model(self, client: Client, received: ReceivedMessage) -> Parameters:
-        return {**received["model"], **client.state["buffers"]}
+        model = {**received["model"], **client.state["buffers"]}
+        if not client.state["buffers"] or client.state["has_statistics"]:
+            return model
+        # Initial running statistics are useless: a client that has not trained yet computes them from its data.
+        return {**model, **client.running_statistics(model)}
 
     def costs(self, ctx: FederationInfo) -> Costs:
         return Costs(state_models=0)

@@ -64,15 +64,15 @@ class Scaffold(FedAvg):
         return {**super().broadcast(server, client_id, ctx), "control": server.state["control"]}
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
-        own, common = client.state["control"], received["control"]
+        own, server_control = client.state["control"], received["control"]
         client.state["model"] = model = {**received["model"], **params.clone(client.state["kept"])}
         start = params.clone(params.select(model, own))
-        result = client.train("model", correction=params.add_scaled(common, own, -1))
+        result = client.train("model", correction=params.add_scaled(server_control, own, -1))
         change = params.zeros_like(own)
         if result.num_steps:
             # (w - y) / (K lr) is the mean corrected gradient, so the new c_i is the mean gradient.
             moved = params.add_scaled(start, params.select(model, own), -1)
-            change = params.add_scaled(params.scaled(common, -1), moved, 1 / (result.num_steps * result.lr))
+            change = params.add_scaled(params.scaled(server_control, -1), moved, 1 / (result.num_steps * result.lr))
         client.state["control"] = params.add_scaled(own, change, 1)
         return {"model": self.make_upload(client, client.state.pop("model"), ctx), "control": change}
 

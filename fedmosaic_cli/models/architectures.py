@@ -63,6 +63,11 @@ def build_plugin_network(
             )
     try:
         module = factory(**{key: value for key, value in offered.items() if key in parameters})
+        if not isinstance(module, nn.Module):
+            raise RequestError(
+                f"{factory.__name__} returns {type(module).__name__} ({describe_location(factory)}): "
+                "return a torch.nn.Module"
+            )
         network = as_classifier(module, input_shape)
         num_outputs = network.head.out_features
     except RequestError:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.model_settings import ModelSettings
@@ -267,7 +268,7 @@ def build_site_federation(
         info,
         [build_eval_task(data, own, owner=number)],
         WorkerPool(1),
-        init_state(config.method, [client], InProcessServer(config.seed, device), info),
+        init_state(config.method, [client], InProcessServer(config.seed, device), info, with_server=False),
         config.seed,
         1,
         device,
@@ -312,6 +313,7 @@ def build_federation_info(
     dtype: torch.dtype = torch.float32,
 ) -> FederationInfo:
     """Return the public facts about the federation; `network` is that of the first client, if it has one."""
+    extra = config.method.needs.networks if network else {}
     return FederationInfo(
         num_classes=dataset.num_classes,
         initial_model=network.initial_parameters(derive_seed(config.seed, "init")) if network else {},
@@ -322,12 +324,23 @@ def build_federation_info(
         bn_buffers=config.train.bn_buffers,
         groups=network.groups if network else {},
         feature_dim=network.template.head.in_features if network else 0,
+        networks={name: initial_network(config, dataset, network, name, dtype) for name in extra} if network else {},
         float_bits=8 * dtype.itemsize,
         public_size=len(partition.public),
         run_id=run_id(config, shards_digest),
         public_set_id=public_set_digest(dataset, partition),
         extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
     )
+
+
+def initial_network(
+    config: RunConfig, dataset: Dataset, network: NetworkLearner, name: str, dtype: torch.dtype
+) -> Parameters:
+    """Return the common initial parameters of an additional network of the method."""
+    shape, extend = dataset.input_shape, config.method.needs.networks[name]
+    model, train = config.model_settings_for(0), config.train_settings_for(0)
+    learner = NetworkLearner(model, train, shape, dataset.num_classes, network.device, dtype, extend=extend)
+    return learner.initial_parameters(derive_seed(config.seed, "init", name))
 
 
 def num_clients_per_round(config: RunConfig) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.data_settings import DataSettings
+    from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
@@ -164,9 +165,19 @@ def estimated_federation_info(config: RunConfig, data: DataDimensions) -> Federa
         bn_buffers=config.train.bn_buffers,
         groups=parameter_groups(module) if module else {},
         feature_dim=module.head.in_features if module else 0,
+        networks={name: additional_network(config, data, name) for name in config.method.needs.networks}
+        if module
+        else {},
         public_size=config.data.public_size or 0,
         extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
     )
+
+
+def additional_network(config: RunConfig, data: DataDimensions, name: str) -> Parameters:
+    """Return the parameters of an additional network of the method, without values."""
+    with torch.device("meta"):
+        module = build_network(config.model_settings_for(0), data.input_shape, data.num_classes)
+        return dict(config.method.needs.networks[name](module, data.num_classes).state_dict())
 
 
 def dimensions_from_shards(shards: ShardSet) -> DataDimensions:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fedmosaic_cli.config.run_config import load_run_config
 from fedmosaic_cli.engine.evaluation import EVAL_METRICS, classification_metrics, client_averages
 from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
+from fedmosaic_cli.engine.learner import ClientPredictor
 from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.build import (
     DeviceDataset,
     LearnerFactory,
@@ -36,9 +38,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
-    from fedmosaic_cli.engine.context import Parameters
+    from fedmosaic_cli.engine.context import Parameters, Predictor
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.storage.runs import RunDirectory
 
 T = TypeVar("T")
@@ -133,7 +134,14 @@ def load_finished_run(files: RunDirectory, data_dirs: DataDirs) -> FinishedRun:
         raise RequestError(
             f"the models of this run are at its sites ({files.path}): 'fedmosaic site status' at a site shows its model"
         )
-    return FinishedRun(files, load_run_config(files.config_path, data_dirs), summary)
+    config = load_run_config(files.config_path, data_dirs)
+    recorded = files.read_environment().get("plugins", {})
+    changed = sorted(name for name, source in config.plugins().items() if source != recorded.get(name))
+    if changed:
+        raise RequestError(
+            f"the plug-in {changed[0]} is not that of the run ({files.path}): name the same file or package"
+        )
+    return FinishedRun(files, config, summary)
 
 
 def with_supported_precision(run: FinishedRun, device: torch.device) -> FinishedRun:
@@ -153,8 +161,8 @@ def evaluate_run(
     if split == "val" and not all("val" in shard.splits() for shard in partition.shards):
         raise RequestError(f"the clients have no validation data ({run.files.path}): partition with --val-fraction")
     entries: list[dict[str, Any]] = []
-    for shard, learner, model in load_saved_models(run, device_dataset, partition):
-        entries.append(evaluate_saved_client(run, shard, learner, model, device_dataset, split))
+    for shard, predictor, model in load_saved_models(run, device_dataset, partition):
+        entries.append(evaluate_saved_client(run, shard, predictor, model, device_dataset, split))
         yield ClientEvaluated(run.files, shard.client)
     sizes = [entry["examples"] for entry in entries]
     averages = {
@@ -177,8 +185,8 @@ def evaluate_run(
 
 def load_saved_models(
     run: FinishedRun, device_dataset: DeviceDataset, partition: Partition
-) -> Iterator[tuple[Shard, Learner, Parameters]]:
-    """Yield each client's shard, its learner and its personal model."""
+) -> Iterator[tuple[Shard, ClientPredictor, Parameters]]:
+    """Yield each client's shard, what predicts with its networks, and its personal model."""
     learners, shapes = LearnerFactory(run.config), {}
     pooled = (
         learners.learner(0, pool_training_examples(device_dataset, partition.shards), device_dataset)
@@ -189,28 +197,36 @@ def load_saved_models(
         learner = pooled or learners.learner(shard.client, device_dataset.examples(shard, "train"), device_dataset)
         if learner not in shapes:  # clients with the same network share a learner
             shapes[learner] = parameter_shapes(learner.initial_parameters(0))
-        yield shard, learner, load_saved_model(run, shard.client, shapes[learner], device_dataset.device)
+        predictor = ClientPredictor(learner, learners.networks(shard.client, device_dataset))
+        yield shard, predictor, load_saved_model(run, shard.client, shapes[learner], device_dataset.device)
 
 
 def evaluate_saved_client(
-    run: FinishedRun, shard: Shard, learner: Learner, model: Parameters, device_dataset: DeviceDataset, split: Split
+    run: FinishedRun,
+    shard: Shard,
+    predictor: Predictor,
+    model: Parameters,
+    device_dataset: DeviceDataset,
+    split: Split,
 ) -> dict[str, Any]:
     """Return the entry of one client in evaluation.json."""
     import torch
 
-    logits = predict_logits(run, shard.client, learner, model, device_dataset.examples(shard, split))
+    logits = predict_logits(run, shard.client, predictor, model, device_dataset.examples(shard, split))
     labels = torch.as_tensor(shard.split_labels(split, device_dataset.dataset))
     with_confusion = device_dataset.dataset.num_classes**2 * run.summary["shards"]["clients"] <= MAX_CONFUSION_COUNTS
     entry = {"client": shard.client, "domain": shard.domain, "examples": len(labels)}
     return {**entry, **vars(classification_metrics(logits, labels, with_confusion=with_confusion))}
 
 
-def predict_logits(run: FinishedRun, client: int, learner: Learner, model: Parameters, examples: Examples) -> Tensor:
+def predict_logits(
+    run: FinishedRun, client: int, predictor: Predictor, model: Parameters, examples: Examples
+) -> Tensor:
     """Return the logits of a client's model on the CPU; raise RunFailedError if they are not finite."""
     try:
-        logits = run.config.method.predict(model, learner, examples).cpu()
-    except (KeyError, RuntimeError):
-        raise misfit_error(run, client) from None
+        logits = run.config.method.predict(model, predictor, examples).cpu()
+    except (KeyError, RuntimeError) as error:
+        raise plugin_failure(error) or misfit_error(run, client) from None
     if not logits.isfinite().all():
         raise RunFailedError(
             f"the outputs of client {client}'s model are not finite ({run.files.path}): "

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.runner.events import RunEvent
     from fedmosaic_cli.runner.plan import PlannedRun, RunPlan
@@ -139,7 +140,7 @@ def execute_runs(
         run_options = replace(options, remote=remote_for(saved))
         try:
             events = run_experiment(run.config, saved, run.files, data_dirs, run_options)
-            with record_crash(run.files), observe(events, run.files) as observed:
+            with record_crash(run.files, run.config), observe(events, run.files) as observed:
                 for event in observed:
                     yield run, event
                     if isinstance(event, RunStopped):
@@ -149,20 +150,30 @@ def execute_runs(
 
 
 @contextmanager
-def record_crash(files: RunDirectory) -> Iterator[None]:
-    """Write the traceback of an unexpected error to the run's directory."""
+def record_crash(files: RunDirectory, config: RunConfig) -> Iterator[None]:
+    """Write the traceback of an unexpected error to the run's directory. Errors of plug-ins name their place."""
     try:
         yield
+    except FedMosaicError:
+        raise
     except FileNotFoundError as error:
-        raise ResourceError(
+        raise plugin_failure(error) or ResourceError(
             f"{error.strerror} ({error.filename}): it was removed while the run was writing; start the run again"
         ) from None
-    except (FedMosaicError, OSError):
+    except OSError as error:
+        failure = plugin_failure(error)
+        if failure is not None:
+            raise failure from None
         raise
     except Exception as error:
         with suppress(OSError):
             write_atomic(files.crash_path, traceback.format_exc().encode())
         failure = plugin_failure(error)
+        if failure is None and config.plugins():
+            where = ", ".join(config.plugins())
+            failure = RunFailedError(
+                f"{type(error).__name__}: {error} (in a run with {where}): correct the plug-in; see {files.crash_path}"
+            )
         if failure is not None:
             raise failure from error
         raise

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.cli.tensorboard import round_scalars
+from fedmosaic_cli.runner.tensorboard_log import round_scalars
 
 TRAIN = (
     *("train", "--preset", "quickstart", "--runs-dir", "runs", "--set", "train.checkpoint_every=2"),
@@ -133,7 +133,8 @@ def test_a_finished_run_gets_event_files_and_is_otherwise_unchanged(invoke, tmp_
 def test_without_tensorboard_nothing_is_started(invoke, tmp_path, monkeypatch):
     real_find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "fedmosaic_cli.cli.tensorboard.find_spec", lambda name: None if name == "tensorboard" else real_find_spec(name)
+        "fedmosaic_cli.runner.tensorboard_log.find_spec",
+        lambda name: None if name == "tensorboard" else real_find_spec(name),
     )
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2

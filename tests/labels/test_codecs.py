@@ -105,6 +105,7 @@ def test_missing_consensus_labels_are_transmitted():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_weights_arrive_as_they_were_sent(dtype):
     sent = {"a": torch.arange(6).reshape(2, 3).to(dtype), "scalar": torch.tensor(3).to(dtype), "none": torch.empty(0)}
-    received, bits = send_message({"model": sent}, {"model": Weights()}, way(make_info(0, num_classes=2)))
+    ctx = FederationInfo(num_classes=2, initial_model=sent, client_sizes={}, num_rounds=1)
+    received, bits = send_message({"model": sent}, {"model": Weights()}, way(ctx))
     assert bits == 7 * 8 * dtype.itemsize
     assert all(torch.equal(received["model"][name], sent[name]) for name in sent)

@@ -15,11 +15,13 @@ from tests.toys import TOYS, close, make_toy, models, personal_models, run_toy, 
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
+CTX = TOYS["even"].federation(FedFomo()).ctx
+
 
 class NothingHelps(FedFomo):
     """Every received model has a larger validation loss than the client's own."""
 
-    def scores(self, client, own, others):
+    def scores(self, client, own, others, ctx):
         return dict.fromkeys(others, -1.0)
 
 
@@ -34,7 +36,7 @@ class SendsOwnModel(FedFomo):
 class IgnoresDistance(FedFomo):
     """Wrong: weights are not divided by distances."""
 
-    def scores(self, client, own, others):
+    def scores(self, client, own, others, ctx):
         loss = client.validation_loss(own)
         return {other: loss - client.validation_loss(model) for other, model in others.items()}
 
@@ -50,7 +52,7 @@ def client_and_models():
 
 def mixed(client, own, others):
     """Return the model from which the client would train."""
-    scores = FedFomo().scores(client, own, others)
+    scores = FedFomo().scores(client, own, others, CTX)
     return FedFomo().mixture(own, others, {other: max(0.0, score) for other, score in scores.items()})
 
 
@@ -61,7 +63,7 @@ def test_score_is_the_decrease_of_the_validation_loss_per_distance():
     def loss(model):
         return cross_entropy(by_hand_logits(model, inputs), labels).item()
 
-    scores = FedFomo().scores(client, own, {1: worst, 2: good, 5: best})
+    scores = FedFomo().scores(client, own, {1: worst, 2: good, 5: best}, CTX)
     for other, model in {1: worst, 2: good, 5: best}.items():
         distance = sum(((model[name] - own[name]) ** 2).sum() for name in own).sqrt().item()
         assert scores[other] == pytest.approx((loss(own) - loss(model)) / distance, rel=1e-9)

@@ -11,6 +11,7 @@ import numpy as np
 from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.datasets.dataset_source import MAX_CLASSES, DatasetSource, UserDataInfo
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.plugin_sources import describe_location, plugin_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,14 @@ def plugin_dataset_source(
 
     @cache
     def dataset() -> Dataset:
-        return make_dataset(name, images, labels, class_names, test_mask)
+        where = describe_location(images) if callable(images) else f"data set {name}"
+        try:
+            return make_dataset(name, images, labels, class_names, test_mask)
+        except RequestError as error:
+            raise RequestError(str(error).replace(f"(data set {name})", f"({where})")) from None
+        except Exception as error:
+            failure = plugin_failure(error) or f"{type(error).__name__}: {error} ({where}): correct the plug-in"
+            raise RequestError(str(failure)) from None
 
     return DatasetSource(
         description="registered from Python",
@@ -40,7 +48,7 @@ def plugin_dataset_source(
 
 def make_dataset(name: str, images: Any, labels: Any, class_names: Sequence[str] | None, test_mask: Any) -> Dataset:
     """Return a checked data set from arrays, a torch data set, or a function that returns them."""
-    if callable(images) and not hasattr(images, "__getitem__"):
+    if callable(images) and (isinstance(images, type) or not hasattr(images, "__getitem__")):
         images = images()
     if isinstance(images, Dataset):
         return images
