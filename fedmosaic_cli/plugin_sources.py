@@ -50,7 +50,7 @@ SOURCES: dict[tuple[PluginKind, str], PluginSource] = {}
 """The sources of all registered plug-ins."""
 
 
-def remember_reference(reference: str, kind: PluginKind | None = None) -> None:
+def record_reference(reference: str, kind: PluginKind | None = None) -> None:
     """Keep a reference, so that processes that this one starts can import it, too."""
     place, separator, name = reference.rpartition(":")
     file = place or reference

@@ -1,4 +1,4 @@
-"""Methods, models and data sets from outside the package.
+"""Plug-ins: methods, models and data sets that are not part of the package.
 
 A reference names a class or function: `FILE.py:NAME`, or `package.module:NAME` for an installed package. Entry points
 of the groups `fedmosaic.methods`, `fedmosaic.models` and `fedmosaic.datasets` are used by their name. Code is imported
@@ -32,8 +32,8 @@ from fedmosaic_cli.plugin_sources import (
     default_name,
     describe_location,
     find_source,
+    record_reference,
     references_from_environment,
-    remember_reference,
     require_free_name,
 )
 
@@ -176,12 +176,12 @@ def resolve(word: str, kind: PluginKind, known: Iterable[str], register: Callabl
         return word
     if ":" in word:
         target = load_reference(word)
-        remember_reference(word, kind)
+        record_reference(word, kind)
         return register(default_name(word.rpartition(":")[2]), target)
     for entry in entry_points(group=f"fedmosaic.{kind}"):
         if entry.name == word:
             name = register(word, import_named(entry.value))
-            remember_reference(word, kind)
+            record_reference(word, kind)
             if entry.dist is not None:
                 distribution = f"{entry.dist.name} {entry.dist.version}"
                 SOURCES[kind, name] = replace(SOURCES[kind, name], distribution=distribution)
@@ -207,10 +207,10 @@ def load_plugin(reference: str) -> None:
         resolvers[kind](word)
     elif reference.endswith(".py"):
         import_file(Path(reference))
-        remember_reference(reference)
+        record_reference(reference)
     else:
         import_module(reference)
-        remember_reference(reference)
+        record_reference(reference)
 
 
 def load_named_plugins(references: Iterable[str]) -> None:

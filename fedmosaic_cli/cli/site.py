@@ -130,11 +130,11 @@ def start(
     ] = False,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:NAME", help="A method from outside that runs may use.", show_default=False),
+        typer.Option(metavar="FILE.py:NAME", help="A plug-in method that runs may use.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:NAME", help="A model from outside that runs may use.", show_default=False),
+        typer.Option(metavar="FILE.py:NAME", help="A plug-in model that runs may use.", show_default=False),
     ] = None,
     plugin: PluginOption = None,
     device: DeviceOption = DeviceChoice.auto,

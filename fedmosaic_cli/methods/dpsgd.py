@@ -2,7 +2,8 @@
 
 Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017. There is no server: at the
 start of a round a client replaces its model by the mean of its own and its neighbours' models, then trains. Differs
-from the paper: a round has the configured number of local steps; the paper averages after every step.
+from the paper: a round has the configured number of local steps, which start at the mean; the paper averages after
+every step and takes the gradient at the model before averaging.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The strongest simple baseline of personalized federated learning, e.g. in Wang et al., Federated Evaluation of On-device
 Personalization, 2019. Training is that of FedAvg, so all rounds before the last one are evaluated as in FedAvg.
-Fine-tuning uses the run's optimizer with a new state, and running statistics adapt to the client.
+Fine-tuning uses the run's optimizer with a new state. Running statistics adapt to the client, unless only the head is
+tuned.
 """
 
 from __future__ import annotations

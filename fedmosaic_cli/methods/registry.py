@@ -91,7 +91,7 @@ FEDMOSAIC_DEFAULTS = {"warmup_share": 0.0, "public_loss": "plain", "votes_from":
 
 
 STORED_INFO: dict[str, MethodInfo] = {}
-"""Descriptions of methods from outside the package, as the collected runs stored them."""
+"""Descriptions of plug-in methods, as the collected runs stored them."""
 
 
 def method_info(name: str) -> MethodInfo:
@@ -108,8 +108,8 @@ def known_methods() -> list[str]:
     return [*METHODS, *sorted(STORED_INFO.keys() - METHODS.keys())]
 
 
-def remember_method(content: Any) -> None:
-    """Keep the description of a method from outside the package that a run stored.
+def store_method_info(content: Any) -> None:
+    """Keep the description of a plug-in method that a run stored.
 
     Raises:
         ValueError: The content is not a valid description.

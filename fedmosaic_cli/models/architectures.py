@@ -33,7 +33,7 @@ def build_network(
         settings: The network and its options.
         input_shape: [channels, height, width].
         num_classes: Number of outputs.
-        check_outputs: Refuse a network from outside with another number of outputs.
+        check_outputs: Refuse a plug-in network with another number of outputs.
 
     Raises:
         RequestError: The architecture does not support this image size.
@@ -46,7 +46,7 @@ def build_network(
 def build_plugin_network(
     name: str, input_shape: tuple[int, int, int], num_classes: int, check_outputs: bool
 ) -> Classifier:
-    """Build a registered network from outside the package.
+    """Build a plug-in network.
 
     Raises:
         RequestError: The network cannot be built or does not fit the images, with the reason.

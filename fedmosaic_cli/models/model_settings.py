@@ -16,7 +16,7 @@ MAX_HIDDEN_LAYERS = 100
 
 
 def require_registered_model(name: str) -> str:
-    """Return the name of a network from outside the package. Raise ValueError if there is none."""
+    """Return the name of a plug-in network. Raise ValueError if there is none."""
     if name not in MODELS:
         raise ValueError("the name of a network that --model or --plugin defines")
     return name
@@ -72,7 +72,7 @@ class ModelSettings(ConfigSection):
 
     @property
     def has_batch_norm(self) -> bool:
-        """True if the network has batch normalisation. For a network from outside this is not known, so it is True."""
+        """True if the network has batch normalisation. For plug-in networks this is not known, so it is True."""
         return self.name in ("cnn-bn", "alexnet-bn", *MODELS)
 
     @property

@@ -1,4 +1,4 @@
-"""Networks from outside the package, by name; see `plugins.register_model`."""
+"""Plug-in networks by name; see `plugins.register_model`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PluginModel:
-    """A network from outside: a function or class that returns a module."""
+    """A plug-in network: a function or class that returns a module."""
 
     factory: Callable[..., nn.Module]
     source: PluginSource

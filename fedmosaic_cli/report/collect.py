@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.data.data_dirs import no_progress
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.methods.registry import METHODS, effective_hyperparameters, remember_method
+from fedmosaic_cli.methods.registry import METHODS, effective_hyperparameters, store_method_info
 from fedmosaic_cli.report.noise_notes import noise_key
 from fedmosaic_cli.storage.files import sha256, to_json_bytes
 from fedmosaic_cli.storage.runs import CONFIG_FILE, MODELS_DIR, SUMMARY_FILE, RunDirectory
@@ -120,13 +120,13 @@ def find_run_directories(runs_dir: Path) -> tuple[list[Path], list[SkippedRun]]:
     return run_directories, unreadable
 
 
-def remember_plugin_method(summary: dict[str, Any]) -> None:
-    """Keep the description of a method from outside the package, which its run stored."""
+def store_plugin_info(summary: dict[str, Any]) -> None:
+    """Keep the description of a plug-in method, which its run stored."""
     content = summary.get("method_info")
     try:
         if content is None or content["name"] != summary["method"]:
             raise ValueError("it is missing")
-        remember_method(content)
+        store_method_info(content)
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"unknown method '{summary['method']}', and its description is unusable: {error}") from None
 
@@ -134,7 +134,7 @@ def remember_plugin_method(summary: dict[str, Any]) -> None:
 def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
     """Convert a run summary to a row of the DataFrame."""
     if summary["method"] not in METHODS:
-        remember_plugin_method(summary)
+        store_plugin_info(summary)
     hyperparameters = effective_hyperparameters(summary["method"], summary["hyperparameters"])
     conditions = {
         **{key: summary[key] for key in ("dataset", "scheme", "rounds", "model", "train")},
@@ -158,7 +158,7 @@ def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
         "per_client": None if per_client is None else tuple(map(float, per_client)),
         "caveats": "".join(symbol for symbol, key in CAVEAT_SUMMARY_KEYS.items() if summary.get(key)),
         "bits": None if None in bits_up_down else sum(bits_up_down),
-        # Data sets and models from outside, without which no command can make more runs.
+        # Plug-in data sets and models, without which no command can make more runs.
         "plugins": ", ".join(sorted(key for key in summary.get("plugins", {}) if not key.startswith("methods."))),
         "digest": summary["shards"].get("digest", ""),
         "device": summary.get("device", ""),

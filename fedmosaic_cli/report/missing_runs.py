@@ -79,7 +79,7 @@ def missing_seeds(
 ) -> tuple[int, ...]:
     """Return the seeds that a cell lacks.
 
-    Methods, models and data sets from outside the package are never requested.
+    Plug-ins are never requested.
     Rows with other hyper-parameters or with noise are not requested for groups that have no run of them. A column
     without any runs lacks the rows that the paper has.
     """

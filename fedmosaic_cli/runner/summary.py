@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def plugin_section(config: RunConfig) -> dict[str, Any]:
-    """Return what a report must know about a method from outside the package; {} if it is built in."""
+    """Return what a report must know about plug-ins; {} if all is built in."""
     plugins = config.plugins()
     if not plugins:
         return {}

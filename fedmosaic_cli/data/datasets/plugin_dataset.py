@@ -1,4 +1,4 @@
-"""Data sets from outside: arrays, a `torch.utils.data.Dataset`, or a function that returns them."""
+"""Plug-in data sets: arrays, a `torch.utils.data.Dataset`, or a function that returns them."""
 
 from __future__ import annotations
 
