@@ -48,17 +48,12 @@ class Mistake(Local):
         return {}
 """,
     "remote sites give the same bytes": """
-LAST = {}
+class Rounded(Weights):
+    def encode(self, value, route):
+        return super().encode({name: tensor.half().to(tensor.dtype) for name, tensor in value.items()}, route)
+
 class Mistake(FedAvg):
-    def train_local_model(self, client, received):
-        client.train("model")
-        LAST[client.id] = client.round
-    def aggregate(self, server, uploads, ctx):
-        super().aggregate(server, uploads, ctx)
-        server.state["model"] = params.scaled(server.state["model"], 1 if "head.bias" in server.state["model"] else 0)
-    def make_upload(self, client, model, ctx):
-        upload = super().make_upload(client, model, ctx)
-        return {**upload, "extra": torch.zeros(3)}
+    uploads = downloads = {"model": Rounded()}
 """,
     "planned memory is sufficient": """
 class Mistake(Local):

@@ -23,7 +23,7 @@ def make_diverge(monkeypatch):
     """Make a client diverge in a given round."""
 
     def at(client, number):
-        def check(self, models):
+        def check(self, models, kind=""):
             if (self.id, self.round) == (client, number):
                 raise DivergenceError(self.id, self.round, "everything")
 
