@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from fedmosaic_cli.engine.messages import Part
 from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparameters
 from fedmosaic_cli.errors import FedMosaicError, RequestError, unknown_name_error
-from fedmosaic_cli.models.registered_models import MODELS, PluginModel
+from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.plugin_sources import (
     MODULE_PREFIX,
     SOURCES,
@@ -54,8 +54,8 @@ CONTRACT_METHODS = (
 def register_method(cls: M) -> M:
     """Register a method class under its name, so that it can be trained. It replaces an earlier plug-in of that name.
 
-    A class without `info` gets one: the name is the class name in lower case. A class that is not decorated with
-    `hyperparameters` is made a frozen dataclass.
+    A class without `info` gets one: the name is the class name in lower case with hyphens. A class that is not
+    decorated with `hyperparameters` is made a frozen dataclass.
 
     Raises:
         RequestError: The class is not a method, has abstract phases, fields without default, phases with a wrong
@@ -112,8 +112,8 @@ def register_model(name: str, factory: Callable[..., nn.Module]) -> None:
     from fedmosaic_cli.models.model_settings import MODEL_KEYS
 
     require_free_name("models", name, describe_location(factory), is_taken=name in MODEL_KEYS)
-    MODELS[name] = PluginModel(factory, find_source(factory))
-    SOURCES["models", name] = MODELS[name].source
+    MODELS[name] = factory
+    SOURCES["models", name] = find_source(factory)
 
 
 def register_dataset(

@@ -52,7 +52,7 @@ def model_name(model: str | Callable[..., nn.Module]) -> str:
     if isinstance(model, str):
         return resolve_model(model)
     name = callable_name(model, "model", "a class or function that returns a torch module")
-    if name not in MODELS or MODELS[name].factory is not model:
+    if name not in MODELS or MODELS[name] is not model:
         register_model(name, model)
     return name
 
@@ -111,7 +111,7 @@ def find_reference(kind: PluginKind, name: str) -> str | None:
     if source is None or not source.file or source.distribution:
         return None
     targets = {"methods": METHODS.get(name), "datasets": DATASET_FUNCTIONS.get(name)}
-    target = MODELS[name].factory if kind == "models" and name in MODELS else targets.get(kind)
+    target = MODELS[name] if kind == "models" and name in MODELS else targets.get(kind)
     candidates = [reference_to(target), *(word.partition("=")[2] for word in REFERENCES if word.startswith(f"{kind}="))]
     for candidate in filter(None, candidates):
         place, _, attribute = candidate.rpartition(":")

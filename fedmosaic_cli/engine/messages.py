@@ -106,7 +106,34 @@ class Part(ABC):
 
 
 @dataclass(frozen=True)
-class Weights(Part):
+class NamedTensors(Part):
+    """Base class of parts whose values are tensors by name, with names, shapes and types that both sides know."""
+
+    @abstractmethod
+    def template(self, ctx: FederationInfo) -> Parameters:
+        """Return tensors with the names, shapes and types of a value. Their numbers are not used."""
+
+    def planned_bits(self, ctx: FederationInfo) -> int:
+        return sum(map(tensor_bits, self.template(ctx).values()))
+
+    def bits(self, value: Parameters, ctx: FederationInfo) -> int:
+        return sum(map(tensor_bits, value.values()))
+
+    def check(self, value: Parameters, ctx: FederationInfo) -> None:
+        require_shapes(value, self.template(ctx))
+
+    def encode(self, value: Parameters, route: Route) -> bytes:
+        return encode_tensors(value)
+
+    def decode(self, data: bytes, route: Route) -> Parameters:
+        return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
+
+    def deliver(self, value: Parameters, route: Route) -> Parameters:
+        return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
+
+
+@dataclass(frozen=True)
+class Weights(NamedTensors):
     """Entries of a model. Names and shapes are known to both sides and not counted.
 
     Attributes:
@@ -129,27 +156,9 @@ class Weights(Part):
         names = self.names(ctx) if self.names is not None else ctx.group(self.group or "body")
         return {name: tensor for name, tensor in model.items() if name in names}
 
-    def planned_bits(self, ctx: FederationInfo) -> int:
-        return sum(map(tensor_bits, self.template(ctx).values()))
-
-    def bits(self, value: Parameters, ctx: FederationInfo) -> int:
-        return sum(map(tensor_bits, value.values()))
-
-    def check(self, value: Parameters, ctx: FederationInfo) -> None:
-        require_shapes(value, self.template(ctx))
-
-    def encode(self, value: Parameters, route: Route) -> bytes:
-        return encode_tensors(value)
-
-    def decode(self, data: bytes, route: Route) -> Parameters:
-        return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
-
-    def deliver(self, value: Parameters, route: Route) -> Parameters:
-        return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
-
 
 @dataclass(frozen=True)
-class Tensors(Part):
+class Tensors(NamedTensors):
     """Named floating-point tensors that are not a model, e.g. prototypes, counts or scores.
 
     Attributes:
@@ -166,24 +175,6 @@ class Tensors(Part):
 
         dtype = torch.float64 if ctx.float_bits == 64 else torch.float32
         return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in self.shapes(ctx).items()}
-
-    def planned_bits(self, ctx: FederationInfo) -> int:
-        return ctx.float_bits * sum(math.prod(shape) for shape in self.shapes(ctx).values())
-
-    def bits(self, value: Parameters, ctx: FederationInfo) -> int:
-        return sum(map(tensor_bits, value.values()))
-
-    def check(self, value: Parameters, ctx: FederationInfo) -> None:
-        require_shapes(value, self.template(ctx))
-
-    def encode(self, value: Parameters, route: Route) -> bytes:
-        return encode_tensors(value)
-
-    def decode(self, data: bytes, route: Route) -> Parameters:
-        return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
-
-    def deliver(self, value: Parameters, route: Route) -> Parameters:
-        return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def clip_gradients(gradients: Mapping[K, Tensor], max_norm: float, num_clients: 
     Args:
         gradients: The gradients of a model or, with `num_clients`, of several stacked models [clients, ...].
         max_norm: The largest norm.
-        num_clients: Number of stacked models, each with a norm of its own.
+        num_clients: Number of stacked models, each with its own norm.
     """
     if not gradients:
         return

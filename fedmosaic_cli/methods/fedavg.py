@@ -78,11 +78,15 @@ class FedAvg(Method):
         client.train("model")
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
-        """Return the part of a trained copy that is sent, and keep the local part unless it is dropped."""
+        """Return the part of a trained copy that is sent, and keep the local part.
+
+        With `train.bn_buffers: drop`, running statistics of layers that are averaged are not kept.
+        """
         names = self.local_parameter_names(ctx)
-        if ctx.bn_buffers != "drop" or not names <= ctx.group("buffers"):
-            client.state["kept"] = params.select(model, names)
-            client.state["has_statistics"] = True
+        is_dropped = ctx.bn_buffers == "drop" and not ctx.group("batch_norm") <= names
+        kept_names = names - ctx.group("buffers") if is_dropped else names
+        client.state["kept"] |= params.select(model, kept_names)
+        client.state["has_statistics"] = not is_dropped
         return params.exclude(model, names)
 
     def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
@@ -33,14 +32,6 @@ class FedPer(FedAvg):
 
     def local_parameter_names(self, ctx: FederationInfo) -> frozenset[str]:
         return super().local_parameter_names(ctx) | ctx.group("head")
-
-    def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
-        upload = super().make_upload(client, model, ctx)
-        if ctx.bn_buffers == "drop":
-            # The head is kept, running statistics are not.
-            client.state["kept"] |= params.clone(params.select(ctx.initial_model, ctx.group("buffers")))
-            client.state["has_statistics"] = False
-        return upload
 
     def global_model(self, client: Client, received: ReceivedMessage) -> Parameters | None:
         return None

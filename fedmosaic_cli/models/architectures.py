@@ -51,7 +51,7 @@ def build_plugin_network(
     Raises:
         RequestError: The network cannot be built or does not fit the images, with the reason.
     """
-    factory = MODELS[name].factory
+    factory = MODELS[name]
     offered = {"input_shape": input_shape, "num_classes": num_classes}
     parameters = inspect.signature(factory).parameters
     for parameter in parameters.values():

@@ -16,7 +16,7 @@ MAX_HIDDEN_LAYERS = 100
 
 
 def require_registered_model(name: str) -> str:
-    """Return the name of a plug-in network. Raise ValueError if there is none."""
+    """Return the name of a plug-in network. Raise ValueError if no such network is registered."""
     if name not in MODELS:
         raise ValueError("the name of a network that --model or --plugin defines")
     return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,16 +9,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fedmosaic_cli.plugin_sources import PluginSource
 
-
-@dataclass(frozen=True)
-class PluginModel:
-    """A plug-in network: a function or class that returns a module."""
-
-    factory: Callable[..., nn.Module]
-    source: PluginSource
-
-
-MODELS: dict[str, PluginModel] = {}
-"""The registered networks by name."""
+MODELS: dict[str, Callable[..., nn.Module]] = {}
+"""Functions or classes that return a network, by name."""

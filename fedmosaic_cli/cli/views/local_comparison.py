@@ -80,7 +80,7 @@ def print_local_comparisons(results: Sequence[LocalComparison | MissingLocalBase
 def summary_document(
     summary: dict[str, Any], comparison: LocalComparison | MissingLocalBaseline | None
 ) -> dict[str, Any]:
-    """Return the summary for `--json`, with the comparison or the reason why there is none."""
+    """Return the summary for `--json`, with the comparison or the reason why it is missing."""
     if comparison is None:
         return summary
     missing = comparison.reason if isinstance(comparison, MissingLocalBaseline) else None
