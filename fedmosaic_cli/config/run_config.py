@@ -89,6 +89,12 @@ class RunConfig:
         """Return the model of a client; a centralized method has one model only."""
         return self.model if self.method.needs.pooled_data else self.client_models.get(client, self.model)
 
+    def network_settings_for(self, client: int) -> ModelSettings:
+        """Return the network of a client. For a scikit-learn client it is that of the run, or else the default."""
+        return next(
+            (model for model in (self.model_settings_for(client), self.model) if model.is_network), ModelSettings()
+        )
+
     def train_settings_for(self, client: int) -> TrainSettings:
         return self.train if self.method.needs.pooled_data else self.client_train_settings.get(client, self.train)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -16,16 +16,19 @@ from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from torch import Generator, Tensor
 
-    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, ReceivedMessage, State, Step
+    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, ReceivedMessage, Server, State, Step
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.server import PublicTrainer
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.seeds import RandomSource
+
+T = TypeVar("T")
 
 
 class InProcessClient:
@@ -45,6 +48,7 @@ class InProcessClient:
         use_system_rng: Draw privacy noise from the operating system instead of the seed.
         validation: Validation examples, if there are any.
         networks: The learners of the method's additional networks by name.
+        public_trainer: Trains on the public set for all clients with the same network, if the method needs it.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class InProcessClient:
         use_system_rng: bool = False,
         validation: Examples | None = None,
         networks: Mapping[str, NetworkLearner] | None = None,
+        public_trainer: PublicTrainer | None = None,
     ) -> None:
         self.id: Any = client_id
         self.round = 0
@@ -72,6 +77,7 @@ class InProcessClient:
         self.validation = validation
         self.learner = learner
         self._networks = networks or {}
+        self._public_trainer = public_trainer
         self._seed = seed
         self._train_settings = train_settings
         self._num_classes = num_classes
@@ -115,11 +121,19 @@ class InProcessClient:
         self._round_state.clear()
 
     @property
+    def lr(self) -> float:
+        return self._train_settings.lr
+
+    @property
     def initial_model(self) -> Parameters:
         return self.learner.initial_parameters(self._init_seed())
 
     def initial_network(self, network: str) -> Parameters:
         return self._network_learner(network).initial_parameters(self._init_seed(network))
+
+    @property
+    def has_network(self) -> bool:
+        return isinstance(self.learner, NetworkLearner)
 
     @property
     def train_labels(self) -> Tensor:
@@ -145,6 +159,7 @@ class InProcessClient:
         correction: Parameters | None = None,
         epochs: int | None = None,
         steps: int | None = None,
+        batch_size: int | None = None,
         lr: float | None = None,
         optimizer: Literal["adam", "sgd"] | None = None,
         max_grad_norm: float | None = None,
@@ -155,8 +170,8 @@ class InProcessClient:
         if epochs is not None and steps is not None:
             raise FedMosaicError("both epochs and steps are given (client.train): use one of them")
         private = self.private if examples is None else self.private.subset(examples)
-        batches = self._private_batches(stream, private, epochs, steps)
-        schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream)
+        batches = self._private_batches(stream, private, epochs, steps, batch_size)
+        schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream, batch_size)
         names = None if parameters is None else frozenset(parameters)
         unknown = sorted((names or frozenset()) - self.state[model].keys())
         if unknown:
@@ -235,6 +250,13 @@ class InProcessClient:
     def privacy_rng(self, purpose: str) -> RandomSource:
         return SystemRandom() if self._use_system_rng else self.rng(purpose)
 
+    def shared_result(self, key: str, compute: Callable[[Server], T]) -> T:
+        if self._public_trainer is None:
+            raise FedMosaicError(
+                "clients cannot train on the public set alone: declare Needs(public_training=True) in the method"
+            )
+        return self._public_trainer.result(self.round, key, compute)
+
     def log(self, **values: Any) -> None:
         self.metrics.update(values)
 
@@ -266,29 +288,35 @@ class InProcessClient:
         optimizer_state: State = owner.setdefault(f"{model}{other}{OPTIMIZER_SUFFIX}", {})
         return optimizer_state
 
-    def _batch_schedule(self, private_batches: list[Tensor], with_public: bool, stream: str) -> BatchSchedule:
+    def _batch_schedule(
+        self, private_batches: list[Tensor], with_public: bool, stream: str, batch_size: int | None
+    ) -> BatchSchedule:
         """The batches of a training. Private batches do not depend on whether public ones are drawn."""
         public: list[Tensor] = []
         if with_public:
             name = "public" if stream == "private" else f"public-{stream}"
-            public = batching.step_batches(
-                len(self.public), self._train_settings.batch_size, len(private_batches), self._torch_generator(name)
-            )
+            size = batch_size or self._train_settings.batch_size
+            public = batching.step_batches(len(self.public), size, len(private_batches), self._torch_generator(name))
         return BatchSchedule(private_batches, public)
 
     def _private_batches(
-        self, stream: str, examples: Examples | None = None, epochs: int | None = None, steps: int | None = None
+        self,
+        stream: str,
+        examples: Examples | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
     ) -> list[Tensor]:
         """The private batches of a training, with the configured number of steps or epochs unless one is given."""
         train, generator = self._train_settings, self._torch_generator(stream)
-        count = len(self.private if examples is None else examples)
+        count, size = len(self.private if examples is None else examples), batch_size or train.batch_size
         if epochs is None and steps is None:
             epochs, steps = (train.local_epochs, None) if train.local_steps is None else (None, train.local_steps)
         if not count:
             return []
         if steps is not None:
-            return batching.step_batches(count, train.batch_size, steps * self._num_round_clients, generator)
-        batches = batching.epoch_batches(count, train.batch_size, epochs or 0, generator)
+            return batching.step_batches(count, size, steps * self._num_round_clients, generator)
+        batches = batching.epoch_batches(count, size, epochs or 0, generator)
         return batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
 
     def _torch_generator(self, purpose: str) -> Generator:

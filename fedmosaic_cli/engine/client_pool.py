@@ -80,8 +80,8 @@ class ClientPool(Protocol):
             The results by client id, sorted. A lost client has no result; the reason is in its log.
         """
 
-    def finalize(self, server: InProcessServer) -> None:
-        """Call `Method.finalize` on all clients after the last round."""
+    def finalize(self, server: InProcessServer) -> dict[int, Traffic]:
+        """Call `Method.finalize` on all clients after the last round, and return the traffic of its broadcast."""
 
     def evaluate(self, server: InProcessServer) -> list[EvalResult]:
         """Evaluate all clients with what the server would send them after the round."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from fedmosaic_cli.errors import FedMosaicError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.train_settings import AggregationWeighting, BatchNormStatistics
     from fedmosaic_cli.seeds import RandomSource
+
+T = TypeVar("T")
 
 Parameters = dict[str, Any]
 """A model: its tensors by name, including buffers."""
@@ -60,6 +62,7 @@ class FederationInfo:
         feature_dim: Number of inputs of the head.
         networks: The initial parameters of the additional networks that the method needs, by name.
         public_size: Number of public examples.
+        public_labels: The true labels of the public set, for methods with `Needs.public_labels`; else None.
         run_id: Identifies the run in messages.
         public_set_id: Identifies the public set and its order in messages.
         extensions: Further information for a family of methods, by name; see `labels.sharing`.
@@ -77,6 +80,7 @@ class FederationInfo:
     feature_dim: int = 0
     networks: Mapping[str, Parameters] = field(default_factory=dict)
     public_size: int = 0
+    public_labels: Tensor | None = None
     run_id: bytes = bytes(16)
     public_set_id: bytes = bytes(16)
     extensions: Mapping[str, Any] = field(default_factory=dict)
@@ -187,6 +191,10 @@ class Participant(Protocol):
     state: State
 
     @property
+    def lr(self) -> float:
+        """The configured learning rate."""
+
+    @property
     def initial_model(self) -> Parameters:
         """A new copy of the initial model."""
 
@@ -205,6 +213,7 @@ class Participant(Protocol):
         correction: Parameters | None = None,
         epochs: int | None = None,
         steps: int | None = None,
+        batch_size: int | None = None,
         lr: float | None = None,
         optimizer: Literal["adam", "sgd"] | None = None,
         max_grad_norm: float | None = None,
@@ -225,6 +234,7 @@ class Participant(Protocol):
             correction: Added to the gradient of every step, by name.
             epochs: Passes over the examples, instead of the configured number of epochs or steps.
             steps: Number of steps, instead of the configured number of epochs or steps.
+            batch_size: Examples per batch, instead of the configured number.
             lr: Learning rate, instead of the configured one.
             optimizer: Optimizer, instead of the configured one.
             max_grad_norm: Gradients are scaled down to this Euclidean norm. None does not clip.
@@ -264,6 +274,10 @@ class Client(Participant, Protocol):
     """A client as its method sees it."""
 
     id: int
+
+    @property
+    def has_network(self) -> bool:
+        """Whether the client trains a network, and not a scikit-learn classifier."""
 
     @property
     def train_labels(self) -> Tensor:
@@ -309,6 +323,22 @@ class Client(Participant, Protocol):
 
     def privacy_rng(self, purpose: str) -> RandomSource:
         """Return the generator of privacy noise: seeded in simulations, from the operating system on real sites."""
+
+    def shared_result(self, key: str, compute: Callable[[Server], T]) -> T:
+        """Return `compute(trainer)`, e.g. a model that is trained on the public set only.
+
+        Needs `Needs.public_training`. The result must be the same for all clients with the same network: it may depend
+        on `trainer`, on `ctx` and on what all clients receive, and on nothing else. Every site computes it; a
+        simulation computes it once.
+
+        Args:
+            key: The name of the result among those of a round.
+            compute: Returns the result. `trainer` trains and predicts like a server with `Needs.server_compute`; its
+                state is empty at first and discarded afterwards, its random streams are the same for all clients.
+
+        Returns:
+            The result. It must not be changed.
+        """
 
 
 class Predictor(Protocol):

@@ -19,7 +19,7 @@ from fedmosaic_cli.engine.messages import (
     send_message,
 )
 from fedmosaic_cli.engine.round_log import require_loggable
-from fedmosaic_cli.engine.traffic import client_traffic
+from fedmosaic_cli.engine.traffic import broadcast_traffic, client_traffic
 from fedmosaic_cli.errors import DivergenceError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.federation import EvalTask, Federation
     from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.engine.server import InProcessServer
+    from fedmosaic_cli.engine.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,19 @@ class LocalClientPool:
         results = federation.worker_pool.map(run_client, self._jobs(clients))
         return {client.id: result for client, result in zip(clients, results, strict=True)}
 
-    def finalize(self, server: InProcessServer) -> None:
+    def finalize(self, server: InProcessServer) -> dict[int, Traffic]:
         """Call `Method.finalize` on all clients in parallel."""
-        federation = self.federation
-        received = ServerView(federation)
+        federation, method, ctx = self.federation, self.federation.method, self.federation.ctx
+        view = ServerView(federation)
 
-        def finalize(client: InProcessClient) -> None:
-            finalize_client(
-                federation.method, client, received.for_client(client), federation.ctx, federation.skip_diverged
-            )
+        def finalize(client: InProcessClient) -> Traffic:
+            received = view.for_client(client)
+            finalize_client(method, client, received, ctx, federation.skip_diverged)
+            return broadcast_traffic(method, received, client.id, ctx)
 
-        federation.worker_pool.map(finalize, self._jobs(federation.state.clients))
+        clients = federation.state.clients
+        results = federation.worker_pool.map(finalize, self._jobs(clients))
+        return {client.id: traffic for client, traffic in zip(clients, results, strict=True)}
 
     def evaluate(self, server: InProcessServer) -> list[EvalResult]:
         """Evaluate all clients in parallel."""

@@ -135,6 +135,31 @@ class DistillationLoss(TargetLoss):
 
 
 @dataclass(frozen=True)
+class SoftLabelLoss(TargetLoss):
+    """Cross-entropy to a distribution over the classes on the batches of the training set.
+
+    It serves a server or a `Client.shared_result`, whose training set is the public set. `targets` are
+    [examples, classes].
+    """
+
+    log_key = "loss_student"
+    uses_public = False
+
+    def example_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(logits, targets.to(logits.dtype), reduction="none")
+
+
+@dataclass(frozen=True)
+class PublicSoftLabelLoss(SoftLabelLoss):
+    """Cross-entropy to a distribution over the classes on a public batch."""
+
+    log_key = "loss_distillation"
+    uses_public = True
+
+
+@dataclass(frozen=True)
 class FeatureMatchingLoss(ToDeviceMixin):
     """Squared maximum mean discrepancy between a teacher's features and the model's on a private batch."""
 

@@ -101,25 +101,32 @@ class Needs:
         learners: What clients may train: the same network, different networks, or anything that predicts.
         validation: Validation data of every client.
         server_compute: A server that trains and predicts on the public set.
+        public_training: Clients that train on the public set alone, the same at all of them; see
+            `engine.context.Client.shared_result`.
         peers: Clients send to their neighbours; see `engine.peers.PeerMethod`.
         plain_sgd: The optimizer sgd without momentum.
         averaged_statistics: Running statistics of batch normalisation that are averaged (`train.bn_buffers`).
         total_rounds: The number of planned rounds, because a round depends on it.
+        public_labels: The true labels of the public set, in `ctx.public_labels`. For comparison only: no federation
+            has them.
         pooled_data: The training data of all clients in one place. No federation allows this.
         broadcast_to_evaluate: `received` in `personal_model`, `global_model` and `finalize`. Without it, `received` is
             empty there, and remote sites save one exchange per round.
         initial_exchange: One exchange before the first round: `local_round` is called once with `client.round` 0.
-        networks: Additional networks of every client by name, e.g. a teacher or a network with one more layer.
+        networks: Additional networks of every client by name, e.g. a teacher or a network with one more layer. They
+            are made from the client's network; for a scikit-learn client from the network of the run (`model`).
     """
 
     public_set: bool = False
     learners: LearnerSupport = "one network"
     validation: bool = False
     server_compute: bool = False
+    public_training: bool = False
     peers: bool = False
     plain_sgd: bool = False
     averaged_statistics: bool = False
     total_rounds: bool = False
+    public_labels: bool = False
     pooled_data: bool = False
     broadcast_to_evaluate: bool = False
     initial_exchange: bool = False
@@ -151,6 +158,7 @@ class RunFacts:
     num_clients: int
     num_participants: int
     has_batch_norm: bool
+    public_size: int
 
 
 @dataclass(frozen=True)

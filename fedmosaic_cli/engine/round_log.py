@@ -51,11 +51,11 @@ def require_loggable(values: Mapping[Any, Any], where: str) -> None:
         raise FedMosaicError(f"a method logs {what} ({where}): {remedy or 'log less'}")
 
 
-def add_traffic(results: dict[int, ClientResult], earlier: dict[int, ClientResult]) -> dict[int, ClientResult]:
-    """Return the results of a round with the traffic of an earlier exchange."""
-    for client_id, result in earlier.items():
-        later = results.get(client_id, ClientResult({}, Traffic()))
-        results[client_id] = replace(later, traffic=later.traffic + result.traffic)
+def add_traffic(results: dict[int, ClientResult], more: Mapping[int, Traffic]) -> dict[int, ClientResult]:
+    """Return the results of a round with the traffic of another exchange."""
+    for client_id, traffic in more.items():
+        result = results.get(client_id, ClientResult({}, Traffic()))
+        results[client_id] = replace(result, traffic=result.traffic + traffic)
     return results
 
 

@@ -38,10 +38,10 @@ def run_round(federation: Federation) -> RoundRecord:
     state = federation.state
     initial = exchange(federation, 0) if state.finished < 0 else {}
     number = max(state.finished, 0) + 1
-    results = add_traffic(exchange(federation, number), initial)
+    results = add_traffic(exchange(federation, number), {c: result.traffic for c, result in initial.items()})
     state.finished = number
     if number == federation.ctx.num_rounds and has_finalize(federation.method):
-        federation.pool.finalize(state.server)
+        results = add_traffic(results, federation.pool.finalize(state.server))
     return RoundRecord(number, evaluate_round(federation, results))
 
 

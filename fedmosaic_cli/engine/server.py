@@ -1,8 +1,9 @@
-"""The server of a federation, in the process of the training loop."""
+"""The server of a federation, in the process of the training loop; and training on the public set for clients."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.round_log import require_loggable
@@ -10,15 +11,20 @@ from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import torch
     from torch import Tensor
 
     from fedmosaic_cli.engine.client import InProcessClient
-    from fedmosaic_cli.engine.context import Parameters, State, TrainResult
+    from fedmosaic_cli.engine.context import Parameters, Server, State, TrainResult
 
+T = TypeVar("T")
 SERVER_STREAM = "server"
 """The name of the server in random streams, where a client has its number."""
+PUBLIC_STREAM = "public-trainer"
+"""The name in random streams of what every client computes on the public set."""
 
 
 class InProcessServer:
@@ -75,6 +81,10 @@ class InProcessServer:
         return other
 
     @property
+    def lr(self) -> float:
+        return self.worker.lr
+
+    @property
     def initial_model(self) -> Parameters:
         return self.worker.initial_model
 
@@ -103,3 +113,28 @@ class InProcessServer:
         if self._worker is None:
             raise FedMosaicError("the server cannot train or predict: declare Needs(server_compute=True) in the method")
         return self._worker
+
+
+class PublicTrainer:
+    """Computes what is the same for all clients with the same network, once; see `Client.shared_result`.
+
+    Args:
+        seed: Seed of the run.
+        worker: A client whose training data is the public set, without its labels.
+    """
+
+    def __init__(self, seed: int, worker: InProcessClient) -> None:
+        self._server = InProcessServer(seed, worker.device, worker)
+        self._results: dict[tuple[int, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def result(self, round_number: int, key: str, compute: Callable[[Server], T]) -> T:
+        """Return `compute(trainer)`, from the first call with this round and key."""
+        with self._lock:
+            if (round_number, key) not in self._results:
+                self._server.begin_round(round_number)
+                self._server.state = {}
+                self._results[round_number, key] = compute(self._server)
+                self._server.finish_round()
+            result: T = self._results[round_number, key]
+            return result

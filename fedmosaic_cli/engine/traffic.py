@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.context import FederationInfo
+    from fedmosaic_cli.engine.context import FederationInfo, Message
     from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.engine.peers import PeerMethod
 
@@ -31,11 +31,27 @@ def upload_bits(method: Method, ctx: FederationInfo) -> int:
 
 def planned_traffic(method: Method, ctx: FederationInfo) -> Traffic:
     """Return the largest traffic of a client in a round, without parts that are sent once in a run."""
+    return sum_planned_bits(method, ctx, sent_once=False)
+
+
+def planned_once_traffic(method: Method, ctx: FederationInfo) -> Traffic:
+    """Return the largest traffic of a client by parts that are sent once in a run."""
+    return sum_planned_bits(method, ctx, sent_once=True)
+
+
+def sum_planned_bits(method: Method, ctx: FederationInfo, sent_once: bool) -> Traffic:
+    """Return the largest traffic of a client by the parts that are, or are not, sent once."""
     up, down = (
-        sum(part.planned_bits(ctx) for part in parts.values() if not part.sent_once)
+        sum(part.planned_bits(ctx) for part in parts.values() if part.sent_once is sent_once)
         for parts in (method.uploads, method.downloads)
     )
     return client_traffic(method, min(ctx.client_sizes, default=0), ctx, up, down)
+
+
+def broadcast_traffic(method: Method, message: Message, client_id: int, ctx: FederationInfo) -> Traffic:
+    """Return the traffic of a client that receives a message and sends nothing."""
+    bits = sum(method.downloads[name].bits(value, ctx) for name, value in message.items())
+    return client_traffic(method, client_id, ctx, 0, bits)
 
 
 def client_traffic(method: Method, client_id: int, ctx: FederationInfo, bits_up: int, bits_down: int) -> Traffic:

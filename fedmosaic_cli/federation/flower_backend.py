@@ -68,6 +68,10 @@ class FlowerOptions:
             raise RequestError(
                 f"{method.info.title} pools the clients' data, which sites do not share (--engine): use local"
             )
+        if method.needs.public_labels:
+            raise RequestError(
+                f"{method.info.title} knows the labels of the public set, which sites do not (--engine): use local"
+            )
         if config.attack.kind != "none":
             raise RequestError(f"attack.kind {config.attack.kind} is simulated in one process (--engine): use local")
         if train.execution == "stacked":

@@ -13,7 +13,7 @@ import torch
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
 from fedmosaic_cli.engine.messages import SERVER_ID, is_complete, make_route, require_declared
 from fedmosaic_cli.engine.method import has_finalize
-from fedmosaic_cli.engine.traffic import client_traffic, upload_bits
+from fedmosaic_cli.engine.traffic import broadcast_traffic, client_traffic, upload_bits
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import FederationInfo, Message, State
     from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.engine.server import InProcessServer
+    from fedmosaic_cli.engine.traffic import Traffic
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.transport import Transport
 
@@ -39,7 +40,10 @@ RESPONSE_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
 
 @dataclass
 class AdaptiveDeadline:
-    """How long a round may take: `fixed_seconds`, or else a multiple of the median duration of the rounds so far."""
+    """How long a request may take: `fixed_seconds`, or else a multiple of the median duration of the rounds so far.
+
+    What follows the last round (`Method.finalize`) is not comparable to a round, and gets `initial_seconds`.
+    """
 
     fixed_seconds: float | None = None
     initial_seconds: float = 3600.0
@@ -47,10 +51,10 @@ class AdaptiveDeadline:
     multiplier: float = 3.0
     _durations_seconds: list[float] = field(default_factory=list)
 
-    def timeout_seconds(self) -> float:
+    def timeout_seconds(self, is_final: bool = False) -> float:
         if self.fixed_seconds is not None:
             return self.fixed_seconds
-        if not self._durations_seconds:
+        if is_final or not self._durations_seconds:
             return self.initial_seconds
         return max(self.min_seconds, self.multiplier * median(self._durations_seconds))
 
@@ -176,10 +180,11 @@ class RemoteClientPool:
             self.deadline.record_duration(self._last_response_at - started)
         return {client: results[client] for client in sorted(results)}
 
-    def finalize(self, server: InProcessServer) -> None:
+    def finalize(self, server: InProcessServer) -> dict[int, Traffic]:
         """Let every site call `Method.finalize`. A site that does not respond does so before its next evaluation."""
         round_number = self.clients[0].round
-        parts = self._encode_broadcasts(server, round_number + 1)
+        messages = self._broadcasts_after_round(server)
+        parts = self._encode_messages(messages, round_number + 1)
         responses, failures = self._request(protocol.FINALIZE, round_number, parts)
         for client, response in responses.items():
             handle, self._cached_digests[client] = self.clients[client], protocol.digest_parts(parts[client])
@@ -190,6 +195,7 @@ class RemoteClientPool:
                 failures[client] = str(error)
         for client, reason in failures.items():
             self.clients[client].log(unexamined=reason)
+        return {c: broadcast_traffic(self.method, message, c, self.ctx) for c, message in messages.items()}
 
     def evaluate(self, server: InProcessServer) -> list[EvalResult]:
         """Return the evaluation of all clients. Without a valid response, a client keeps its last result."""
@@ -235,12 +241,14 @@ class RemoteClientPool:
             )
         return headers
 
+    def _broadcasts_after_round(self, server: InProcessServer) -> dict[int, Message]:
+        """Return what the server sends in the next round, if clients need it for their evaluation."""
+        is_needed = self.method.needs.broadcast_to_evaluate
+        return {c.id: self.method.broadcast(server, c.id, self.ctx) if is_needed else {} for c in self.clients}
+
     def _encode_broadcasts(self, server: InProcessServer, round_number: int) -> dict[int, EncodedParts]:
         """Encode what the server sends in the next round, if clients need it for their evaluation."""
-        if not self.method.needs.broadcast_to_evaluate:
-            return {client.id: {} for client in self.clients}
-        messages = {c.id: self.method.broadcast(server, c.id, self.ctx) for c in self.clients}
-        return self._encode_messages(messages, round_number)
+        return self._encode_messages(self._broadcasts_after_round(server), round_number)
 
     def _encode_messages(self, messages: Mapping[int, Message], round_number: int) -> dict[int, EncodedParts]:
         """Encode one message per client. Content that several messages share is encoded once."""
@@ -270,7 +278,8 @@ class RemoteClientPool:
             cached = self._cached_digests.get(client) if own_parts else None
             is_cached = cached is not None and cached == protocol.digest_parts(own_parts)
             requests[client] = Request(header, cached_digest=cached) if is_cached else Request(header, own_parts)
-        timeout_seconds = self.deadline.timeout_seconds()
+        is_final = has_finalize(self.method) and kind != protocol.LOCAL_ROUND and round_number == self.ctx.num_rounds
+        timeout_seconds = self.deadline.timeout_seconds(is_final)
         deadline = time.monotonic() + timeout_seconds
         responses, failures = self._exchange(requests, timeout_seconds)
         forgotten = [client for client, reason in failures.items() if reason == protocol.ERROR_UNKNOWN_PARTS]

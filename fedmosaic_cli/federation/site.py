@@ -312,8 +312,12 @@ class Site:
         reason = config.incompatibility()
         if reason is not None:
             raise RequestError(f"{config.method.info.title} {reason.requirement}, but {reason.problem}")
-        if config.method.needs.pooled_data or config.attack.kind != "none":
-            raise RequestError("pooled data and simulated attacks need one process (--engine): use --engine local")
+        needs = config.method.needs
+        if needs.pooled_data or needs.public_labels or config.attack.kind != "none":
+            raise RequestError(
+                "pooled data, labels of the public set and simulated attacks need one process (--engine): use "
+                "--engine local"
+            )
         if config.data != self.shard.shards.partition.settings:
             raise RequestError("the plan describes other data than this site's shards (data): use these shards")
         config.check_privacy_budget()

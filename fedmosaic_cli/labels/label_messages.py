@@ -1,4 +1,4 @@
-"""The message parts of label sharing: a client's labels with their expertise, and the consensus of the server."""
+"""The message parts of label sharing: a client's labels with expertise, and the server's labels or class shares."""
 
 from __future__ import annotations
 
@@ -92,6 +92,61 @@ class ConsensusLabels(Part):
         """Return the encoding of these labels."""
         encoding = wire.LabelEncoding.MASKED if (value < 0).any() else wire.LabelEncoding.INDEX
         return replace(consensus_spec(ctx, encoding), public_size=len(value))
+
+
+@dataclass(frozen=True)
+class ClassShares(Part):
+    """A distribution over the classes for every public example, float64 [examples, classes].
+
+    The receiver sees each share rounded to a multiple of 1 / (2^level_bits - 1) of the largest share of its example.
+
+    Attributes:
+        level_bits: Bits per share.
+    """
+
+    level_bits: int = 4
+
+    kind: ClassVar[str] = "class_shares"
+    level: ClassVar[UploadLevel] = "labels"
+    is_exact: ClassVar[bool] = False
+
+    def spec(self, ctx: FederationInfo) -> wire.MessageSpec:
+        """Return the encoding."""
+        return wire.MessageSpec(
+            ctx.public_size,
+            ctx.num_classes,
+            wire.LabelMessageKind.SHARES,
+            expertise_encoding=wire.ExpertiseEncoding.LEVELS,
+            expertise_bits=self.level_bits,
+        )
+
+    def planned_bits(self, ctx: FederationInfo) -> int:
+        return 8 * self.spec(ctx).payload_bytes
+
+    def bits(self, value: Tensor, ctx: FederationInfo) -> int:
+        return self.planned_bits(ctx)
+
+    def check(self, value: Tensor, ctx: FederationInfo) -> None:
+        if tuple(value.shape) != (ctx.public_size, ctx.num_classes):
+            reject_part("wrong_shape")
+        if not value.isfinite().all() or (value < 0).any() or not (value > 0).any(dim=1).all():
+            reject_part("not_finite")
+
+    def encode(self, value: Tensor, route: Route) -> bytes:
+        return wire.encode_class_shares(route.header, self.spec(route.ctx), value.cpu().double().numpy())
+
+    def decode(self, data: bytes, route: Route) -> Tensor:
+        import torch
+
+        header = route.header
+        expected = wire.ExpectedMessage(
+            self.spec(route.ctx), header.run_id, header.public_set_id, header.round, {SERVER_ID}
+        )
+        try:
+            shares = wire.decode_class_shares(data, expected)
+        except wire.InvalidMessageError as error:
+            raise InvalidPartError(error.reason.value) from None
+        return torch.as_tensor(shares)
 
 
 def consensus_spec(ctx: FederationInfo, encoding: wire.LabelEncoding) -> wire.MessageSpec:

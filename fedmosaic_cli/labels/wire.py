@@ -36,8 +36,11 @@ FLOAT_DTYPE = np.dtype("<f4")
 
 
 class LabelMessageKind(IntEnum):
+    """A client's upload, consensus labels, or a share of each class for every public example."""
+
     UPLOAD = 1
     CONSENSUS = 2
+    SHARES = 3
 
 
 class LabelEncoding(IntEnum):
@@ -95,7 +98,7 @@ class MessageSpec:
     Attributes:
         public_size: Number of public examples.
         num_classes: Number of classes.
-        kind: Upload or consensus.
+        kind: Upload, consensus or shares. Shares are quantised levels, one per example and class, and no labels.
         label_encoding: Encoding of labels.
         expertise_encoding: Encoding of expertise.
         expertise_bits: Bits per quantised level.
@@ -121,10 +124,14 @@ class MessageSpec:
     @property
     def num_levels(self) -> int:
         """Number of quantised values."""
+        if self.kind is LabelMessageKind.SHARES:
+            return self.public_size * self.num_classes
         return self.num_classes if self.expertise_encoding is ExpertiseEncoding.HISTOGRAM else self.public_size
 
     @property
     def label_bytes(self) -> int:
+        if self.kind is LabelMessageKind.SHARES:
+            return 0
         if self.label_encoding is LabelEncoding.BITS:
             return codecs.packed_bits(self.public_size * self.num_classes, 1) // 8
         mask = codecs.packed_bits(self.public_size, 1) // 8 if self.label_encoding is LabelEncoding.MASKED else 0
@@ -348,6 +355,27 @@ def validate_class_shares(values: FloatArray, labels: NDArray[Any], spec: Messag
 def encode_consensus_labels(header: MessageHeader, spec: MessageSpec, labels: NDArray[Any]) -> bytes:
     """The message of the server."""
     return encode_message(header, spec, encode_labels(labels, spec))
+
+
+def encode_class_shares(header: MessageHeader, spec: MessageSpec, shares: FloatArray) -> bytes:
+    """The message of the server with the share of each class [examples, classes], relative to the largest one."""
+    relative = shares / shares.max(axis=1, keepdims=True)
+    return encode_message(header, spec, encode_expertise(relative.reshape(-1), spec))
+
+
+def decode_class_shares(data: bytes, expected: ExpectedMessage) -> FloatArray:
+    """The share of each class [examples, classes], with rows that sum up to 1. Raises InvalidMessageError."""
+    validate_header(data, expected, SERVER_ID)
+    validate_encoding(data, expected.spec)
+    levels = decode_expertise(data, expected.spec)
+    if levels is None:
+        raise InvalidMessageError(RejectionReason.WRONG_ENCODING)
+    shares = levels.reshape(expected.spec.public_size, expected.spec.num_classes)
+    sums = shares.sum(axis=1, keepdims=True)
+    if not sums.all():
+        raise InvalidMessageError(RejectionReason.EXPERTISE_RANGE)
+    normalised: FloatArray = shares / sums
+    return normalised
 
 
 def decode_consensus_labels(data: bytes, expected: ExpectedMessage) -> NDArray[Any]:

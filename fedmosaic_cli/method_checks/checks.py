@@ -16,8 +16,9 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.engine.method import has_finalize
 from fedmosaic_cli.engine.rounds import evaluate_round, run_rounds
-from fedmosaic_cli.engine.traffic import planned_traffic, upload_bits
+from fedmosaic_cli.engine.traffic import planned_once_traffic, planned_traffic, upload_bits
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.method_checks.in_process_sites import InProcessSites
@@ -77,11 +78,14 @@ class MethodChecks:
         self._overrides = overrides
         self._data_dirs = DataDirs(folder)
         self._num_runs = 0
-        validation = 0.2 if METHODS[name]().needs.validation else 0.0
+        needs = METHODS[name]().needs
+        validation = 0.2 if needs.validation else 0.0
         settings = DataSettings(
             scheme="dirichlet", alpha=1.0, clients=NUM_CLIENTS, public_size=40, share=0.2, val_fraction=validation
         )
-        self._shards: ShardSet = load_and_partition(settings, 0, folder / "shards", self._data_dirs).save(export=True)
+        partition = load_and_partition(settings, 0, folder / "shards", self._data_dirs)
+        # Sites need exported shards, which do not contain the labels of the public set.
+        self._shards: ShardSet = partition.save(export=not needs.public_labels)
 
     def checks(self) -> dict[str, Callable[[], None]]:
         """Return the checks by name, in the order in which they are run."""
@@ -181,6 +185,8 @@ class MethodChecks:
     def check_sites(self) -> None:
         if self._needs().pooled_data:
             raise CheckSkippedError("it pools the data")
+        if self._needs().public_labels:
+            raise CheckSkippedError("it needs the labels of the public set")
         config = self._config()
         local, remote = self._run(config), self._new_files()
         sites = InProcessSites(self._shards, self._folder / f"sites-{self._num_runs}", self._data_dirs)
@@ -202,13 +208,21 @@ class MethodChecks:
         if self._needs().pooled_data:
             raise CheckSkippedError("it pools the data")
         federation = self._federation(self._config())
-        planned = planned_traffic(federation.method, federation.ctx)
+        method, ctx = federation.method, federation.ctx
+        planned, once = planned_traffic(method, ctx), planned_once_traffic(method, ctx)
+        # An initial exchange is logged with round 1, the broadcast to `finalize` with the last round.
+        num_broadcasts = NUM_ROUNDS + int(method.needs.initial_exchange) + int(has_finalize(method))
         with federation.worker_pool:
             rows = [row for record in run_rounds(federation, NUM_ROUNDS) for row in record.rows]
-        for direction, limit in (("up", planned.uplink_bits), ("down", planned.downlink_bits)):
-            largest = max(row[f"bits_{direction}"] for row in rows if row["round"] == NUM_ROUNDS)
-            if limit is not None and largest > limit:
-                raise CheckFailedError(f"{largest} bits {direction}, {limit} planned: correct planned_bits of a part")
+        for direction, per_round, single in (
+            ("up", planned.uplink_bits, once.uplink_bits),
+            ("down", planned.downlink_bits, once.downlink_bits),
+        ):
+            limit = num_broadcasts * (per_round or 0) + (single or 0)
+            for client in range(NUM_CLIENTS):
+                sent = sum(row[f"bits_{direction}"] for row in rows if row["client"] == client)
+                if sent > limit:
+                    raise CheckFailedError(f"{sent} bits {direction}, {limit} planned: correct planned_bits of a part")
 
     def check_memory(self) -> None:
         federation = self._federation(self._config())

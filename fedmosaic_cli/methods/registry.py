@@ -24,11 +24,13 @@ from fedmosaic_cli.methods.fedrep import FedRep
 from fedmosaic_cli.methods.gated import ExtendedFedMosaic, GatedCoTraining
 from fedmosaic_cli.methods.lgfedavg import LGFedAvg
 from fedmosaic_cli.methods.local import Centralized, Local
+from fedmosaic_cli.methods.oracle import Oracle
 from fedmosaic_cli.methods.perfedavg import PerFedAvg
 from fedmosaic_cli.methods.perfedckt import PerFedCKT
 from fedmosaic_cli.methods.pfedhn import PFedHN
 from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.methods.scaffold import Scaffold
+from fedmosaic_cli.methods.student import Student
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +62,8 @@ METHOD_CLASSES: tuple[type[Method], ...] = (
     FedFomo,
     PFedHN,
     DPSGD,
+    Student,
+    Oracle,
 )
 METHODS: dict[str, type[Method]] = {method.info.name: method for method in METHOD_CLASSES}
 """All methods by name, in the order of table rows. Adding one changes neither the paper's tables nor its studies."""

@@ -15,10 +15,11 @@ from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.execution.modes import NETWORK_LEARNERS, choose_execution, num_workers
+from fedmosaic_cli.engine.execution.stacked.stacked_layers import is_stackable
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
 from fedmosaic_cli.engine.network_learner import NetworkLearner
-from fedmosaic_cli.engine.server import SERVER_STREAM, InProcessServer
+from fedmosaic_cli.engine.server import PUBLIC_STREAM, SERVER_STREAM, InProcessServer, PublicTrainer
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
     from fedmosaic_cli.engine.context import Parameters
+    from fedmosaic_cli.engine.execution.modes import ExecutionMode
     from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.method import NetworkFactory
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.model_settings import ModelSettings
 
@@ -125,19 +128,32 @@ class LearnerFactory:
         self._config = config
         self._learners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
         self._networks: dict[tuple[ModelSettings, TrainSettings, torch.device, str], NetworkLearner] = {}
+        self._public_trainers: dict[tuple[ModelSettings, TrainSettings, torch.device], PublicTrainer] = {}
         self._modes: set[str] = set()
 
     def networks(self, client: int, device_dataset: DeviceDataset) -> dict[str, NetworkLearner]:
         """Return the learners of the additional networks that the method needs, by name."""
-        model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
+        model, train = self._config.network_settings_for(client), self._config.train_settings_for(client)
         dataset, device, networks = device_dataset.dataset, device_dataset.device, self._config.method.needs.networks
         for name in networks:
             if (model, train, device, name) not in self._networks:
-                self._networks[model, train, device, name] = NetworkLearner(
-                    *(model, train, dataset.input_shape, dataset.num_classes, device, device_dataset.dtype),
-                    extend=networks[name],
-                )
+                mode = choose_execution(train, model, dataset.input_shape, self._config.group_size(client), device)
+                learner = build_network_learner(model, train, device_dataset, "threads", networks[name])
+                if mode == "stacked" and is_stackable(learner.template):
+                    learner = build_network_learner(model, train, device_dataset, mode, networks[name])
+                self._networks[model, train, device, name] = learner
         return {name: self._networks[model, train, device, name] for name in networks}
+
+    def public_trainer(self, client: int, device_dataset: DeviceDataset) -> PublicTrainer | None:
+        """Return what trains on the public set for this client, if the method needs it."""
+        if not self._config.method.needs.public_training:
+            return None
+        config, train = self._config, self._config.train_settings_for(client)
+        key = (config.network_settings_for(client), train, device_dataset.device)
+        if key not in self._public_trainers:
+            worker = build_public_worker(config, PUBLIC_STREAM, key[0], train, device_dataset)
+            self._public_trainers[key] = PublicTrainer(config.seed, worker)
+        return self._public_trainers[key]
 
     def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
         model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
@@ -148,9 +164,7 @@ class LearnerFactory:
         if key not in self._learners:
             mode = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
             self._modes.add(mode)
-            self._learners[key] = NETWORK_LEARNERS[mode](
-                model, train, shape, classes, device_dataset.device, device_dataset.dtype
-            )
+            self._learners[key] = build_network_learner(model, train, device_dataset, mode)
         return self._learners[key]
 
     @property
@@ -202,6 +216,7 @@ def build_federation(
                 num_total_clients=num_clients if pooled else 1,
                 validation=None if pooled else validation_examples(data, shards[number]),
                 networks=learners.networks(number, data),
+                public_trainer=learners.public_trainer(number, data),
             )
         )
     network = clients[0].learner if isinstance(clients[0].learner, NetworkLearner) else None
@@ -260,6 +275,7 @@ def build_site_federation(
         use_system_rng=True,
         validation=validation_examples(data, own),
         networks=learners.networks(number, data),
+        public_trainer=learners.public_trainer(number, data),
     )
     network = build_reference_network(config, dataset, device) if config.model_settings_for(0).is_network else None
     info = build_federation_info(config, dataset, partition, train_sizes, network, shards_digest)
@@ -281,18 +297,42 @@ def build_server(config: RunConfig, device: torch.device, load_data: Callable[[]
     """Build the server, with a worker that computes on the public set if the method needs one."""
     if not config.method.needs.server_compute:
         return InProcessServer(config.seed, device)
-    data = load_data()
-    worker = InProcessClient(
-        SERVER_STREAM,
-        config.seed,
-        replace(data.public_examples, labels=torch.zeros(len(data.public_examples), dtype=torch.int64).to(data.device)),
-        data.public_examples,
-        build_reference_network(config, data.dataset, data.device, data.dtype),
-        config.train_settings_for(0),
-        data.dataset.num_classes,
-        networks=LearnerFactory(config).networks(0, data),
+    worker = build_public_worker(
+        config, SERVER_STREAM, config.model_settings_for(0), config.train_settings_for(0), load_data()
     )
     return InProcessServer(config.seed, device, worker)
+
+
+def build_public_worker(
+    config: RunConfig, name: str, model: ModelSettings, train: TrainSettings, data: DeviceDataset
+) -> InProcessClient:
+    """Build a client whose training data is the public set without its labels; `name` is used in random streams."""
+    labels = torch.zeros(len(data.public_examples), dtype=torch.int64).to(data.device)
+    networks = config.method.needs.networks
+    return InProcessClient(
+        name,
+        config.seed,
+        replace(data.public_examples, labels=labels),
+        data.public_examples,
+        build_network_learner(model, train, data),
+        train,
+        data.dataset.num_classes,
+        networks={name: build_network_learner(model, train, data, extend=extend) for name, extend in networks.items()},
+    )
+
+
+def build_network_learner(
+    model: ModelSettings,
+    train: TrainSettings,
+    data: DeviceDataset,
+    mode: ExecutionMode = "threads",
+    extend: NetworkFactory | None = None,
+) -> NetworkLearner:
+    """Build the learner of a network or, with `extend`, of an additional network of the method."""
+    dataset = data.dataset
+    return NETWORK_LEARNERS[mode](
+        model, train, dataset.input_shape, dataset.num_classes, data.device, data.dtype, extend=extend
+    )
 
 
 def build_reference_network(
@@ -327,6 +367,7 @@ def build_federation_info(
         networks={name: initial_network(config, dataset, network, name, dtype) for name in extra} if network else {},
         float_bits=8 * dtype.itemsize,
         public_size=len(partition.public),
+        public_labels=required_public_labels(dataset, partition) if config.method.needs.public_labels else None,
         run_id=run_id(config, shards_digest),
         public_set_id=public_set_digest(dataset, partition),
         extensions={EXTENSION_KEY: LabelSharing(config.defence, config.noise)},
@@ -397,6 +438,17 @@ def true_public_labels(dataset: Dataset, partition: Partition, device: torch.dev
     """Return the labels of the public set if all are known; exported shards do not contain them."""
     labels = dataset.labels[partition.public]
     return torch.tensor(labels, device=device) if len(labels) and labels.min() >= 0 else None
+
+
+def required_public_labels(dataset: Dataset, partition: Partition) -> torch.Tensor:
+    """Return the labels of the public set on the CPU. Raise RequestError if they are not known."""
+    labels = true_public_labels(dataset, partition, torch.device("cpu"))
+    if labels is None:
+        raise RequestError(
+            "the labels of the public set are unknown, but the method needs them (METHOD): use shards that were not "
+            "exported"
+        )
+    return labels
 
 
 def build_eval_task(device_dataset: DeviceDataset, shard: Shard, owner: int) -> EvalTask:

@@ -102,6 +102,7 @@ def method_warnings(plan: RunPlan) -> list[str]:
             num_clients=num_clients,
             num_participants=config.train.clients_per_round or num_clients,
             has_batch_norm=config.model_settings_for(0).has_batch_norm,
+            public_size=config.data.public_size or 0,
         )
         warnings += config.method.warnings(facts)
     return list(dict.fromkeys(warnings))

@@ -1,0 +1,137 @@
+"""Mixtures of a client's own model with views of a student, and the test that chooses one.
+
+A view is the predicted distribution of a model [examples, classes]. The views of a client are its own model, the
+student corrected for the client's class frequencies, and the student fine-tuned on the client's data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedmosaic_cli.cotraining.crossfit import gate_decision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from fedmosaic_cli.cotraining.crossfit import GateDecision
+
+View = Literal["local", "corrected", "tuned"]
+VIEWS: tuple[View, ...] = ("local", "corrected", "tuned")
+GateName = Literal["safe", "bold", "light", "off"]
+
+
+@dataclass(frozen=True)
+class GateRule:
+    """The mixtures that a gate compares with the client's own model.
+
+    Attributes:
+        candidates: Weights of the views (own model, corrected student, fine-tuned student) of each mixture.
+        z: Standard errors that the gain must exceed.
+    """
+
+    candidates: tuple[tuple[float, float, float], ...]
+    z: float
+
+    @property
+    def uses_tuned(self) -> bool:
+        """Whether a candidate contains the fine-tuned student."""
+        return any(tuned for _, _, tuned in self.candidates)
+
+
+GATE_RULES: dict[str, GateRule] = {
+    "safe": GateRule(((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.5, 0.25, 0.25)), z=2.0),
+    "bold": GateRule(((0.75, 0.125, 0.125), (0.5, 0.25, 0.25), (0.25, 0.375, 0.375)), z=1.0),
+    "light": GateRule(((0.75, 0.25, 0.0), (0.5, 0.5, 0.0), (0.25, 0.75, 0.0)), z=1.0),
+    "off": GateRule(((0.5, 0.25, 0.25),), z=0.0),
+}
+"""Gates by name. `off` uses its one mixture without a test."""
+
+
+def prior_shift(class_counts: Tensor, shares: Tensor) -> Tensor:
+    """log q - log r: what turns a student of the public set into a model of a client, by Bayes' rule.
+
+    q(c) = (n(c) + 1) / (n + C) are the client's class frequencies, r(c) = mean_u t_u(c) + 0.001 those of the targets.
+
+    Args:
+        class_counts: n(c) [classes].
+        shares: The targets t of the student [examples, classes].
+
+    Returns:
+        The shift of the student's logits [classes].
+    """
+    own = (class_counts.double() + 1) / (class_counts.sum() + len(class_counts))
+    common = shares.double().mean(dim=0) + 1e-3
+    return own.log() - common.log()
+
+
+def mixture_log_probs(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """log sum_k w_k p_k, computed without underflow.
+
+    Args:
+        log_probs: Log-probabilities of each view [examples, classes].
+        weights: The weight of each view, above 0.
+    """
+    import math
+
+    import torch
+
+    return torch.stack([part + math.log(weight) for part, weight in zip(log_probs, weights, strict=True)]).logsumexp(0)
+
+
+@dataclass(frozen=True)
+class MixtureChoice:
+    """What the gate chose.
+
+    Attributes:
+        weights: Weights of the views; None keeps the client's own model.
+        decision: The gain of the best mixture in Brier score.
+        accuracy_gain: Its gain in accuracy on held-out examples.
+        accuracy_error: The standard error of that gain.
+    """
+
+    weights: tuple[float, float, float] | None
+    decision: GateDecision
+    accuracy_gain: float
+    accuracy_error: float
+
+
+def choose_mixture(
+    views: Mapping[View, Tensor], labels: Tensor, rule: GateRule, prior_variance: float
+) -> MixtureChoice:
+    """Choose the mixture whose gain over the client's own model has the highest lower confidence bound.
+
+    The gain of an example is the difference in Brier score. The client's own model is kept if no bound is above 0.
+
+    Args:
+        views: Predicted distributions of held-out examples by view [examples, classes].
+        labels: Their classes [examples].
+        rule: The candidates, in the order that decides ties, and the number of standard errors.
+        prior_variance: See `crossfit.gate_decision`.
+    """
+    from torch.nn.functional import one_hot
+
+    truth = one_hot(labels, views["local"].shape[1])
+
+    def brier(probabilities: Tensor) -> Tensor:
+        return (probabilities.double() - truth).square().sum(dim=1)
+
+    own_score, own_hits = brier(views["local"]), views["local"].argmax(dim=1) == labels
+    best: tuple[float, MixtureChoice] | None = None
+    for weights in rule.candidates:
+        parts = [w * views[view].double() for view, w in zip(VIEWS, weights, strict=True) if w]
+        mixture = sum(parts[1:], parts[0])
+        decision = gate_decision(own_score - brier(mixture), rule.z, prior_variance)
+        hits = (mixture.argmax(dim=1) == labels).double() - own_hits.double()
+        accuracy = gate_decision(hits, rule.z, prior_variance)
+        choice = MixtureChoice(
+            weights if decision.is_accepted else None, decision, accuracy.gain, accuracy.standard_error
+        )
+        bound = decision.gain - rule.z * decision.standard_error
+        if best is None or bound > best[0]:
+            best = bound, choice
+    if best is None:
+        raise ValueError("a gate needs at least one candidate")
+    return best[1]
