@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 RESUME_HINT = "continue with --resume and the same options"
+RESEND_SECONDS = 0.05
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -31,6 +33,7 @@ class InterruptedBySignal(BaseException):
 
     def __init__(self, signum: int) -> None:
         super().__init__()
+        self.signum = signum
         self.exit_code = signal_exit_code(signum)
 
 
@@ -48,6 +51,18 @@ def install_signal_handlers() -> None:
     for number in STOP_SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, raise_interrupted)
+    sys.unraisablehook = resend_ignored_signal
+
+
+def resend_ignored_signal(ignored: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if Python ignored its exception, as it does in destructors and weak-reference callbacks."""
+    error = ignored.exc_value
+    if not isinstance(error, InterruptedBySignal):
+        sys.__unraisablehook__(ignored)
+        return
+    timer = threading.Timer(RESEND_SECONDS, os.kill, (os.getpid(), error.signum))
+    timer.daemon = True
+    timer.start()
 
 
 def raise_interrupted(signum: int, frame: FrameType | None) -> NoReturn:
