@@ -30,7 +30,13 @@ from fedmosaic_cli.runner.prepare import load_latest_run_config, load_shard_data
 from fedmosaic_cli.runner.privacy_section import privacy_summary_fields
 from fedmosaic_cli.runner.resume_checks import config_differences, environment_differences, require_identical_resume
 from fedmosaic_cli.runner.run_options import RunOptions
-from fedmosaic_cli.runner.summary import build_summary, diagnosis_section, privacy_ledgers, skipped_round_counts
+from fedmosaic_cli.runner.summary import (
+    build_summary,
+    certificate_sections,
+    diagnosis_section,
+    privacy_ledgers,
+    skipped_round_counts,
+)
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import DIGESTS_FILE, RunDirectory
 
@@ -105,6 +111,7 @@ def run_experiment(
             **build_summary(config, shards, rows),
             **privacy_summary_fields(config, shards, privacy_ledgers(federation), is_remote=remote is not None),
             **diagnosis_section(config, rows),
+            **certificate_sections(rows, shards),
             "device": ", ".join(remote.device_types(federation) if remote else device_types),
             "execution": federation.execution,
             "nonidentical": origin["nonidentical"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS
 from fedmosaic_cli.cotraining.trust import TRUST_RULES
 from fedmosaic_cli.engine.evaluation import client_averages
+from fedmosaic_cli.labels.certificates import client_certificates, diagnose_exchange
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
 from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA
@@ -98,6 +99,17 @@ def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str
         return {}
     diagnosis = diagnose_trust(rows, is_loss_based=getattr(config.method, "trust", "") in TRUST_RULES)
     return {"diagnosis": diagnosis and diagnosis.to_dict()}
+
+
+def certificate_sections(rows: list[dict[str, Any]], shards: ShardSet) -> dict[str, Any]:
+    """Return certificates and diagnosis of methods with one exchange and held-out tests; empty for other methods."""
+    if not any("gate_hits" in row or "median_z" in row for row in rows):
+        return {}
+    largest = max(client["train"]["size"] for client in shards.manifest["clients"])
+    return {
+        "certificates": [certificate.model_dump() for certificate in client_certificates(rows)],
+        "exchange": diagnose_exchange(rows, largest).model_dump(),
+    }
 
 
 def privacy_ledgers(federation: Federation) -> dict[int, Any]:

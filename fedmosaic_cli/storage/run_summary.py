@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
 from fedmosaic_cli.schema import Record
 from fedmosaic_cli.storage.privacy_summary import PrivacySection
@@ -112,6 +113,8 @@ class RunSummary(Record):
     evaluation: EvaluationSummary
     device: PrintableStr = ""
     diagnosis: TrustDiagnosis | None = None
+    certificates: list[Certificate] = Field(default_factory=list)
+    exchange: ExchangeDiagnosis | None = None
 
     @model_validator(mode="after")
     def check_privacy_sections(self) -> RunSummary:

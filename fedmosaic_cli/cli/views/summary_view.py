@@ -47,6 +47,7 @@ def print_results(
             )
         if "honest_accuracy" in summary:
             print_stdout(f"{run.label}: {100 * summary['honest_accuracy']['client_mean']:.2f}% over honest clients")
+        print_certificates(run.label, summary)
     if options.verbose:
         for run, summary in finished:
             accuracies = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
@@ -56,6 +57,20 @@ def print_results(
         print_local_comparisons(comparisons)
         for line in next_commands([run for run, _ in finished], options):
             print_stdout(line)
+
+
+def print_certificates(label: str, summary: dict[str, Any]) -> None:
+    """Print how many clients use what they received in one exchange, what it brings them, and warnings."""
+    if "exchange" not in summary:
+        return
+    from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis, describe_certificates
+
+    exchange = ExchangeDiagnosis.model_validate(summary["exchange"])
+    certificates = [Certificate.model_validate(content) for content in summary["certificates"]]
+    for line in describe_certificates(certificates, exchange):
+        print_stdout(f"{label}: {line}")
+    for warning in exchange.warnings():
+        print_stderr(f"warning: {label}: {warning}")
 
 
 def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[str]:
