@@ -49,6 +49,7 @@ from fedmosaic_cli.cli.views.reproduce_view import (
 )
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError, unknown_name_error
+from fedmosaic_cli.methods.registry import EXTENDED_METHODS
 from fedmosaic_cli.sweeps.jobs import JobRunner
 from fedmosaic_cli.sweeps.studies import STUDIES, Scale
 from fedmosaic_cli.sweeps.sweep_plan import SweepOptions, estimate_seconds, plan_sweep
@@ -74,6 +75,9 @@ def reproduce(
     methods: Annotated[
         str | None, typer.Option(help="Only these and local, e.g. fedavg,ditto.", show_default="all of the study")
     ] = None,
+    extended: Annotated[
+        bool, typer.Option("--extended", help=f"Add rows that are not in the paper: {', '.join(EXTENDED_METHODS)}.")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, max=MAX_JOBS, help="Parallel jobs.", show_default="as many as fit")
     ] = None,
@@ -120,6 +124,7 @@ def reproduce(
     fedmosaic reproduce
     fedmosaic reproduce label-skew --dry-run
     fedmosaic reproduce hybrid --methods fedavg,ditto,fedmosaic --jobs 2
+    fedmosaic reproduce label-skew --extended
     fedmosaic reproduce public-size --seeds 0 --out figure
     fedmosaic reproduce label-skew --scale paper --device cuda --jobs 1
     fedmosaic reproduce label-skew --engine ray --ray-address auto --job-cpus 4
@@ -144,6 +149,7 @@ def reproduce(
         tuple(assignments or ()),
         runs_dir,
         (*data_dir_args, *device_args),
+        extended,
     )
     with data_dirs_with_progress(data_dir, quiet or as_json) as data_dirs:
         schedule = schedule_sweep(what, scale, options, execution, data_dirs)

@@ -73,7 +73,10 @@ def study_table(schedule: SweepSchedule, groups: Sequence[ComparisonGroup]) -> C
     from fedmosaic_cli.report.paper_tables import overview_table, paper_table
 
     study = STUDIES[schedule.study_name]
-    table = paper_table(study.table, groups, with_published=True, with_missing_columns=False) if study.table else None
+    table = None
+    if study.table:
+        extended = schedule.plan.options.extended
+        table = paper_table(study.table, groups, True, with_missing_columns=False, extended=extended)
     if table is None:
         baselines = [key for key in (CENTRALIZED_KEY, LOCAL_KEY) if key[0] in {row.method for row in study.rows}]
         table = overview_table(groups, with_published=True, baselines=tuple(baselines))

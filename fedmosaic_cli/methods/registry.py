@@ -90,6 +90,9 @@ ALL_BASELINES = (*BASELINES, "gated")
 PAPER_METHODS = (*BASELINES, "fedmosaic")
 """The methods that the paper's tables and studies compare, besides gated co-training. The list is explicit."""
 
+EXTENDED_METHODS = ("fedavgft", "gated", "student", "oracle")
+"""The methods that `fedmosaic reproduce --extended` adds below the paper's rows."""
+
 FEDMOSAIC_DEFAULTS = {"warmup_share": 0.0, "public_loss": "plain", "votes_from": "self"}
 """Options that config.yaml records for every FedMosaic run. Other values make it an `ExtendedFedMosaic`."""
 

@@ -31,6 +31,7 @@ MethodKey = tuple[str, str]
 """A method name and the detail that distinguishes several rows of the method."""
 LOCAL_KEY: MethodKey = ("local", "")
 CENTRALIZED_KEY: MethodKey = ("centralized", "")
+ORACLE_KEY: MethodKey = ("oracle", "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.methods.registry import known_methods, method_info
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
-from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title, paper_sort_key
+from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY, method_title, paper_sort_key
 from fedmosaic_cli.report.paper_results import PublishedResult, published_result
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OVERVIEW_NAME = "table"
 """The name of the table with all groups."""
+EXTENDED_FAMILY = "not in the paper"
 ACCURACY_DECIMALS = 9
 """Accuracies that differ only in later digits differ by rounding."""
 
@@ -133,20 +134,22 @@ def build_rows(
     method_keys: Sequence[MethodKey],
     with_published: bool,
     extra_methods: Collection[str] | None = None,
+    extended_keys: Sequence[MethodKey] = (),
 ) -> tuple[TableRow, ...]:
     """Build one row for each of `method_keys` in this order, and one for each other row with runs.
 
-    Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all.
+    Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all. Rows
+    of `extended_keys` come last and do not change which of the others is the best.
     """
     runs = [column.select_runs() for column in columns]
     extra = {key for by_method in runs for key in by_method if extra_methods is None or key[0] in extra_methods}
-    listed = list(method_keys)
+    listed = [*method_keys, *extended_keys]
     methods = list(dict.fromkeys([*(method for method, _ in listed), *known_methods()]))
     keys = sorted(
         {*listed, *extra},
         key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
     )
-    results = [method_results(by_method, keys) for by_method in runs]
+    results = [method_results(by_method, [key for key in keys if key not in extended_keys]) for by_method in runs]
     rows = []
     for key in keys:
         cells = tuple(
@@ -155,8 +158,9 @@ def build_rows(
             )
             for column, by_method in zip(columns, results, strict=True)
         )
-        rows.append(TableRow(key, method_title(key), method_info(key[0]).family, cells))
-    return tuple(rows)
+        family = EXTENDED_FAMILY if key in extended_keys else method_info(key[0]).family
+        rows.append(TableRow(key, method_title(key), family, cells))
+    return tuple(sorted(rows, key=lambda row: row.family == EXTENDED_FAMILY))
 
 
 def method_results(
@@ -165,9 +169,10 @@ def method_results(
     """Return the results of one column. Only methods in `shown_keys` (default: all) can be the best.
 
     The best methods are those with the highest printed mean among the methods with the most seeds, because seeds are
-    not equally easy.
+    not equally easy. The oracle is not a method for a federation and never the best.
     """
-    shown = {key: runs_by_method[key] for key in shown_keys or runs_by_method if key in runs_by_method}
+    keys = [key for key in shown_keys or runs_by_method if key != ORACLE_KEY]
+    shown = {key: runs_by_method[key] for key in keys if key in runs_by_method}
     most_seeds = max(map(len, shown.values()), default=0)
     percents = {
         key: round(100 * float(runs.accuracy.mean()), 2) for key, runs in shown.items() if len(runs) == most_seeds

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods.registry import BASELINES
+from fedmosaic_cli.methods.registry import BASELINES, EXTENDED_METHODS
 from fedmosaic_cli.report.captions import privacy_notes, table_caption, table_notes
-from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY
-from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, ComparisonTable, TableColumn, build_rows
+from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY
+from fedmosaic_cli.report.comparison_table import (
+    ACCURACY_DECIMALS,
+    OVERVIEW_NAME,
+    ComparisonTable,
+    TableColumn,
+    build_rows,
+)
 from fedmosaic_cli.report.missing_runs import add_missing_run_commands
 from fedmosaic_cli.report.paper_results import full_scale_preset, published_domains
 
@@ -104,12 +110,17 @@ def overview_table(
 
 
 def paper_table(
-    name: str, groups: Sequence[ComparisonGroup], with_published: bool, with_missing_columns: bool = True
+    name: str,
+    groups: Sequence[ComparisonGroup],
+    with_published: bool,
+    with_missing_columns: bool = True,
+    extended: bool = False,
 ) -> ComparisonTable | None:
     """Build one of the paper's tables; None if it has no columns.
 
     Groups of quick presets are placed beside or instead of the full-scale preset. With `with_published` and
-    `with_missing_columns`, the table also contains the paper's columns that have no runs.
+    `with_missing_columns`, the table also contains the paper's columns that have no runs. With `extended`, methods that
+    the paper does not compare follow in a separate group.
     """
     spec = PAPER_TABLES[name]
     columns: list[TableColumn] = []
@@ -132,7 +143,27 @@ def paper_table(
         return None
     # Variants of the listed methods get rows of their own, methods that the paper does not compare do not.
     extra_methods = {"fedmosaic"} if spec.only_listed else {method for method, _ in spec.method_keys}
-    return build_table(name, spec.title, columns, spec.method_keys, with_published, extra_methods)
+    listed = {method for method, _ in spec.method_keys}
+    more = tuple((method, "") for method in EXTENDED_METHODS if extended and method not in listed)
+    return build_table(name, spec.title, columns, spec.method_keys, with_published, extra_methods, more)
+
+
+def oracle_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
+    """Return a sentence for each group in which true labels of the public set bring nothing."""
+    notes = []
+    for group in groups:
+        runs, local = (group.runs_by_method.get(key) for key in (ORACLE_KEY, LOCAL_KEY))
+        if runs is None or local is None:
+            continue
+        by_seed = [frame.set_index("seed").accuracy for frame in (runs, local)]
+        seeds = sorted(set(by_seed[0].index) & set(by_seed[1].index))
+        gain = float((by_seed[0][seeds] - by_seed[1][seeds]).mean()) if seeds else 0.0
+        if seeds and round(gain, ACCURACY_DECIMALS) <= 0:
+            notes.append(
+                f"{group.label}: with the true labels of the public set the oracle is not above Local "
+                f"({100 * gain:+.2f} points), so this setting cannot show a gain from labels of the public set."
+            )
+    return notes
 
 
 def group_columns(group: ComparisonGroup, spec: PaperTableSpec) -> list[TableColumn]:
@@ -166,9 +197,11 @@ def build_table(
     method_keys: tuple[MethodKey, ...],
     with_published: bool,
     extra_methods: Collection[str] | None = None,
+    extended_keys: tuple[MethodKey, ...] = (),
 ) -> ComparisonTable:
-    """Build the rows, commands, caption and notes of a table."""
-    rows, commands = add_missing_run_commands(columns, build_rows(columns, method_keys, with_published, extra_methods))
+    """Build the rows, commands, caption and notes of a table. Rows of `extended_keys` follow in a separate group."""
+    rows = build_rows(columns, method_keys, with_published, extra_methods, extended_keys)
+    rows, commands = add_missing_run_commands(columns, rows)
     groups = list({column.group.label: column.group for column in columns if column.group}.values())
     initials = [f"{column.label} = {column.domain}" for column in columns if column.domain not in ("", column.label)]
     notes = [f"{', '.join(dict.fromkeys(initials))}."] if initials else []
@@ -184,7 +217,7 @@ def build_table(
         tuple(columns),
         rows,
         table_caption(title, groups, has_published),
-        (*notes, *table_notes(groups)),
+        (*notes, *oracle_notes(groups), *table_notes(groups)),
         commands,
         has_published,
         privacy_notes(groups),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.methods.registry import BASELINES
+from fedmosaic_cli.methods.registry import BASELINES, EXTENDED_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +60,14 @@ class Study:
     figures: tuple[str, ...] = ("accuracy", "clients", "lambda", "consensus", "critical-difference")
     shown_hyperparameters: tuple[str, ...] = ()
 
-    def select_rows(self, methods: Sequence[str]) -> tuple[StudyRow, ...]:
-        """Return the rows of these methods (default: all), preceded by Local, with which all are compared."""
-        chosen = [row for row in self.rows if not methods or row.method in (*methods, "local")]
+    def select_rows(self, methods: Sequence[str], extended: bool = False) -> tuple[StudyRow, ...]:
+        """Return the rows of these methods (default: all), preceded by Local, with which all are compared.
+
+        With `extended`, methods that the paper does not compare are rows too.
+        """
+        present = {row.method for row in self.rows}
+        more = method_rows(*(name for name in EXTENDED_METHODS if name not in present)) if extended else ()
+        chosen = [row for row in (*self.rows, *more) if not methods or row.method in (*methods, "local")]
         return tuple(sorted(chosen, key=lambda row: row.method != "local"))
 
 

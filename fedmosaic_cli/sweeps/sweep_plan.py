@@ -51,6 +51,8 @@ class SweepOptions:
     runs_dir: Path = Path("runs")
     extra_args: tuple[str, ...] = ()
     """Further options of every command, such as --data-dir and --device."""
+    extended: bool = False
+    """Whether methods that the paper does not compare are added."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def plan_sweep(study: Study, scale: Scale, options: SweepOptions, data_dirs: Dat
     Raises:
         RequestError: If a method is unknown, or a run directory holds a run with a different configuration.
     """
-    methods_of_study = list(dict.fromkeys(row.method for row in study.rows))
+    methods_of_study = list(dict.fromkeys(row.method for row in study.select_rows((), options.extended)))
     for name in options.methods:
         if name not in METHODS:
             raise unknown_name_error("method", name, METHODS, "--methods", "'fedmosaic baseline --list' shows all")
@@ -154,7 +156,7 @@ def plan_sweep(study: Study, scale: Scale, options: SweepOptions, data_dirs: Dat
             scenario = replace(scenario, name=f"{scenario.name}-changed-{digest}")  # noqa: PLW2901
         scenario_runs = [
             plan_sweep_run(scenario, row, seed, options, data_dirs)
-            for row in study.select_rows(options.methods)
+            for row in study.select_rows(options.methods, options.extended)
             for seed in options.seeds
         ]
         reason = missing_data_reason(scenario_runs[0].config, data_dirs)

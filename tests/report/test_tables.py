@@ -382,3 +382,30 @@ def test_methods_that_the_paper_does_not_compare_are_no_rows_of_its_tables(runs)
     paper = [row.method_key[0] for row in table_of(runs, "label-skew").rows]
     assert "fedavg" in paper
     assert not {"fedavgft", "scaffold"} & set(paper)
+
+
+def test_extended_rows_form_a_group_below_the_papers_rows(runs):
+    for variant, value in {"local": 0.5, "centralized": 0.4, "student": 0.6, "oracle": 0.7, "fedavgft": 0.55}.items():
+        runs("quickstart", variant, 0, value)
+    groups = comparison_groups(collect_runs(runs.folder)[0])
+    plain, extended = (paper_table("label-skew", groups, False, extended=flag) for flag in (False, True))
+    assert extended.rows[: len(plain.rows)] == plain.rows
+    more = extended.rows[len(plain.rows) :]
+    assert [row.method_key[0] for row in more] == ["fedavgft", "student", "oracle"]
+    assert {row.family for row in more} == {"not in the paper"}
+    assert not {"student", "oracle", "fedavgft"} & {row.method_key[0] for row in plain.rows}
+
+
+def test_oracle_is_never_the_best_method(runs):
+    for variant, value in {"local": 0.5, "centralized": 0.4, "student": 0.6, "oracle": 0.7}.items():
+        runs("mine", variant, 0, value)
+    best = {row.method_key[0] for row in table_of(runs).rows if row.cells[0].measured and row.cells[0].measured.is_best}
+    assert best == {"student"}
+
+
+@pytest.mark.parametrize(("oracle", "is_noted"), [(0.49, True), (0.5, True), (0.51, False)])
+def test_setting_in_which_the_oracle_gains_nothing_is_noted(runs, oracle, is_noted):
+    runs("mine", "local", 0, 0.5)
+    runs("mine", "oracle", 0, oracle)
+    runs("mine", "oracle", 1, 0.9)  # a seed without Local is not compared
+    assert any("cannot show a gain" in note for note in table_of(runs).notes) == is_noted

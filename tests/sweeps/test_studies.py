@@ -318,3 +318,14 @@ def test_one_run_per_job():
     separate = plan.pending_jobs(plan.read_states(), one_run_per_job=True)
     assert [run for job in separate for run in job.runs] == list(plan.runs)
     assert all(len(job.runs) == 1 for job in separate)
+
+
+@pytest.mark.parametrize("name", ["label-skew", "feature-shift", "hybrid", "compact"])
+def test_extended_rows_are_added_on_request_only(name):
+    study = STUDIES[name]
+    assert {row.method for row in study.select_rows((), extended=True)} == {
+        *(row.method for row in study.select_rows(())),
+        *("fedavgft", "gated", "student", "oracle"),
+    }
+    assert study.select_rows(()) == tuple(sorted(study.rows, key=lambda row: row.method != "local"))
+    assert [row.method for row in study.select_rows(["student"], extended=True)] == ["local", "student"]
