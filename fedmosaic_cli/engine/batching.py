@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedmosaic_cli.engine.augmentation import is_augmented
+from fedmosaic_cli.engine.augmentation import has_windows
 from fedmosaic_cli.engine.examples import copy_to_device
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Indices of a batch in its example set and in the shared array of images, and its flips and crops, if any."""
+    """Indices of a batch in its example set and in the shared array of images, and its augmentation, if any."""
 
     local_indices: Tensor
     image_indices: Tensor
-    draws: Tensor | None = None
+    windows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.local_indices)
@@ -56,11 +56,11 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
     sizes = [len(batch) for batch in local_batches]
     joined = torch.cat(local_batches)
     on_device = copy_to_device(joined, examples.device)
-    draws: Sequence[Tensor | None] = [None] * len(sizes)
-    if is_augmented(joined):
-        joined, on_device, draws = joined[:, 0], on_device[:, 0], on_device[:, 1:].split(sizes)
+    windows: Sequence[Tensor | None] = [None] * len(sizes)
+    if has_windows(joined):
+        joined, on_device, windows = joined[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
     image_indices = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
-    return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, draws, strict=True)]
+    return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, windows, strict=True)]
 
 
 def has_singleton_batch(private: Sized, public: Sized | None) -> bool:

@@ -301,9 +301,7 @@ class InProcessClient:
             return batches
         height, width = self.private.images.shape[1:3]
         count, generator = sum(len(batch) for batch in batches), self._torch_generator("augment", stream)
-        return augmentation.add_augmentation(
-            batches, augmentation.draw_augmentation(mode, count, (height, width), generator)
-        )
+        return augmentation.add_windows(batches, augmentation.draw_windows(mode, count, (height, width), generator))
 
     def _torch_generator(self, *purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive_seed(self._seed, *purpose, self.id, self.round))

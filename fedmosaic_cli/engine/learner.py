@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class BatchSchedule:
     """The batches of a round: positions in the private and in the public set per step, each [batch].
 
-    With augmentation they are [batch, 4]; see `engine.augmentation.add_augmentation`.
+    With augmentation they are [batch, 2]; see `engine.augmentation.add_windows`.
     """
 
     private_batches: list[Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
-from fedmosaic_cli.engine.augmentation import join_draws
+from fedmosaic_cli.engine.augmentation import join_windows
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
 
@@ -169,8 +169,8 @@ def forward(
     else:
         # Private and public examples share one array of images.
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
-        draws = join_draws(private_batch.draws, public_batch.draws)
-        features = module.features(task.private.normalised_images(image_indices, draws))
+        windows = join_windows(private_batch.windows, public_batch.windows)
+        features = module.features(task.private.normalised_images(image_indices, windows))
         private_logits, public_logits = module.head(features).split([len(private_batch), len(public_batch)])
         features = features[: len(private_batch)]
     return BatchOutputs(

@@ -13,7 +13,7 @@ import torch
 
 from fedmosaic_cli.engine import client as client_module
 from fedmosaic_cli.engine import examples as examples_module
-from fedmosaic_cli.engine.augmentation import augment_images, crop_padding, draw_augmentation
+from fedmosaic_cli.engine.augmentation import augment_images, crop_padding, draw_windows
 from fedmosaic_cli.engine.examples import Examples
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.losses import PseudoLabelLoss, ToDeviceMixin
@@ -44,10 +44,16 @@ def random_images(*shape: int) -> torch.Tensor:
     return torch.randint(1, 256, shape, dtype=torch.uint8, generator=generator())
 
 
-def slowly_augmented(image: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+def decoded(windows: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return for each window whether the image is flipped, and its first row and column in the padded image."""
+    shape = (2, height + 2 * crop_padding(height), width + 2 * crop_padding(width))
+    return torch.stack(torch.unravel_index(windows, shape), dim=-1)
+
+
+def slowly_augmented(image: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
     """Return one image [height, width, channels], flipped and cropped pixel by pixel."""
     height, width, _ = image.shape
-    is_flipped, first_row, first_column = draws.tolist()
+    is_flipped, first_row, first_column = decoded(window, height, width).tolist()
     result = torch.zeros_like(image)
     for row, column in product(range(height), range(width)):
         y = row + first_row - crop_padding(height)
@@ -79,32 +85,35 @@ class TestImages:
     @pytest.mark.parametrize("shape", SHAPES)
     def test_flipping_twice_gives_the_original(self, shape):
         images = random_images(6, *shape)
-        draws = draw_augmentation("flip", 6, shape[:2], generator())
-        draws[:, 0] = 1
-        flipped = augment_images(images, draws)
+        height, width, _ = shape
+        row_length = width + 2 * crop_padding(width)
+        window = (height + 3 * crop_padding(height)) * row_length + crop_padding(width)
+        windows = torch.full((6,), window)
+        flipped = augment_images(images, windows)
         assert torch.equal(flipped, images.flip(2))
         assert not torch.equal(flipped, images)
-        assert torch.equal(augment_images(flipped, draws), images)
+        assert torch.equal(augment_images(flipped, windows), images)
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_outputs_are_shifted_and_padded_with_black(self, shape, mode):
         images = random_images(40, *shape)
-        draws = draw_augmentation(mode, 40, shape[:2], generator(1))
-        expected = torch.stack([slowly_augmented(*pair) for pair in zip(images, draws, strict=True)])
-        assert torch.equal(augment_images(images, draws), expected)
+        windows = draw_windows(mode, 40, shape[:2], generator(1))
+        expected = torch.stack([slowly_augmented(*pair) for pair in zip(images, windows, strict=True)])
+        assert torch.equal(augment_images(images, windows), expected)
         assert not torch.equal(expected, images)
 
     def test_batches_of_several_clients_equal_separate_batches(self):
-        images, draws = random_images(7, 3, 8, 6, 2), draw_augmentation("crop-flip", 21, (8, 6), generator())
-        together = augment_images(images, draws.view(7, 3, 3))
+        images, windows = random_images(7, 3, 8, 6, 2), draw_windows("crop-flip", 21, (8, 6), generator())
+        windows = windows.view(7, 3)
+        together = augment_images(images, windows)
         for client in range(3):
-            assert torch.equal(together[:, client], augment_images(images[:, client], draws.view(7, 3, 3)[:, client]))
+            assert torch.equal(together[:, client], augment_images(images[:, client], windows[:, client]))
 
     def test_inputs_keep_their_memory_order(self):
         private = toy_with_pixels(TOYS["even"]).federation(Local()).state.clients[0].private
-        draws = draw_augmentation("crop-flip", 4, (8, 8), generator())
-        plain, augmented = (private.normalised_images(private.indices[:4], d) for d in (None, draws))
+        windows = draw_windows("crop-flip", 4, (8, 8), generator())
+        plain, augmented = (private.normalised_images(private.indices[:4], w) for w in (None, windows))
         assert augmented.stride() == plain.stride()
         assert augmented.is_contiguous(memory_format=torch.channels_last)
         assert augmented.min() >= -1
@@ -113,17 +122,18 @@ class TestImages:
     def test_images_are_augmented_on_the_device_of_the_network(self):
         private = TOYS["even"].federation(Local()).state.clients[0].private
         remote = replace(private, device=META)
-        draws = draw_augmentation("crop-flip", 3, (2, 2), generator())
+        windows = draw_windows("crop-flip", 3, (2, 2), generator())
         with pytest.raises(RuntimeError, match="device"):
-            remote.normalised_images(private.indices[:3], draws)
-        assert remote.normalised_images(private.indices[:3], draws.to(META)).shape == (3, 1, 2, 2)
+            remote.normalised_images(private.indices[:3], windows)
+        assert remote.normalised_images(private.indices[:3], windows.to(META)).shape == (3, 1, 2, 2)
 
 
 class TestDraws:
     @pytest.mark.parametrize("mode", MODES)
     def test_all_flips_and_crops_are_equally_likely(self, mode):
-        draws = draw_augmentation(mode, 40_000, (32, 12), generator())
-        assert draws.dtype == torch.int64
+        windows = draw_windows(mode, 40_000, (32, 12), generator())
+        assert (windows.dtype, windows.shape) == (torch.int64, (40_000,))
+        draws = decoded(windows, 32, 12)
         values = {
             0: range(2) if "flip" in mode else [0],
             1: range(9) if "crop" in mode else [4],
@@ -137,10 +147,10 @@ class TestDraws:
             assert len(set(map(tuple, draws.tolist()))) == 2 * 9 * 5
 
     def test_modes_share_their_draws_and_a_longer_training_continues_a_shorter_one(self):
-        flip, crop, both = (draw_augmentation(mode, 20, (8, 8), generator()) for mode in MODES)
+        flip, crop, both = (decoded(draw_windows(mode, 20, (8, 8), generator()), 8, 8) for mode in MODES)
         assert torch.equal(both[:, :1], flip[:, :1])
         assert torch.equal(both[:, 1:], crop[:, 1:])
-        assert torch.equal(draw_augmentation("crop-flip", 50, (8, 8), generator())[:20], both)
+        assert torch.equal(decoded(draw_windows("crop-flip", 50, (8, 8), generator())[:20], 8, 8), both)
 
     @staticmethod
     def schedule(client, monkeypatch, terms=(), round_number=1, **options):
@@ -159,11 +169,11 @@ class TestDraws:
     def private_draws(self, monkeypatch, client=0, seed=0, **options):
         federation = TOYS["even"].changed(augment="crop-flip", local_steps=6).federation(Local(), seed)
         schedule = self.schedule(federation.state.clients[client], monkeypatch, **options)
-        return torch.cat(schedule.private_batches)[:, 1:]
+        return torch.cat(schedule.private_batches)[:, 1]
 
     def test_draws_depend_on_client_round_stream_and_seed(self, monkeypatch):
         ours = self.private_draws(monkeypatch)
-        assert ours.shape == (24, 3)
+        assert ours.shape == (24,)
         assert torch.equal(self.private_draws(monkeypatch), ours)
         for change in ({"client": 1}, {"round_number": 2}, {"stream": "other"}, {"seed": 1}):
             assert not torch.equal(self.private_draws(monkeypatch, **change), ours), change
@@ -171,7 +181,7 @@ class TestDraws:
     def test_draws_come_from_the_named_stream(self, monkeypatch):
         ours = self.private_draws(monkeypatch, client=2, seed=5, round_number=3, stream="other")
         stream = generator(derive_seed(5, "augment", "other", 2, 3))
-        assert torch.equal(ours, draw_augmentation("crop-flip", 24, (2, 2), stream))
+        assert torch.equal(ours, draw_windows("crop-flip", 24, (2, 2), stream))
 
     def test_private_batches_do_not_depend_on_public_terms(self, monkeypatch):
         client = TOYS["even"].changed(augment="crop-flip").federation(Local()).state.clients[0]
@@ -181,7 +191,7 @@ class TestDraws:
         assert len(with_public.public_batches) == len(without.private_batches) == 3
         for ours, theirs in zip(without.private_batches, with_public.private_batches, strict=True):
             assert torch.equal(ours, theirs)
-        private, public = (torch.cat(b)[:, 1:] for b in (with_public.private_batches, with_public.public_batches))
+        private, public = (torch.cat(b)[:, 1] for b in (with_public.private_batches, with_public.public_batches))
         assert not torch.equal(private, public), "two independent streams"
 
     def test_the_order_of_examples_is_that_of_a_run_without_augmentation(self, monkeypatch):
@@ -197,7 +207,7 @@ class TestDraws:
     def test_without_augmentation_nothing_is_drawn_or_changed(self, execution, monkeypatch):
         expected = models(FedCT(), TOYS["uneven"].changed(execution=execution))
         forbid_augmentation(monkeypatch)
-        monkeypatch.setattr(client_module.augmentation, "draw_augmentation", forbidden)
+        monkeypatch.setattr(client_module.augmentation, "draw_windows", forbidden)
         assert same(models(FedCT(), TOYS["uneven"].changed(execution=execution, augment="none")), expected)
         with pytest.raises(AssertionError, match="augmentation is used"):
             models(FedCT(), TOYS["uneven"].changed(execution=execution, augment="flip"))
@@ -271,9 +281,9 @@ class TestWhereItApplies:
             request.getfixturevalue("with_batch_norm")
         counts = Counter()
 
-        def count(pixels, draws):
-            counts["images"] += draws[..., 0].numel()
-            return augment_images(pixels, draws)
+        def count(pixels, windows):
+            counts["images"] += windows.numel()
+            return augment_images(pixels, windows)
 
         monkeypatch.setattr(examples_module, "augment_images", count)
         toy = TOYS["even"].changed(augment="flip", execution=execution)
@@ -296,9 +306,9 @@ class TestWhereItApplies:
         model = client.state["model"]
         order = torch.randperm(8, generator=generator(derive_seed(0, "adaptation", 0, 1)))[:4]
         stream = generator(derive_seed(0, "augment", "adaptation", 0, 1))
-        draws = draw_augmentation("crop-flip", 4, (8, 8), stream)
+        windows = draw_windows("crop-flip", 4, (8, 8), stream)
         pixels = client.private.images[client.private.indices[order]]
-        images = torch.stack([slowly_augmented(*pair) for pair in zip(pixels, draws, strict=True)])
+        images = torch.stack([slowly_augmented(*pair) for pair in zip(pixels, windows, strict=True)])
         inputs = images.movedim(-1, 1).double() / 127.5 - 1
         module = client.learner.bound_module(model).train()
         loss = torch.nn.functional.cross_entropy(module(inputs), client.private.labels[order])
@@ -317,9 +327,9 @@ class TestWhereItApplies:
             assert torch.equal(logits, again)
 
     def test_step_does_not_synchronise_with_the_device(self):
-        images, draws = random_images(5, 8, 8, 3), draw_augmentation("crop-flip", 5, (8, 8), generator())
+        images, windows = random_images(5, 8, 8, 3), draw_windows("crop-flip", 5, (8, 8), generator())
         with ScalarReads() as mode:
-            augment_images(images, draws)
+            augment_images(images, windows)
         assert mode.count == 0
 
     def test_adaptation_of_perfedavg_is_the_same_in_every_evaluation(self):
@@ -338,7 +348,7 @@ class TestExecution:
 
     @pytest.mark.usefixtures("with_batch_norm")
     @pytest.mark.parametrize("method", [FedCT(), PerFedAvg()], ids=["fedct", "perfedavg"])
-    def test_batches_without_statistics_are_skipped_with_their_draws(self, method):
+    def test_batches_without_statistics_are_skipped_with_their_windows(self, method):
         toy = make_toy([5, 1, 9]).changed(local_steps=None, augment="crop-flip", optimizer="sgd", momentum=0.5)
         check(method, toy)
 
@@ -369,9 +379,9 @@ def record_inputs(toy, monkeypatch):
     inputs = []
     original = Examples.normalised_images
 
-    def record(self, image_indices, draws=None):
-        images = original(self, image_indices, draws)
-        if draws is not None:
+    def record(self, image_indices, windows=None):
+        images = original(self, image_indices, windows)
+        if windows is not None:
             inputs.append(images)
         return images
 

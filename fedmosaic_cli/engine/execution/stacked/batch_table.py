@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from fedmosaic_cli.engine.augmentation import is_augmented
+from fedmosaic_cli.engine.augmentation import has_windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class StepBatch:
         image_indices: Positions in the array of images [batch, clients].
         counts: `batch_sizes` as a tensor [clients].
         mask: True for examples, False for padding [clients, batch]; None without padding.
-        draws: Flips and crops of the images [batch, clients, 3]; None without augmentation.
+        windows: Flips and crops of the images [batch, clients]; None without augmentation; see `engine.augmentation`.
     """
 
     batch_sizes: list[int]
@@ -38,7 +38,7 @@ class StepBatch:
     image_indices: Tensor
     counts: Tensor
     mask: Tensor | None
-    draws: Tensor | None
+    windows: Tensor | None
 
     def client_means(self, values: Tensor) -> Tensor:
         """The mean per client of values [clients, batch]."""
@@ -67,9 +67,9 @@ class BatchTable:
         longest = first.new_zeros(max_size, *first.shape[1:])
         table = pad_sequence([pad_sequence([*batches, longest])[:, :-1].transpose(0, 1) for batches in local_batches])
         on_device = table.to(device)
-        self._draws: Tensor | None = None
-        if is_augmented(first):
-            table, on_device, self._draws = table[..., 0], on_device[..., 0], on_device[..., 1:]
+        self._windows: Tensor | None = None
+        if has_windows(first):
+            table, on_device, self._windows = table[..., 0], on_device[..., 0], on_device[..., 1]
         offsets = torch.tensor([0, *(len(examples) for examples in example_sets[:-1])]).cumsum(0)
         concat_indices = table + offsets[None, :, None]
         image_indices = torch.cat([examples.indices for examples in example_sets])
@@ -90,5 +90,5 @@ class BatchTable:
             image_indices=self._image_indices[cells].T,
             counts=counts,
             mask=padding_mask(sizes, counts),
-            draws=None if self._draws is None else self._draws[cells].transpose(0, 1),
+            windows=None if self._windows is None else self._windows[cells].T,
         )

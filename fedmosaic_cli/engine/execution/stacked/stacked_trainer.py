@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine.augmentation import join_draws
+from fedmosaic_cli.engine.augmentation import join_windows
 from fedmosaic_cli.engine.batching import has_singleton_batch
 from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
@@ -250,22 +250,22 @@ class StackedTrainer:
             _, public_logits = self._batch_outputs(weights, public_batch)
             return StackedOutputs(private_batch, features, logits, public_batch, public_logits)
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
-        draws = join_draws(private_batch.draws, public_batch.draws)
-        features, logits = self._features_and_logits(weights, image_indices, draws, None)
+        windows = join_windows(private_batch.windows, public_batch.windows)
+        features, logits = self._features_and_logits(weights, image_indices, windows, None)
         sizes = [len(private_batch.image_indices), len(public_batch.image_indices)]
         logits, public_logits = logits.split(sizes, dim=1)
         return StackedOutputs(private_batch, features[:, : sizes[0]], logits, public_batch, public_logits)
 
     def _batch_outputs(self, weights: Parameters, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        return self._features_and_logits(weights, batch.image_indices, batch.draws, batch.mask)
+        return self._features_and_logits(weights, batch.image_indices, batch.windows, batch.mask)
 
     def _features_and_logits(
-        self, weights: Parameters, image_indices: Tensor, draws: Tensor | None, mask: Tensor | None
+        self, weights: Parameters, image_indices: Tensor, windows: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Features and logits for `image_indices` [batch, clients], augmented by `draws` [batch, clients, 3]."""
+        """Features and logits for `image_indices` [batch, clients], augmented by `windows` [batch, clients]."""
         context = ForwardContext(image_indices.shape[1], True, mask, self._frozen_layers)
         # All example sets share one array of images.
-        images = self._clients[0].task.private.normalised_images(image_indices, draws)
+        images = self._clients[0].task.private.normalised_images(image_indices, windows)
         features = self._network.features(weights, images, context)
         return features, self._network.head(weights, features, context)
 
