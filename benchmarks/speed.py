@@ -29,7 +29,7 @@ from reporting import reporting
 from rounds import rounds, tiny, workers
 from scaling import scaling
 from startup import startup
-from training import evaluation, training
+from training import augmentation, evaluation, training
 from workload import QUICK, Plan
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 PARTS: dict[str, Callable[[Plan], Result]] = {
     "training": training,
+    "augmentation": augmentation,
     "evaluation": evaluation,
     "round": rounds,
     "workers": workers,

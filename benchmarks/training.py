@@ -1,9 +1,9 @@
-"""One client's epoch against a bare loop, and the evaluation of a model against a data loader's."""
+"""One client's epoch against a bare loop and with augmentation, and evaluation against a data loader's."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import naive
 import ours
@@ -88,6 +88,37 @@ def measure_training(result: Result, task: Task, batch: int, plan: Plan) -> None
     result.compare(mine, bare_kept, at_most(1.05))
     result.compare(mine, bare, at_most(0.90))
     result.compare(twin, bare)
+
+
+def augmentation(plan: Plan) -> Result:
+    """A client's epoch with and without augmentation, one thread."""
+    result = Result(
+        "Augmentation: one client's epoch",
+        [
+            f"{plan.sizes.train} images of 32x32 pixels, 1 thread, {plan.repetitions} interleaved repetitions; "
+            "`cnn`, and a quarter of its width. The duplicate shows the size of random differences."
+        ],
+    )
+    task = cifar_task(plan.sizes, clients=1)
+    for title, model in (("cnn", ours.CNN), ("small cnn", ours.SMALL_CNN)):
+        for batch in plan.batches:
+            measure_augmentation(result, task, f"{title}, batch {batch}", model, batch, plan)
+    return result
+
+
+def measure_augmentation(result: Result, task: Task, title: str, model: dict[str, Any], batch: int, plan: Plan) -> None:
+    modes = {"none": "none", "crop-flip": "crop-flip", "none again": "none"}
+    contestants: dict[str, Callable[[], object]] = {
+        f"{name}, {title}": partial(
+            ours.train_client, ours.federation("local", task, model, batch_size=batch, augment=mode)
+        )
+        for name, mode in modes.items()
+    }
+    plain, augmented, duplicate = contestants
+    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.train)
+    result.add(samples, "us per image", MICROSECONDS)
+    result.compare(augmented, plain, at_most(1.15))
+    result.compare(duplicate, plain)
 
 
 def evaluation(plan: Plan) -> Result:

@@ -30,6 +30,13 @@ class ExecutionChoice(StrEnum):
     stacked = "stacked"
 
 
+class AugmentChoice(StrEnum):
+    none = "none"
+    flip = "flip"
+    crop = "crop"
+    crop_flip = "crop-flip"
+
+
 class NanPolicy(StrEnum):
     stop = "stop"
     skip = "skip"

@@ -84,6 +84,7 @@ def train(
     fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
     fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
+    fedmosaic train --preset quickstart --set model.name=cnn --augment crop
     fedmosaic train --preset quickstart --execution threads --workers 1
     fedmosaic train --preset quickstart --rounds 60 --resume --stop-timeout 5
     fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
@@ -145,6 +146,7 @@ def run_request(methods: list[str], optional_methods: set[str], options: TrainOp
         shards = read_exported_description(options.shards) if only_header else read_shards(options.shards)
     flags = {
         "rounds": options.rounds,
+        "augment": options.augment and options.augment.value,
         "workers": options.workers,
         "execution": options.execution and options.execution.value,
         "on_nan": options.on_nan and options.on_nan.value,

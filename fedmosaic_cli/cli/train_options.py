@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from fedmosaic_cli.cli.common_options import (
+    AugmentChoice,
     DataDirOption,
     DebugOption,
     DeviceChoice,
@@ -68,6 +69,13 @@ class TrainOptions:
         ),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
+    augment: Annotated[
+        AugmentChoice | None,
+        typer.Option(
+            help="Augment the images of training batches: flip them, crop them after padding, or both.",
+            show_default="the preset's, or none",
+        ),
+    ] = None
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
     seeds: Annotated[str | None, typer.Option(help="Several seeds, one run each, e.g. 0,1,2.")] = None
     config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None

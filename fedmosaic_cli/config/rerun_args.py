@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.config.key_names import display_assignment
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
-from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys, resolve_run_config
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, resolve_run_config
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.plugin_sources import SOURCES
@@ -147,7 +147,6 @@ def override_args(base: RunConfig, target: RunConfig) -> list[str]:
 
 def result_relevant_values(config: RunConfig) -> dict[str, Any]:
     """Return the values that affect the result. Only one of the two lengths of a round does."""
-    content = config.to_dict()
-    values = flatten_keys({section: content.get(section, {}) for section in RERUN_SECTIONS})
+    values = config.flat_values()
     idle = ROUND_LENGTH_KEYS[values["train.local_steps"] is None]
-    return {key: value for key, value in values.items() if key != idle}
+    return {key: value for key, value in values.items() if key.partition(".")[0] in RERUN_SECTIONS and key != idle}

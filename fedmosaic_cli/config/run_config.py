@@ -184,7 +184,7 @@ class RunConfig:
             "method": self.method.info.name,
             "data": self.data.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
-            "train": self.train.model_dump(mode="json"),
+            "train": self.train.to_record(),
             **{
                 name: section.model_dump(mode="json", exclude_defaults=True)
                 for name, section in self.message_sections()
@@ -194,6 +194,10 @@ class RunConfig:
             },
             "methods": {self.method.info.name: self.hyperparameters()},
         }
+
+    def flat_values(self) -> dict[str, Any]:
+        """Return the content of config.yaml with dotted keys, and the training options that it omits."""
+        return flatten_keys({**self.to_dict(), "train": self.train.model_dump(mode="json")})
 
 
 def resolve_run_config(

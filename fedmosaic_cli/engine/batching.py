@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedmosaic_cli.engine.augmentation import has_windows
 from fedmosaic_cli.engine.examples import copy_to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Sequence, Sized
 
     from torch import Generator, Tensor
 
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Indices of a batch in its example set and in the shared array of images."""
+    """Indices of a batch in its example set and in the shared array of images, and its augmentation, if any."""
 
     local_indices: Tensor
     image_indices: Tensor
+    windows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.local_indices)
@@ -53,9 +55,12 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
         return []
     sizes = [len(batch) for batch in local_batches]
     joined = torch.cat(local_batches)
+    on_device = copy_to_device(joined, examples.device)
+    windows: Sequence[Tensor | None] = [None] * len(sizes)
+    if has_windows(joined):
+        joined, on_device, windows = joined[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
     image_indices = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
-    local_indices = copy_to_device(joined, examples.device).split(sizes)
-    return [Batch(*pair) for pair in zip(local_indices, image_indices, strict=True)]
+    return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, windows, strict=True)]
 
 
 def has_singleton_batch(private: Sized, public: Sized | None) -> bool:

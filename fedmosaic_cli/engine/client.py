@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from fedmosaic_cli.engine import batching, optim, params, training
+from fedmosaic_cli.engine import augmentation, batching, optim, params, training
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, TrainResult
 from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
@@ -216,7 +216,7 @@ class InProcessClient:
         if self._network.batch_norm_names and len(batch) == 1:
             # Batch statistics of a single example are undefined, so there is no gradient.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffer_names}
-        inputs, labels = self.private.normalised_images(batch.image_indices), self.private.targets[batch.local_indices]
+        inputs, labels = self.private.batch_inputs(batch), self.private.targets[batch.local_indices]
         return self._network.gradient(parameters, inputs, labels, update_running_stats=False)[1]
 
     def running_statistics(self, parameters: Parameters) -> Parameters:
@@ -297,6 +297,7 @@ class InProcessClient:
             name = "public" if stream == "private" else f"public-{stream}"
             size = batch_size or self._train_settings.batch_size
             public = batching.step_batches(len(self.public), size, len(private_batches), self._torch_generator(name))
+            public = self._augmented(public, name)
         return BatchSchedule(private_batches, public)
 
     def _private_batches(
@@ -315,9 +316,20 @@ class InProcessClient:
         if not count:
             return []
         if steps is not None:
-            return batching.step_batches(count, size, steps * self._num_round_clients, generator)
-        batches = batching.epoch_batches(count, size, epochs or 0, generator)
-        return batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
+            batches = batching.step_batches(count, size, steps * self._num_round_clients, generator)
+        else:
+            batches = batching.epoch_batches(count, size, epochs or 0, generator)
+            batches = batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
+        return self._augmented(batches, stream)
 
-    def _torch_generator(self, purpose: str) -> Generator:
-        return torch.Generator().manual_seed(derive_seed(self._seed, purpose, self.id, self.round))
+    def _augmented(self, batches: list[Tensor], stream: str) -> list[Tensor]:
+        """The batches with random flips and crops of their images, if configured."""
+        mode = self._train_settings.augment
+        if mode == "none" or not batches:
+            return batches
+        height, width = self.private.images.shape[1:3]
+        count, generator = sum(len(batch) for batch in batches), self._torch_generator("augment", stream)
+        return augmentation.add_windows(batches, augmentation.draw_windows(mode, count, (height, width), generator))
+
+    def _torch_generator(self, *purpose: str) -> Generator:
+        return torch.Generator().manual_seed(derive_seed(self._seed, *purpose, self.id, self.round))

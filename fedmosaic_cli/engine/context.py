@@ -114,7 +114,8 @@ class StepOutputs(Protocol):
     module: nn.Module | None
     """The network in training mode. Only for terms with `uses_module`."""
     private_inputs: Tensor | None
-    """The images of the private batch, as the network sees them. Only for terms with `uses_module`."""
+    """The images of the private batch, as the network sees them (with augmentation). Only for terms with
+    `uses_module`."""
 
 
 class LossTerm(Protocol):
@@ -301,7 +302,10 @@ class Client(Participant, Protocol):
         """
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        """Return the gradient of the mean cross-entropy on one batch drawn from `stream`. Changes nothing."""
+        """Return the gradient of the mean cross-entropy on one training batch drawn from `stream`. Changes nothing.
+
+        The batch is augmented as in training (`train.augment`).
+        """
 
     def running_statistics(self, parameters: Parameters) -> Parameters:
         """Return batch-normalisation statistics for `parameters` from one pass over the training data."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.engine.augmentation import augment_images
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from fedmosaic_cli.engine.batching import Batch
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,21 @@ class Examples:
         """Network inputs for some examples of the set: [batch, channels, height, width] in [-1, 1]."""
         return self.normalised_images(self.indices[indices])
 
-    def normalised_images(self, image_indices: Tensor) -> Tensor:
+    def batch_inputs(self, batch: Batch) -> Tensor:
+        """Network inputs for a training batch, with its augmentation."""
+        return self.normalised_images(batch.image_indices, batch.windows)
+
+    def normalised_images(self, image_indices: Tensor, windows: Tensor | None = None) -> Tensor:
         """Network inputs for positions in `images`: [..., channels, height, width] in [-1, 1], in channels-last memory
-        order, which is the fastest for convolutions and pools."""
+        order, which is the fastest for convolutions and pools. `windows` [...] are the flips and crops of training
+        batches; see `engine.augmentation`."""
         # index_select is several times as fast as indexing, which checks every index twice.
         pixels = self.images.index_select(0, image_indices.flatten()).view(*image_indices.shape, *self.images.shape[1:])
         if pixels.device != self.device:
             # A copy from pinned memory overlaps with computation; torch keeps the memory until the copy is complete.
             pixels = copy_to_device(pixels.pin_memory() if self.device.type == "cuda" else pixels, self.device)
+        if windows is not None:
+            pixels = augment_images(pixels, windows)
         return pixels.movedim(-1, -3).to(self.dtype).div_(127.5).sub_(1.0)
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The batches of a round: indices in the private and in the public set per step."""
+    """The batches of a round: positions in the private and in the public set per step, each [batch].
+
+    With augmentation they are [batch, 2]; see `engine.augmentation.add_windows`.
+    """
 
     private_batches: list[Tensor]
     public_batches: list[Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,10 @@ from fedmosaic_cli.schema import ConfigSection
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
 AggregationWeighting = Literal["samples", "uniform"]
 BatchNormStatistics = Literal["average", "local", "drop"]
+AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
+
+# Settings added later: omitted at their defaults, so that the files of older runs stay the same.
+OMITTED_IF_DEFAULT = ("augment",)
 
 
 class TrainSettings(ConfigSection):
@@ -21,6 +25,8 @@ class TrainSettings(ConfigSection):
         local_epochs: Epochs over a client's data per round.
         local_steps: Optimizer steps per round (the paper's b). Replaces `local_epochs` if given.
         clients_per_round: Number of clients sampled per round. None selects all clients.
+        augment: Augmentation of the images of training batches: none, random horizontal flips, random crops of the
+            padded image, or both. It does not apply to scikit-learn models.
         optimizer_state: Whether optimizer state is kept between rounds or reset.
         init: Whether clients start from different initial models or from one.
         aggregation: Weights of the clients where models are averaged: their number of examples, or equal.
@@ -40,6 +46,7 @@ class TrainSettings(ConfigSection):
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, Field(gt=0, le=1e30)] = 0.001
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    augment: AugmentMode = "none"
     optimizer_state: Literal["keep", "reset"] = "keep"
     init: Literal["per-client", "common"] = "per-client"
     aggregation: AggregationWeighting = "samples"
@@ -56,3 +63,9 @@ class TrainSettings(ConfigSection):
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
         return self
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the settings for config.yaml; later ones only if they differ from the default."""
+        fields = type(self).model_fields
+        omitted = {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == fields[name].default}
+        return self.model_dump(mode="json", exclude=omitted)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
+from fedmosaic_cli.engine.augmentation import join_windows
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
 
@@ -87,7 +88,7 @@ def run_steps(
             outputs = forward(runner, module, task, private_batch, public_batch)
             if uses_module:
                 outputs.module = module
-                outputs.private_inputs = task.private.normalised_images(private_batch.image_indices)
+                outputs.private_inputs = task.private.batch_inputs(private_batch)
             private_loss = cross_entropy(outputs.private_logits, task.private.targets[private_batch.local_indices])
             term_losses = [term.loss(outputs) for term in terms]
             loss = task.private_weight * private_loss
@@ -158,17 +159,18 @@ def forward(
 ) -> BatchOutputs:
     """Outputs on a private and a public batch: in one pass, or in two if the network has batch normalisation."""
     if public_batch is None:
-        features = module.features(task.private.normalised_images(private_batch.image_indices))
+        features = module.features(task.private.batch_inputs(private_batch))
         logits = module.head(features)
         return BatchOutputs(private_batch.local_indices, features, logits, private_batch.local_indices[:0], logits[:0])
     if runner.batch_norm_names:
-        features = module.features(task.private.normalised_images(private_batch.image_indices))
+        features = module.features(task.private.batch_inputs(private_batch))
         private_logits = module.head(features)
-        public_logits = module(task.public.normalised_images(public_batch.image_indices))
+        public_logits = module(task.public.batch_inputs(public_batch))
     else:
         # Private and public examples share one array of images.
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
-        features = module.features(task.private.normalised_images(image_indices))
+        windows = join_windows(private_batch.windows, public_batch.windows)
+        features = module.features(task.private.normalised_images(image_indices, windows))
         private_logits, public_logits = module.head(features).split([len(private_batch), len(public_batch)])
         features = features[: len(private_batch)]
     return BatchOutputs(
@@ -218,7 +220,7 @@ class ManualSteps:
 
     def load_batch(self, stream: str, step_index: int) -> tuple[Tensor, Tensor]:
         batch = self._batches_by_stream[stream][step_index]
-        return self._private.normalised_images(batch.image_indices), self._private.targets[batch.local_indices]
+        return self._private.batch_inputs(batch), self._private.targets[batch.local_indices]
 
     def record_loss(self, loss: Tensor, num_examples: int) -> None:
         self._loss_total += loss * num_examples

@@ -93,7 +93,7 @@ def cost_notes(plan: RunPlan) -> list[str]:
 
 
 def method_warnings(plan: RunPlan) -> list[str]:
-    """Warnings of the methods, e.g. about configurations that make them equivalent to another method."""
+    """Warnings about configurations, e.g. if they make a method equivalent to another one."""
     warnings: list[str] = []
     for run in plan.runs:
         config, num_clients = run.config, run.config.data.clients or 1
@@ -105,7 +105,17 @@ def method_warnings(plan: RunPlan) -> list[str]:
             public_size=config.data.public_size or 0,
         )
         warnings += config.method.warnings(facts)
+        if config.train.augment != "none" and (names := estimator_names(config)):
+            warnings.append(
+                f"clients with a {' or '.join(names)} are trained without augmentation "
+                f"(train.augment {config.train.augment})"
+            )
     return list(dict.fromkeys(warnings))
+
+
+def estimator_names(config: RunConfig) -> list[str]:
+    """The scikit-learn models that clients of a run have."""
+    return list(dict.fromkeys(model.name for model, _ in config.client_groups if not model.is_network))
 
 
 def execute_runs(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.key_names import display_choices, display_key
-from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, flatten_keys
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS
 from fedmosaic_cli.engine.method import depends_on_total_rounds
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest, require_valid_checkpoint
@@ -45,7 +45,7 @@ class ConfigDifference:
 
 def config_differences(old: RunConfig, new: RunConfig) -> list[ConfigDifference]:
     """Return the changes that affect the result, those that are never permitted first."""
-    before, after = flatten_keys(old.to_dict()), flatten_keys(new.to_dict())
+    before, after = old.flat_values(), new.flat_values()
     differences = [
         ConfigDifference(
             f"{key} was {before.get(key)!r} and is now {after.get(key)!r}",

@@ -42,6 +42,18 @@ def test_changes_to_a_preset_become_options():
     assert cli_args_for(run, {}, DataDirs()) == words
 
 
+def test_augmentation_becomes_an_option_even_if_it_is_turned_off(tmp_path):
+    file = tmp_path / "more.yaml"
+    file.write_text("train: {augment: crop}")
+    environment = {"arguments": ["train", "--config", str(file)]}
+    words = ["--preset", "quickstart", "--config", str(file)]
+    assert cli_args_for(run_of("quickstart", "train.augment=flip"), {}, DataDirs()) == [
+        *("--preset", "quickstart", "--set", "train.augment=flip")
+    ]
+    assert cli_args_for(run_of("quickstart", "train.augment=crop"), environment, DataDirs()) == words
+    assert cli_args_for(run_of(), environment, DataDirs()) == [*words, "--set", "train.augment=none"]
+
+
 def test_values_without_effect_on_results_are_omitted():
     run = run_of("quickstart", "train.workers=1", "train.execution=threads", "train.checkpoint_every=3")
     assert cli_args_for(run, {"arguments": ["train", "--workers", "1", "--device", "cpu"]}, DataDirs()) == [

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from fedmosaic_cli.engine.augmentation import has_windows
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,6 +29,7 @@ class StepBatch:
         image_indices: Positions in the array of images [batch, clients].
         counts: `batch_sizes` as a tensor [clients].
         mask: True for examples, False for padding [clients, batch]; None without padding.
+        windows: Flips and crops of the images [batch, clients]; None without augmentation; see `engine.augmentation`.
     """
 
     batch_sizes: list[int]
@@ -35,6 +38,7 @@ class StepBatch:
     image_indices: Tensor
     counts: Tensor
     mask: Tensor | None
+    windows: Tensor | None
 
     def client_means(self, values: Tensor) -> Tensor:
         """The mean per client of values [clients, batch]."""
@@ -59,14 +63,19 @@ class BatchTable:
     def __init__(self, example_sets: Sequence[Examples], local_batches: Sequence[list[Tensor]]) -> None:
         device = example_sets[0].device
         self.batch_sizes = [[len(batch) for batch in batches] for batches in local_batches]
-        longest = torch.zeros(max(size for sizes in self.batch_sizes for size in sizes), dtype=torch.int64)
-        local_indices = pad_sequence([pad_sequence([*batches, longest])[:, :-1].T for batches in local_batches])
+        first, max_size = local_batches[0][0], max(size for sizes in self.batch_sizes for size in sizes)
+        longest = first.new_zeros(max_size, *first.shape[1:])
+        table = pad_sequence([pad_sequence([*batches, longest])[:, :-1].transpose(0, 1) for batches in local_batches])
+        on_device = table.to(device)
+        self._windows: Tensor | None = None
+        if has_windows(first):
+            table, on_device, self._windows = table[..., 0], on_device[..., 0], on_device[..., 1]
         offsets = torch.tensor([0, *(len(examples) for examples in example_sets[:-1])]).cumsum(0)
-        concat_indices = local_indices + offsets[None, :, None]
+        concat_indices = table + offsets[None, :, None]
         image_indices = torch.cat([examples.indices for examples in example_sets])
         self._image_indices = image_indices[concat_indices.to(image_indices.device)]
         self._concat_indices = concat_indices.to(device)
-        self._local_indices = local_indices.to(device)
+        self._local_indices = on_device
         self._counts = pad_sequence([torch.tensor(sizes, dtype=torch.int64) for sizes in self.batch_sizes]).to(device)
 
     def step_batch(self, step_index: int, num_clients: int) -> StepBatch:
@@ -81,4 +90,5 @@ class BatchTable:
             image_indices=self._image_indices[cells].T,
             counts=counts,
             mask=padding_mask(sizes, counts),
+            windows=None if self._windows is None else self._windows[cells].T,
         )

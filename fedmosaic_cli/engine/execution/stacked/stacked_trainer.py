@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.engine.augmentation import join_windows
 from fedmosaic_cli.engine.batching import has_singleton_batch
 from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
@@ -243,24 +244,28 @@ class StackedTrainer:
     def _forward(self, weights: Parameters, private_batch: StepBatch, public_batch: StepBatch | None) -> StackedOutputs:
         """Outputs on private and public batches: in one pass, or in two if the network has batch normalisation."""
         if public_batch is None or self._runner.batch_norm_names:
-            features, logits = self._features_and_logits(weights, private_batch.image_indices, private_batch.mask)
+            features, logits = self._batch_outputs(weights, private_batch)
             if public_batch is None:
                 return StackedOutputs(private_batch, features, logits)
-            _, public_logits = self._features_and_logits(weights, public_batch.image_indices, public_batch.mask)
+            _, public_logits = self._batch_outputs(weights, public_batch)
             return StackedOutputs(private_batch, features, logits, public_batch, public_logits)
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
-        features, logits = self._features_and_logits(weights, image_indices, None)
+        windows = join_windows(private_batch.windows, public_batch.windows)
+        features, logits = self._features_and_logits(weights, image_indices, windows, None)
         sizes = [len(private_batch.image_indices), len(public_batch.image_indices)]
         logits, public_logits = logits.split(sizes, dim=1)
         return StackedOutputs(private_batch, features[:, : sizes[0]], logits, public_batch, public_logits)
 
+    def _batch_outputs(self, weights: Parameters, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        return self._features_and_logits(weights, batch.image_indices, batch.windows, batch.mask)
+
     def _features_and_logits(
-        self, weights: Parameters, image_indices: Tensor, mask: Tensor | None
+        self, weights: Parameters, image_indices: Tensor, windows: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Features and logits for `image_indices` [batch, clients]."""
+        """Features and logits for `image_indices` [batch, clients], augmented by `windows` [batch, clients]."""
         context = ForwardContext(image_indices.shape[1], True, mask, self._frozen_layers)
         # All example sets share one array of images.
-        images = self._clients[0].task.private.normalised_images(image_indices)
+        images = self._clients[0].task.private.normalised_images(image_indices, windows)
         features = self._network.features(weights, images, context)
         return features, self._network.head(weights, features, context)
 
