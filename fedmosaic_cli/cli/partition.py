@@ -16,6 +16,7 @@ from fedmosaic_cli.cli.common_options import (
     JsonOption,
     PresetOption,
     QuietOption,
+    parse_counts,
     parse_integers,
     parse_names,
 )
@@ -75,7 +76,10 @@ def partition(
             rich_help_panel="Clients",
         ),
     ] = None,
-    clients_per_domain: Annotated[int | None, client_option("domain, hybrid.", "1 for domain, 5 for hybrid")] = None,
+    clients_per_domain: Annotated[
+        str | None,
+        client_option("domain, hybrid: one number, or one per domain, e.g. 4,1,2.", "1 for domain, 5 for hybrid"),
+    ] = None,
     domains: Annotated[str | None, client_option("Only these domains, e.g. amazon,dslr.", "all")] = None,
     image_size: Annotated[
         int | None, client_option("Side length that images are scaled to.", "256 for office10, domainnet")
@@ -146,7 +150,9 @@ def partition(
         "alpha": alpha,
         "classes_per_client": classes_per_client,
         "balanced": balanced,
-        "clients_per_domain": clients_per_domain,
+        "clients_per_domain": None
+        if clients_per_domain is None
+        else parse_counts(clients_per_domain, "--clients-per-domain"),
         "domains": None if domains is None else parse_names(domains, "--domains"),
         "image_size": image_size,
         "min_size": min_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedmosaic_cli.schema import ConfigSection, IntTuple, StrTuple
 
@@ -26,21 +26,33 @@ SCHEME_PARAMETERS = {
 OMITTED_IF_DEFAULT = ("share", "public_from")
 
 
+def require_client_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers of clients per domain. Raise ValueError if one is out of range."""
+    if not counts or not all(1 <= count <= MAX_CLIENTS for count in counts):
+        raise ValueError(f"a list of numbers from 1 to {MAX_CLIENTS}")
+    return counts
+
+
+ClientCount = Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+ClientCounts = Annotated[IntTuple, AfterValidator(require_client_counts)]
+
+
 class DataSettings(ConfigSection):
     """All settings that determine a partition, except the seed. None means that the default depends on the others.
 
     A `share` below 1 uses a fixed subset of the data set, the same for every seed. `public_from` is the size of a pool
-    that no client gets and from which the public set is drawn, whatever its size and skew.
+    that no client gets and from which the public set is drawn, whatever its size and skew. `clients_per_domain` is one
+    number for all domains, or one per domain in their order.
     """
 
     dataset: str = "digits"
     scheme: PartitionScheme = "dirichlet"
     protocol: SplitProtocol = "official"
-    clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    clients: ClientCount | None = None
     alpha: Annotated[float, Field(gt=0)] = 0.1
     classes_per_client: Annotated[int, Field(ge=1, le=65_536)] = 2
     balanced: bool = True
-    clients_per_domain: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    clients_per_domain: ClientCount | ClientCounts | None = None
     domains: StrTuple = ()
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None

@@ -35,12 +35,7 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
     if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
         names = resolve_domains(settings, data_info.domains)
         per_domain = settings.clients_per_domain or DEFAULT_CLIENTS_PER_DOMAIN[settings.scheme]
-        filled |= {"domains": names, "clients_per_domain": per_domain, "clients": per_domain * len(names)}
-        if per_domain * len(names) > MAX_CLIENTS:
-            raise RequestError(
-                f"{per_domain} clients in each of {len(names)} domains are too many (data.clients_per_domain): "
-                f"at most {MAX_CLIENTS} in all"
-            )
+        filled |= {"domains": names, "clients_per_domain": per_domain, "clients": sum_clients(per_domain, names)}
     else:
         if settings.domains:
             resolve_domains(settings, data_info.domains)
@@ -111,6 +106,21 @@ def resolve_domains(settings: DataSettings, known_domains: tuple[str, ...]) -> t
     if len(set(settings.domains)) < len(settings.domains):
         raise RequestError(f"a domain is listed twice in {list(settings.domains)} (data.domains): list each once")
     return settings.domains or known_domains
+
+
+def sum_clients(per_domain: int | tuple[int, ...], domains: tuple[str, ...]) -> int:
+    """Return the number of clients in all domains."""
+    if isinstance(per_domain, tuple) and len(per_domain) != len(domains):
+        raise RequestError(
+            f"{len(per_domain)} numbers of clients for {len(domains)} domains (data.clients_per_domain): "
+            f"give one number, or one each for {', '.join(domains)}"
+        )
+    total = sum(per_domain) if isinstance(per_domain, tuple) else per_domain * len(domains)
+    if total > MAX_CLIENTS:
+        raise RequestError(
+            f"{total} clients in {len(domains)} domains are too many (data.clients_per_domain): at most {MAX_CLIENTS}"
+        )
+    return total
 
 
 def resolve_num_clients(settings: DataSettings, data_info: UserDataInfo) -> int:

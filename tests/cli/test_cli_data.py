@@ -305,6 +305,8 @@ def test_doctor_lists_locations_and_hints(invoke, tmp_path):
         (("partition", "--scheme", "iid", "--balanced"), "--balanced has no effect with scheme 'iid'"),
         (("partition", "--scheme", "domain", "--clients", "3"), "--clients has no effect with scheme 'domain'"),
         (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
+        (("partition", "--scheme", "domain", "--clients-per-domain", "4,,2"), "cannot read '4,,2'"),
+        (("partition", "--scheme", "domain", "--clients-per-domain", "4,1"), "2 numbers of clients for 5 domains"),
         (("partition", "--scheme", "iid", "--label-noise", "1.5"), "at most 1"),
         (("partition", "--scheme", "iid", "--val-fraction", "1"), "less than 1"),
         (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "not found (nowhere)"),
@@ -345,6 +347,17 @@ def test_damaged_shards_are_refused_by_name_before_anything_is_trained(invoke, t
     assert done.stderr.count("\n") == 1
     assert "client-001.npz" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_number_of_clients_of_each_domain(invoke, tmp_path):
+    few = ("--domains", "plain,noisy", "--clients-per-domain", "2,1", "--public-size", 20)
+    done = invoke("partition", "--scheme", "domain", *few, "--out", "s", "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "s")
+    assert [client["domain"] for client in manifest["clients"]] == ["plain", "plain", "noisy"]
+    assert manifest["parameters"]["clients_per_domain"] == [2, 1]
+    done = invoke("baseline", "local", "--shards", "s", "--rounds", 1, "-q")
+    assert done.exit_code == 0, done.output
 
 
 def test_unbalanced_split_varies_in_size(invoke, tmp_path):

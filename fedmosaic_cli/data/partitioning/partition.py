@@ -9,7 +9,12 @@ import numpy as np
 
 from fedmosaic_cli.data.datasets import find_dataset_source
 from fedmosaic_cli.data.partitioning.public_set import public_pool_label, select_public_set
-from fedmosaic_cli.data.partitioning.schemes import assign_examples, require_domain_ids, resolved_num_clients
+from fedmosaic_cli.data.partitioning.schemes import (
+    assign_examples,
+    num_clients_by_domain,
+    require_domain_ids,
+    resolved_num_clients,
+)
 from fedmosaic_cli.data.partitioning.splits import assign_tests, random_split, stratified_split
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import derive_rng
@@ -169,8 +174,9 @@ def fedbn_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings
     domains = require_domain_ids(dataset)
     lists = [np.flatnonzero(~dataset.test_mask & (domains == number)) for number in range(len(dataset.domain_names))]
     train_size, validation_size = (int(fraction * min(map(len, lists))) for fraction in fractions)
-    per_domain = settings.clients_per_domain or 1
-    for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
+    first_client = 0
+    for number, (name, num_clients) in enumerate(num_clients_by_domain(dataset, settings)):
+        listed = lists[number]
         private = np.setdiff1d(listed, public_pool)
         if len(private) < train_size:
             label, key = public_pool_label(settings)
@@ -181,11 +187,12 @@ def fedbn_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings
         train, rest = private[:train_size], private[train_size:]
         validation = rest[max(len(rest) - validation_size, 0) :]
         test = np.flatnonzero(dataset.test_mask & (domains == number))
-        parts = [np.array_split(split, per_domain) for split in (train, test, validation)]
-        for client, (train, test, validation) in enumerate(zip(*parts, strict=True), start=number * per_domain):
+        parts = [np.array_split(split, num_clients) for split in (train, test, validation)]
+        for client, (train, test, validation) in enumerate(zip(*parts, strict=True), start=first_client):
             if not len(train) or not len(test):
                 raise too_few_examples_error(client, len(train) + len(test), settings)
             yield Shard(client, train, test, validation, name)
+        first_client += num_clients
 
 
 def effective_test_fraction(settings: DataSettings) -> float:
