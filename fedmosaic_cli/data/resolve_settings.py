@@ -47,7 +47,8 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
         filled["public_size"] = round(settings.share * size)
     if settings.image_size is None:
         filled["image_size"] = source.default_image_size
-    if settings.min_size is None and settings.protocol != "pfllib":  # which has its own rule
+    # PFLlib has its own rule, and with `examples_per_client` all clients have the same size.
+    if settings.min_size is None and settings.protocol != "pfllib" and settings.examples_per_client is None:
         filled["min_size"] = DEFAULT_MIN_SIZE
     resolved = settings.model_copy(update=filled)
     size, pool_size = resolved.public_size or 0, resolved.public_from
@@ -74,6 +75,11 @@ def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:
             f"protocol fedbn is for office10 and domainnet with scheme domain, not for '{settings.dataset}' with "
             f"{settings.scheme} (data.protocol): choose official"
         )
+    for key in ("examples_per_client", "test_examples_per_client"):
+        if settings.protocol == "fedbn" and getattr(settings, key) is not None:
+            raise RequestError(
+                f"protocol fedbn determines the number of examples (data.{key}): leave it out, or choose official"
+            )
     if settings.protocol == "pfllib" and settings.scheme == "natural":
         raise RequestError("scheme natural keeps each client's own test part (data.protocol): choose official")
 

@@ -307,6 +307,17 @@ def test_doctor_lists_locations_and_hints(invoke, tmp_path):
         (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
         (("partition", "--scheme", "domain", "--clients-per-domain", "4,,2"), "cannot read '4,,2'"),
         (("partition", "--scheme", "domain", "--clients-per-domain", "4,1"), "2 numbers of clients for 5 domains"),
+        (
+            ("partition", "--scheme", "dirichlet", "--examples-per-client", "40", "--min-size", "5"),
+            "--min-size has no effect with data.examples_per_client",
+        ),
+        (
+            ("partition", "--scheme", "iid", "--examples-per-client", "40", "--test-fraction", "0.5"),
+            "--test-fraction has no effect with data.examples_per_client",
+        ),
+        (("partition", "--scheme", "iid", "--examples-per-client", "1"), "data.examples_per_client is 1 (flag)"),
+        (("partition", "--scheme", "iid", "--test-examples-per-client", "0"), "it must be at least 1"),
+        (("partition", "--scheme", "iid", "--examples-per-client", "500"), "(data.examples_per_client)"),
         (("partition", "--scheme", "iid", "--label-noise", "1.5"), "at most 1"),
         (("partition", "--scheme", "iid", "--val-fraction", "1"), "less than 1"),
         (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "not found (nowhere)"),
@@ -347,6 +358,26 @@ def test_damaged_shards_are_refused_by_name_before_anything_is_trained(invoke, t
     assert done.stderr.count("\n") == 1
     assert "client-001.npz" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_number_of_examples_of_each_client(invoke, tmp_path):
+    sizes = ("--examples-per-client", 40, "--test-examples-per-client", 30)
+    done = invoke("partition", "--scheme", "dirichlet", "--alpha", 1, "--clients", 10, *sizes, "--out", "s")
+    assert done.exit_code == 0, done.output
+    assert "drawn by each client's class distribution, 30 per client (protocol official)" in done.stdout
+    clients = manifest_of(tmp_path / "s")["clients"]
+    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(40, 30)] * 10
+    few = ("--set", "data.examples_per_client=25", "--rounds", 1, "-q")
+    done = invoke("train", "--preset", "quickstart", *few)
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "shards").iterdir()
+    assert folder.name != "quickstart-s0"
+    clients = manifest_of(folder)["clients"]
+    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(25, 25)] * 10
+    done = invoke("train", "--preset", "quickstart", *few, "--rounds", 2, "--resume")
+    assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "runs").glob("*/*/seed-0")
+    assert invoke("evaluate", run).exit_code == 0
 
 
 def test_number_of_clients_of_each_domain(invoke, tmp_path):
