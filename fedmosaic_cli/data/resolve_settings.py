@@ -26,9 +26,11 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
     Raises:
         RequestError: If the settings contradict each other or the data set.
     """
-    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and "dataset" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"dataset": "digits-domains"})
     source = find_dataset_source(settings.dataset)
+    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
+        variant = source.domains_variant if "dataset" in settings.model_fields_set else "digits-domains"
+        settings = settings.model_copy(update={"dataset": variant or settings.dataset})
+        source = find_dataset_source(settings.dataset)
     check_data_settings(settings, source)
     data_info = inspect_user_data(settings, source, data_dirs)
     filled: dict[str, object] = {}

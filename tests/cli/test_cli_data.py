@@ -289,6 +289,9 @@ def test_image_warnings_are_repeated_from_the_cache(invoke, tmp_path):
 
 def test_doctor_lists_locations_and_hints(invoke, tmp_path):
     write_cifar(tmp_path / "sets" / "cifar-10-batches-py")
+    write_fashion(tmp_path / "more" / "fashion-mnist")
+    more = json.loads(invoke("doctor", "--data-dir", tmp_path / "more", "--json").stdout)["data sets"]
+    assert more["fashion-mnist-domains"].endswith("(the same images, each in one of four synthetic domains)")
     done = invoke("doctor", "--data-dir", tmp_path / "sets", "--json")
     found = json.loads(done.stdout)["data sets"]
     assert found["cifar10"].startswith(f"found: {tmp_path / 'sets' / 'cifar-10-batches-py'}")

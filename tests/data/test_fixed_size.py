@@ -148,8 +148,13 @@ def test_another_seed_gives_another_partition(scheme, test):
         examples_per_client=20,
         test_examples_per_client=10,
     )
-    assert flat(partition_dataset(dataset, options, 3)) == flat(partition_dataset(dataset, options, 3))
-    assert flat(partition_dataset(dataset, options, 3)) != flat(partition_dataset(dataset, options, 4))
+    one, again, other = (partition_dataset(dataset, options, seed) for seed in (3, 3, 4))
+    assert flat(one) == flat(again) != flat(other)
+    together = np.concatenate(all_parts(one))
+    assert len(np.unique(together)) == len(together) == 40 + 4 * 30
+    if scheme == "dirichlet":
+        mixes = [[counts(dataset, shard.train).tolist() for shard in result.shards] for result in (one, other)]
+        assert mixes[0] != mixes[1]
 
 
 @pytest.mark.parametrize("test", [False, True])
