@@ -10,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.config.presets import preset_names
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run_config import resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.datasets import fashion_mnist
 from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
 
@@ -36,6 +39,11 @@ PRESETS = {
     "practical-cifar10-quick",
     "feature-shift-office10-quick",
     "hybrid-office10-quick",
+    "lowdata-cifar10",
+    "lowdata-cifar10-dir01",
+    "lowdata-fashion-mnist",
+    "lowdata-fashion-mnist-domains",
+    "lowdata-office10",
 }
 
 
@@ -82,6 +90,58 @@ def test_preset_trains_if_its_data_exists(invoke, tmp_path):
     assert done.exit_code == 0, done.output
     (summary,) = (tmp_path / "runs").rglob("summary.json")
     assert json.loads(summary.read_text())["dataset"] == "fashion-mnist"
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "num_tests", "public_size", "clients"),
+    [
+        ("lowdata-cifar10", 100, 150, 2000, 20),
+        ("lowdata-cifar10-dir01", 100, 150, 2000, 20),
+        ("lowdata-fashion-mnist", 50, 150, 2000, 20),
+        ("lowdata-fashion-mnist-domains", 50, 150, 2000, 20),
+        ("lowdata-office10", 60, None, 520, 7),
+    ],
+)
+def test_low_data_presets_have_their_sizes(preset, size, num_tests, public_size, clients):
+    layers = ConfigLayers()
+    layers.add_all(load_preset(preset).layers)
+    config = resolve_run_config(preset, layers, "fedmosaic", 0, DataDirs())
+    sizes = (config.data.examples_per_client, config.data.test_examples_per_client, config.data.public_size)
+    assert sizes == (size, num_tests, public_size)
+    assert config.data.clients == clients
+    assert config.model.name == "cnn3-bn"
+    train = config.train
+    assert (train.rounds, train.local_steps, train.batch_size, train.optimizer, train.lr) == (10, 10, 25, "adam", 0.002)
+    if config.data.scheme == "dirichlet":
+        assert config.data.alpha == (0.1 if preset.endswith("dir01") else 0.5)
+
+
+@pytest.mark.parametrize("preset", ["lowdata-fashion-mnist", "lowdata-fashion-mnist-domains"])
+def test_low_data_presets_are_partitioned(invoke, tmp_path, preset):
+    write_fashion(tmp_path / "data" / "fashion-mnist", packed=False, train=8000, test=8000)
+    done = invoke("partition", "--preset", preset, "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "shards" / f"{preset}-s0")
+    assert [(client["train"]["size"], client["test"]["size"]) for client in manifest["clients"]] == [(50, 150)] * 20
+    assert manifest["public"]["class_counts"] == [200] * 10
+    domains = [client["domain"] for client in manifest["clients"]]
+    assert len(set(domains)) == (4 if preset.endswith("domains") else 1)
+
+
+def test_low_data_preset_of_office_tests_on_the_rest(invoke, tmp_path):
+    from fedmosaic_cli.data.datasets.office10 import CLASSES
+
+    for domain, count in (("amazon", 90), ("dslr", 16), ("webcam", 30)):
+        for label in CLASSES:
+            save_images(tmp_path / "data" / "office" / domain / label, count, side=8)
+    done = invoke("partition", "--preset", "lowdata-office10", "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "shards" / "lowdata-office10-s0")
+    assert [client["domain"] for client in manifest["clients"]] == ["amazon"] * 4 + ["dslr"] + ["webcam"] * 2
+    assert {client["train"]["size"] for client in manifest["clients"]} == {60}
+    assert sum(client["test"]["size"] for client in manifest["clients"]) == 1360 - 520 - 7 * 60
+    assert manifest["clients"][4]["test"]["size"] == 60, "the public set leaves the small domain its tests"
+    assert manifest["left_out"] == 0
 
 
 def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
