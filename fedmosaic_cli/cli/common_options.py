@@ -102,6 +102,14 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_counts(text: str, option: str) -> int | tuple[int, ...]:
+    """Parse one whole number such as 5, or several such as 4,1,2."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        raise RequestError(f"cannot read '{text}' ({option}): write a whole number such as 5, or several such as 4,1,2")
+    return int(parts[0]) if len(parts) == 1 else tuple(map(int, parts))
+
+
 def deprecated_aliases(renamed: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Accept the old names of options as hidden aliases that print a note on stderr.
 

@@ -72,7 +72,9 @@ def dataset_availability(data_dir: Path) -> dict[str, str]:
         if source.inspect is not None:
             status[name] = source.description
         elif path is not None:
-            missing = [domain for domain in source.domains if path.is_dir() and not (path / domain).is_dir()]
+            present = [domain for domain in source.domains if (path / domain).is_dir()]
+            # Synthetic domains have no directories.
+            missing = [domain for domain in source.domains if present and domain not in present]
             suffix = f", without {', '.join(missing)}" if missing else ""
             status[name] = f"found: {path} ({source.description}{suffix})"
         else:

@@ -16,6 +16,7 @@ from fedmosaic_cli.cli.common_options import (
     JsonOption,
     PresetOption,
     QuietOption,
+    parse_counts,
     parse_integers,
     parse_names,
 )
@@ -65,6 +66,10 @@ def partition(
     min_size: Annotated[
         int | None, client_option("dirichlet: minimum number of examples per client.", "10; PFLlib's rule for pfllib")
     ] = None,
+    examples_per_client: Annotated[
+        int | None,
+        client_option("Exact number of training examples per client, validation included.", "all that are distributed"),
+    ] = None,
     classes_per_client: Annotated[int | None, client_option("pathological, hybrid.", "2")] = None,
     balanced: Annotated[
         bool | None,
@@ -75,7 +80,10 @@ def partition(
             rich_help_panel="Clients",
         ),
     ] = None,
-    clients_per_domain: Annotated[int | None, client_option("domain, hybrid.", "1 for domain, 5 for hybrid")] = None,
+    clients_per_domain: Annotated[
+        str | None,
+        client_option("domain, hybrid: one number, or one per domain, e.g. 4,1,2.", "1 for domain, 5 for hybrid"),
+    ] = None,
     domains: Annotated[str | None, client_option("Only these domains, e.g. amazon,dslr.", "all")] = None,
     image_size: Annotated[
         int | None, client_option("Side length that images are scaled to.", "256 for office10, domainnet")
@@ -97,6 +105,9 @@ def partition(
     ] = None,
     test_fraction: Annotated[
         float | None, split_option("Fraction for testing without an official test split.", "0.25")
+    ] = None,
+    test_examples_per_client: Annotated[
+        int | None, split_option("Exact number of test examples per client.", "all that are distributed")
     ] = None,
     val_fraction: Annotated[float | None, split_option("Fraction of the training split for validation.", "0")] = None,
     flip_labels: Annotated[
@@ -134,6 +145,7 @@ def partition(
     [bold]Examples[/bold]
     fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 20
     fedmosaic partition --scheme hybrid --clients-per-domain 5 --classes-per-client 2
+    fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 10 --examples-per-client 40
     fedmosaic partition --preset practical-cifar10 --seed 1
     fedmosaic partition --scheme dirichlet --dataset folder --data-dir ~/my-images --image-size 64
     fedmosaic partition --scheme natural --dataset pfllib --data-dir PFLlib/dataset/Cifar10 --public-size 3000
@@ -146,10 +158,14 @@ def partition(
         "alpha": alpha,
         "classes_per_client": classes_per_client,
         "balanced": balanced,
-        "clients_per_domain": clients_per_domain,
+        "clients_per_domain": None
+        if clients_per_domain is None
+        else parse_counts(clients_per_domain, "--clients-per-domain"),
         "domains": None if domains is None else parse_names(domains, "--domains"),
         "image_size": image_size,
         "min_size": min_size,
+        "examples_per_client": examples_per_client,
+        "test_examples_per_client": test_examples_per_client,
         "public_size": public_size,
         "public_alpha": public_alpha,
         "test_fraction": test_fraction,
@@ -194,6 +210,8 @@ def resolve_partition_settings(
             reason = "no --label-noise"
         elif settings.protocol == "fedbn" and option in ("--test-fraction", "--val-fraction"):
             reason = "protocol fedbn"
+        elif settings.examples_per_client is not None and option in ("--min-size", "--test-fraction"):
+            reason = "data.examples_per_client"
         raise RequestError(f"{option} has no effect with {reason} (fedmosaic partition): leave it out")
     settings = resolve_data_settings(settings, data_dirs)
     if preset is not None and not flags:

@@ -26,21 +26,18 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
     Raises:
         RequestError: If the settings contradict each other or the data set.
     """
-    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN and "dataset" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"dataset": "digits-domains"})
     source = find_dataset_source(settings.dataset)
+    if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
+        variant = source.domains_variant if "dataset" in settings.model_fields_set else "digits-domains"
+        settings = settings.model_copy(update={"dataset": variant or settings.dataset})
+        source = find_dataset_source(settings.dataset)
     check_data_settings(settings, source)
     data_info = inspect_user_data(settings, source, data_dirs)
     filled: dict[str, object] = {}
     if settings.scheme in DEFAULT_CLIENTS_PER_DOMAIN:
         names = resolve_domains(settings, data_info.domains)
         per_domain = settings.clients_per_domain or DEFAULT_CLIENTS_PER_DOMAIN[settings.scheme]
-        filled |= {"domains": names, "clients_per_domain": per_domain, "clients": per_domain * len(names)}
-        if per_domain * len(names) > MAX_CLIENTS:
-            raise RequestError(
-                f"{per_domain} clients in each of {len(names)} domains are too many (data.clients_per_domain): "
-                f"at most {MAX_CLIENTS} in all"
-            )
+        filled |= {"domains": names, "clients_per_domain": per_domain, "clients": sum_clients(per_domain, names)}
     else:
         if settings.domains:
             resolve_domains(settings, data_info.domains)
@@ -52,7 +49,8 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
         filled["public_size"] = round(settings.share * size)
     if settings.image_size is None:
         filled["image_size"] = source.default_image_size
-    if settings.min_size is None and settings.protocol != "pfllib":  # which has its own rule
+    # PFLlib has its own rule, and with `examples_per_client` all clients have the same size.
+    if settings.min_size is None and settings.protocol != "pfllib" and settings.examples_per_client is None:
         filled["min_size"] = DEFAULT_MIN_SIZE
     resolved = settings.model_copy(update=filled)
     size, pool_size = resolved.public_size or 0, resolved.public_from
@@ -79,6 +77,11 @@ def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:
             f"protocol fedbn is for office10 and domainnet with scheme domain, not for '{settings.dataset}' with "
             f"{settings.scheme} (data.protocol): choose official"
         )
+    for key in ("examples_per_client", "test_examples_per_client"):
+        if settings.protocol == "fedbn" and getattr(settings, key) is not None:
+            raise RequestError(
+                f"protocol fedbn determines the number of examples (data.{key}): leave it out, or choose official"
+            )
     if settings.protocol == "pfllib" and settings.scheme == "natural":
         raise RequestError("scheme natural keeps each client's own test part (data.protocol): choose official")
 
@@ -111,6 +114,21 @@ def resolve_domains(settings: DataSettings, known_domains: tuple[str, ...]) -> t
     if len(set(settings.domains)) < len(settings.domains):
         raise RequestError(f"a domain is listed twice in {list(settings.domains)} (data.domains): list each once")
     return settings.domains or known_domains
+
+
+def sum_clients(per_domain: int | tuple[int, ...], domains: tuple[str, ...]) -> int:
+    """Return the number of clients in all domains."""
+    if isinstance(per_domain, tuple) and len(per_domain) != len(domains):
+        raise RequestError(
+            f"{len(per_domain)} numbers of clients for {len(domains)} domains (data.clients_per_domain): "
+            f"give one number, or one each for {', '.join(domains)}"
+        )
+    total = sum(per_domain) if isinstance(per_domain, tuple) else per_domain * len(domains)
+    if total > MAX_CLIENTS:
+        raise RequestError(
+            f"{total} clients in {len(domains)} domains are too many (data.clients_per_domain): at most {MAX_CLIENTS}"
+        )
+    return total
 
 
 def resolve_num_clients(settings: DataSettings, data_info: UserDataInfo) -> int:

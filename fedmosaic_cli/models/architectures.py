@@ -11,7 +11,7 @@ from torch import nn
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.alexnet import AlexNetBN
 from fedmosaic_cli.models.classifier import Classifier
-from fedmosaic_cli.models.cnn import CNN, CNNBN
+from fedmosaic_cli.models.cnn import CNN, CNN3BN, CNNBN
 from fedmosaic_cli.models.mlp import MLP
 from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.models.vit import TinyViT, ViT
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-ARCHITECTURES = {"mlp": MLP, "cnn": CNN, "cnn-bn": CNNBN, "alexnet-bn": AlexNetBN, "vit": ViT, "vit-tiny": TinyViT}
+ARCHITECTURES = {
+    "mlp": MLP,
+    "cnn": CNN,
+    "cnn-bn": CNNBN,
+    "cnn3-bn": CNN3BN,
+    "alexnet-bn": AlexNetBN,
+    "vit": ViT,
+    "vit-tiny": TinyViT,
+}
 
 
 def build_network(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.schema import ConfigSection, IntTuple
 
-Architecture = Literal["mlp", "cnn", "cnn-bn", "alexnet-bn", "vit", "vit-tiny"]
+Architecture = Literal["mlp", "cnn", "cnn-bn", "cnn3-bn", "alexnet-bn", "vit", "vit-tiny"]
 EstimatorName = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
 ESTIMATOR_NAMES: tuple[str, ...] = get_args(EstimatorName)
 MAX_HIDDEN_LAYERS = 100
@@ -29,6 +29,7 @@ MODEL_KEYS: dict[str, frozenset[str]] = {
     "mlp": frozenset({"hidden"}),
     "cnn": frozenset({"width"}),
     "cnn-bn": frozenset({"width"}),
+    "cnn3-bn": frozenset({"width"}),
     "alexnet-bn": frozenset({"width"}),
     "vit": frozenset({"width", "patch"}),
     "vit-tiny": frozenset({"width", "patch"}),
@@ -73,7 +74,7 @@ class ModelSettings(ConfigSection):
     @property
     def has_batch_norm(self) -> bool:
         """True if the network has batch normalisation. For plug-in networks this is not known, so it is True."""
-        return self.name in ("cnn-bn", "alexnet-bn", *MODELS)
+        return self.name in ("cnn-bn", "cnn3-bn", "alexnet-bn", *MODELS)
 
     @property
     def used_keys(self) -> frozenset[str]:

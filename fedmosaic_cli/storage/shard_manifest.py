@@ -13,9 +13,11 @@ import numpy as np
 from pydantic import ConfigDict, Field, field_validator
 
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
+from fedmosaic_cli.data.partitioning.fixed_size import num_tests_per_client
 from fedmosaic_cli.data.partitioning.partition import Partition, Shard, effective_test_fraction
 from fedmosaic_cli.data.partitioning.public_set import public_pool_size
 from fedmosaic_cli.data.partitioning.schemes import min_client_size
+from fedmosaic_cli.data.partitioning.splits import uses_official_tests
 from fedmosaic_cli.schema import Record
 from fedmosaic_cli.storage.files import sha256
 
@@ -123,7 +125,9 @@ def build_shard_manifest(dataset: Dataset, partition: Partition, found_at: str =
 def partition_parameters(dataset: Dataset, settings: DataSettings) -> dict[str, Any]:
     """Return the settings that determined the partition, with defaults filled in."""
     parameters: dict[str, Any] = settings.used_parameters()
-    if "test_fraction" in parameters and (dataset.test_mask is None or settings.protocol == "pfllib"):
+    if num_tests_per_client(dataset, settings):
+        parameters["test_examples_per_client"] = num_tests_per_client(dataset, settings)
+    if "test_fraction" in parameters and not uses_official_tests(dataset, settings):
         parameters["test_fraction"] = effective_test_fraction(settings)
     if "min_size" in parameters:
         parameters["min_size"] = min_client_size(settings, len(dataset) - public_pool_size(settings))
@@ -132,6 +136,17 @@ def partition_parameters(dataset: Dataset, settings: DataSettings) -> dict[str, 
 
 def test_data_description(dataset: Dataset, settings: DataSettings) -> str:
     """Describe where test examples come from. The text is part of the digest and must not change."""
+    size = settings.test_examples_per_client
+    if settings.examples_per_client is None:
+        text = full_test_description(dataset, settings)
+    else:
+        text = fixed_size_test_description(dataset, settings)
+        size = num_tests_per_client(dataset, settings) or None
+    return text if size is None else f"{text}, {size} per client"
+
+
+def full_test_description(dataset: Dataset, settings: DataSettings) -> str:
+    """Describe the tests of a partition that distributes all examples."""
     if settings.protocol == "pfllib":
         merged = "" if dataset.test_mask is None else ", after training and test part were thrown together"
         return f"a part of each client's share, drawn anyhow{merged}"
@@ -142,6 +157,19 @@ def test_data_description(dataset: Dataset, settings: DataSettings) -> str:
     if settings.scheme == "natural":
         return "each client's own test part"
     return f"{dataset.test_set_description}, dealt by each client's mix of classes"
+
+
+def fixed_size_test_description(dataset: Dataset, settings: DataSettings) -> str:
+    """Describe the tests of a partition with a fixed number of training examples per client."""
+    is_drawn = num_tests_per_client(dataset, settings) > 0 and settings.scheme == "dirichlet"
+    if uses_official_tests(dataset, settings):
+        if is_drawn:
+            return f"{dataset.test_set_description}, drawn by each client's class distribution"
+        return full_test_description(dataset, settings)
+    merged = "" if dataset.test_mask is None else " in the merged training and test splits"
+    if is_drawn:
+        return f"other examples{merged}, drawn by each client's class distribution"
+    return f"the other examples of each client's share{merged}"
 
 
 def client_manifest_entry(dataset: Dataset, shard: Shard) -> dict[str, Any]:

@@ -10,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.config.presets import preset_names
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.presets import load_preset, preset_names
+from fedmosaic_cli.config.run_config import resolve_run_config
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.datasets import fashion_mnist
 from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
 
@@ -36,6 +39,11 @@ PRESETS = {
     "practical-cifar10-quick",
     "feature-shift-office10-quick",
     "hybrid-office10-quick",
+    "lowdata-cifar10",
+    "lowdata-cifar10-dir01",
+    "lowdata-fashion-mnist",
+    "lowdata-fashion-mnist-domains",
+    "lowdata-office10",
 }
 
 
@@ -82,6 +90,58 @@ def test_preset_trains_if_its_data_exists(invoke, tmp_path):
     assert done.exit_code == 0, done.output
     (summary,) = (tmp_path / "runs").rglob("summary.json")
     assert json.loads(summary.read_text())["dataset"] == "fashion-mnist"
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "num_tests", "public_size", "clients"),
+    [
+        ("lowdata-cifar10", 100, 150, 2000, 20),
+        ("lowdata-cifar10-dir01", 100, 150, 2000, 20),
+        ("lowdata-fashion-mnist", 50, 150, 2000, 20),
+        ("lowdata-fashion-mnist-domains", 50, 150, 2000, 20),
+        ("lowdata-office10", 60, None, 520, 7),
+    ],
+)
+def test_low_data_presets_have_their_sizes(preset, size, num_tests, public_size, clients):
+    layers = ConfigLayers()
+    layers.add_all(load_preset(preset).layers)
+    config = resolve_run_config(preset, layers, "fedmosaic", 0, DataDirs())
+    sizes = (config.data.examples_per_client, config.data.test_examples_per_client, config.data.public_size)
+    assert sizes == (size, num_tests, public_size)
+    assert config.data.clients == clients
+    assert config.model.name == "cnn3-bn"
+    train = config.train
+    assert (train.rounds, train.local_steps, train.batch_size, train.optimizer, train.lr) == (10, 10, 25, "adam", 0.002)
+    if config.data.scheme == "dirichlet":
+        assert config.data.alpha == (0.1 if preset.endswith("dir01") else 0.5)
+
+
+@pytest.mark.parametrize("preset", ["lowdata-fashion-mnist", "lowdata-fashion-mnist-domains"])
+def test_low_data_presets_are_partitioned(invoke, tmp_path, preset):
+    write_fashion(tmp_path / "data" / "fashion-mnist", packed=False, train=8000, test=8000)
+    done = invoke("partition", "--preset", preset, "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "shards" / f"{preset}-s0")
+    assert [(client["train"]["size"], client["test"]["size"]) for client in manifest["clients"]] == [(50, 150)] * 20
+    assert manifest["public"]["class_counts"] == [200] * 10
+    domains = [client["domain"] for client in manifest["clients"]]
+    assert len(set(domains)) == (4 if preset.endswith("domains") else 1)
+
+
+def test_low_data_preset_of_office_tests_on_the_rest(invoke, tmp_path):
+    from fedmosaic_cli.data.datasets.office10 import CLASSES
+
+    for domain, count in (("amazon", 90), ("dslr", 16), ("webcam", 30)):
+        for label in CLASSES:
+            save_images(tmp_path / "data" / "office" / domain / label, count, side=8)
+    done = invoke("partition", "--preset", "lowdata-office10", "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "shards" / "lowdata-office10-s0")
+    assert [client["domain"] for client in manifest["clients"]] == ["amazon"] * 4 + ["dslr"] + ["webcam"] * 2
+    assert {client["train"]["size"] for client in manifest["clients"]} == {60}
+    assert sum(client["test"]["size"] for client in manifest["clients"]) == 1360 - 520 - 7 * 60
+    assert manifest["clients"][4]["test"]["size"] == 60, "the public set leaves the small domain its tests"
+    assert manifest["left_out"] == 0
 
 
 def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
@@ -289,6 +349,9 @@ def test_image_warnings_are_repeated_from_the_cache(invoke, tmp_path):
 
 def test_doctor_lists_locations_and_hints(invoke, tmp_path):
     write_cifar(tmp_path / "sets" / "cifar-10-batches-py")
+    write_fashion(tmp_path / "more" / "fashion-mnist")
+    more = json.loads(invoke("doctor", "--data-dir", tmp_path / "more", "--json").stdout)["data sets"]
+    assert more["fashion-mnist-domains"].endswith("(the same images, each in one of four synthetic domains)")
     done = invoke("doctor", "--data-dir", tmp_path / "sets", "--json")
     found = json.loads(done.stdout)["data sets"]
     assert found["cifar10"].startswith(f"found: {tmp_path / 'sets' / 'cifar-10-batches-py'}")
@@ -305,6 +368,19 @@ def test_doctor_lists_locations_and_hints(invoke, tmp_path):
         (("partition", "--scheme", "iid", "--balanced"), "--balanced has no effect with scheme 'iid'"),
         (("partition", "--scheme", "domain", "--clients", "3"), "--clients has no effect with scheme 'domain'"),
         (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
+        (("partition", "--scheme", "domain", "--clients-per-domain", "4,,2"), "cannot read '4,,2'"),
+        (("partition", "--scheme", "domain", "--clients-per-domain", "4,1"), "2 numbers of clients for 5 domains"),
+        (
+            ("partition", "--scheme", "dirichlet", "--examples-per-client", "40", "--min-size", "5"),
+            "--min-size has no effect with data.examples_per_client",
+        ),
+        (
+            ("partition", "--scheme", "iid", "--examples-per-client", "40", "--test-fraction", "0.5"),
+            "--test-fraction has no effect with data.examples_per_client",
+        ),
+        (("partition", "--scheme", "iid", "--examples-per-client", "1"), "data.examples_per_client is 1 (flag)"),
+        (("partition", "--scheme", "iid", "--test-examples-per-client", "0"), "it must be at least 1"),
+        (("partition", "--scheme", "iid", "--examples-per-client", "500"), "(data.examples_per_client)"),
         (("partition", "--scheme", "iid", "--label-noise", "1.5"), "at most 1"),
         (("partition", "--scheme", "iid", "--val-fraction", "1"), "less than 1"),
         (("partition", "--scheme", "iid", "--dataset", "folder", "--data-dir", "nowhere"), "not found (nowhere)"),
@@ -345,6 +421,37 @@ def test_damaged_shards_are_refused_by_name_before_anything_is_trained(invoke, t
     assert done.stderr.count("\n") == 1
     assert "client-001.npz" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_number_of_examples_of_each_client(invoke, tmp_path):
+    sizes = ("--examples-per-client", 40, "--test-examples-per-client", 30)
+    done = invoke("partition", "--scheme", "dirichlet", "--alpha", 1, "--clients", 10, *sizes, "--out", "s")
+    assert done.exit_code == 0, done.output
+    assert "drawn by each client's class distribution, 30 per client (protocol official)" in done.stdout
+    clients = manifest_of(tmp_path / "s")["clients"]
+    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(40, 30)] * 10
+    few = ("--set", "data.examples_per_client=25", "--rounds", 1, "-q")
+    done = invoke("train", "--preset", "quickstart", *few)
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "shards").iterdir()
+    assert folder.name != "quickstart-s0"
+    clients = manifest_of(folder)["clients"]
+    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(25, 25)] * 10
+    done = invoke("train", "--preset", "quickstart", *few, "--rounds", 2, "--resume")
+    assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "runs").glob("*/*/seed-0")
+    assert invoke("evaluate", run).exit_code == 0
+
+
+def test_number_of_clients_of_each_domain(invoke, tmp_path):
+    few = ("--domains", "plain,noisy", "--clients-per-domain", "2,1", "--public-size", 20)
+    done = invoke("partition", "--scheme", "domain", *few, "--out", "s", "-q")
+    assert done.exit_code == 0, done.output
+    manifest = manifest_of(tmp_path / "s")
+    assert [client["domain"] for client in manifest["clients"]] == ["plain", "plain", "noisy"]
+    assert manifest["parameters"]["clients_per_domain"] == [2, 1]
+    done = invoke("baseline", "local", "--shards", "s", "--rounds", 1, "-q")
+    assert done.exit_code == 0, done.output
 
 
 def test_unbalanced_split_varies_in_size(invoke, tmp_path):

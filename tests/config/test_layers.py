@@ -71,6 +71,8 @@ def test_a_method_reads_its_own_section_only():
         ("train.momentum=0.5", "use optimizer sgd"),
         ("train.lr=1_0", "train.lr is '1_0'"),
         ("data.test_fraction=1", "less than 1"),
+        ("data.clients_per_domain=[2,0]", "a whole number or a list of numbers from 1 to 100000"),
+        ("data.clients_per_domain=[]", "a whole number or a list of numbers from 1 to 100000"),
         ("model.hidden=[0]", "between 1 and 65536"),
         ("train", "write section.key=value"),
         ("train.rounds", "write section.key=value"),

@@ -16,7 +16,7 @@ from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.prepare import load_and_partition
-from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
+from tests.data.files import save_images, write_cifar, write_fashion, write_idx, write_pfllib
 
 
 @pytest.fixture
@@ -47,6 +47,91 @@ def test_fashion_mnist(data_dirs, folder, packed):
 def test_fashion_mnist_as_debian_installs_it(data_dirs, tmp_path):
     write_fashion(tmp_path / "debian")
     assert len(load(data_dirs, "fashion-mnist")) == 80
+
+
+def domain_pair(data_dirs, domain):
+    """Return the images of a synthetic domain of Fashion-MNIST, and the same images without domains."""
+    write_fashion(data_dirs.data_dir / "fashion-mnist", train=400, test=120)
+    dataset, plain = load(data_dirs, "fashion-mnist", scheme="domain"), load(data_dirs, "fashion-mnist", scheme="iid")
+    assert np.array_equal(dataset.labels, plain.labels)
+    assert np.array_equal(dataset.test_mask, plain.test_mask)
+    chosen = dataset.domain_ids == dataset.domain_names.index(domain)
+    return dataset.images[chosen], plain.images[chosen]
+
+
+@pytest.mark.parametrize("scheme", ["domain", "hybrid"])
+def test_fashion_mnist_has_synthetic_domains(data_dirs, scheme):
+    write_fashion(data_dirs.data_dir / "fashion-mnist", train=400, test=120)
+    settings = resolve_data_settings(DataSettings(dataset="fashion-mnist", scheme=scheme), data_dirs)
+    assert settings.dataset == "fashion-mnist-domains"
+    dataset = load(data_dirs, "fashion-mnist", scheme=scheme)
+    assert dataset.domain_names == ("plain", "inverted", "rotated", "edges")
+    assert dataset.images.dtype == np.uint8
+    assert dataset.images.shape == (520, 28, 28, 1)
+    for split in (dataset.train_indices, dataset.test_indices):
+        table = np.histogram2d(dataset.domain_ids[split], dataset.labels[split], bins=(4, 10))[0]
+        assert np.ptp(table) == 0, "the same number of each class in each domain"
+    named = load(data_dirs, "fashion-mnist-domains", scheme="iid")
+    assert named.fingerprint == dataset.fingerprint != load(data_dirs, "fashion-mnist").fingerprint
+    assert dataset.fingerprint.startswith("2878163c070d"), "the assignment is part of the data set"
+    two = load(data_dirs, "fashion-mnist", scheme=scheme, domains=("edges", "plain"))
+    assert len(two) == 260
+    assert np.array_equal(two.images[two.domain_ids == 0], dataset.images[dataset.domain_ids == 3])
+
+
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "pathological"])
+def test_schemes_without_domains_see_unchanged_fashion_mnist(data_dirs, scheme):
+    write_fashion(data_dirs.data_dir / "fashion-mnist")
+    dataset = load(data_dirs, "fashion-mnist", scheme=scheme)
+    assert (dataset.name, dataset.domain_ids, dataset.domain_names) == ("fashion-mnist", None, ())
+    # The fingerprint of version 0.1.0.
+    assert dataset.fingerprint.startswith("74560fe26aac")
+
+
+def test_plain_domain_is_unchanged(data_dirs):
+    images, plain = domain_pair(data_dirs, "plain")
+    assert np.array_equal(images, plain)
+
+
+def test_inverting_twice_gives_the_original(data_dirs):
+    images, plain = domain_pair(data_dirs, "inverted")
+    assert np.array_equal(images.astype(int) + plain, np.full(plain.shape, 255))
+    assert np.array_equal(fashion_mnist.invert(images), plain)
+
+
+def test_rotating_four_times_gives_the_original(data_dirs):
+    images, plain = domain_pair(data_dirs, "rotated")
+    assert np.array_equal(images[:, 27 - 5, 3], plain[:, 3, 5]), "counter-clockwise"
+    assert not np.array_equal(fashion_mnist.rotate(images), plain)
+    for _ in range(3):
+        images = fashion_mnist.rotate(images)
+    assert np.array_equal(images, plain)
+
+
+def test_edges_are_gradient_magnitudes(data_dirs):
+    images, plain = domain_pair(data_dirs, "edges")
+    values = plain[..., 0].astype(float)
+    vertical, horizontal = (2 * gradient for gradient in np.gradient(values, axis=(1, 2)))
+    inner = np.s_[:, 1:-1, 1:-1]
+    expected = np.sqrt((vertical**2 + horizontal**2) / 2)[inner]
+    assert np.abs(images[..., 0][inner] - expected).max() <= 0.5 + 1e-4
+    step = np.zeros((1, 28, 28, 1), dtype=np.uint8)
+    step[:, :, 14:] = 255
+    assert np.unique(fashion_mnist.edges(step)[0, :, 13:15]).tolist() == [180], "255 / sqrt(2), also at the border"
+    assert not fashion_mnist.edges(step)[0, :, :13].any()
+    assert not fashion_mnist.edges(np.full((2, 28, 28, 1), 200, dtype=np.uint8)).any()
+    corner = np.zeros((1, 28, 28, 1), dtype=np.uint8)
+    corner[:, 14:, :14] = corner[:, :14, 14:] = 255
+    assert fashion_mnist.edges(corner).max() <= 255
+
+
+def test_domains_need_square_images(data_dirs):
+    folder = data_dirs.data_dir / "fashion-mnist"
+    write_fashion(folder, packed=False)
+    for part, size in (("train", 60), ("t10k", 20)):
+        write_idx(folder / f"{part}-images-idx3-ubyte", np.zeros((size, 28, 20)), packed=False)
+    with pytest.raises(RequestError, match="images of 20x28 cannot be rotated"):
+        load(data_dirs, "fashion-mnist", scheme="domain")
 
 
 @pytest.mark.parametrize(
@@ -400,6 +485,9 @@ def test_resolving_twice_changes_nothing(data_dirs):
     for options in (
         DataSettings(),
         DataSettings(scheme="hybrid"),
+        DataSettings(dataset="fashion-mnist", scheme="domain"),
+        DataSettings(dataset="fashion-mnist", scheme="hybrid", clients_per_domain=(1, 2, 3, 4)),
+        DataSettings(examples_per_client=20),
         DataSettings(dataset="office10", scheme="domain", protocol="fedbn"),
         DataSettings(dataset="cifar10", protocol="pfllib"),
     ):

@@ -434,6 +434,59 @@ def test_a_part_of_the_domains():
     assert np.array_equal(dataset.labels[dataset.domain_ids == 1], full.labels[names == "plain"])
 
 
+@pytest.mark.parametrize(
+    ("scheme", "dataset", "counts"),
+    [("domain", "made", (3, 1, 2)), ("hybrid", "made", (3, 1, 2)), ("domain", "office10", (2, 1, 4))],
+)
+def test_domains_have_their_own_numbers_of_clients(scheme, dataset, counts):
+    protocol = "fedbn" if dataset == "office10" else "official"
+    options = DataSettings(
+        dataset=dataset,
+        scheme=scheme,
+        protocol=protocol,
+        clients=sum(counts),
+        clients_per_domain=counts,
+        public_size=30,
+    )
+    labels = np.random.default_rng(0).integers(0, 5, size=600).tolist()
+    result = partition_dataset(make_dataset(labels, 5, 3, test=True), options, 0)
+    assert [shard.domain for shard in result.shards] == [str(d) for d, count in enumerate(counts) for _ in range(count)]
+    assert [shard.client for shard in result.shards] == list(range(sum(counts)))
+    together = np.concatenate(all_parts(result))
+    assert len(np.unique(together)) == len(together)
+
+
+def test_equal_numbers_of_clients_per_domain_give_the_partition_of_one_number():
+    dataset = embedded("digits-domains")
+    for scheme in ("domain", "hybrid"):
+        one, several = (partition_of(dataset, scheme=scheme, clients_per_domain=n) for n in (2, (2,) * 5))
+        assert [part.tolist() for part in all_parts(one)] == [part.tolist() for part in all_parts(several)]
+        other = partition_of(dataset, scheme=scheme, clients_per_domain=(2, 2, 2, 3, 1))
+        assert len(other.shards) == 10
+        assert [part.tolist() for part in all_parts(other)] != [part.tolist() for part in all_parts(one)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"clients_per_domain": (4, 1, 2)},
+            "3 numbers of clients for 5 domains (data.clients_per_domain): give one number, or one each for plain, ",
+        ),
+        (
+            {"clients_per_domain": (60_000, 50_000), "domains": ("plain", "noisy")},
+            "110000 clients in 2 domains are too many (data.clients_per_domain): at most 100000",
+        ),
+        ({"clients_per_domain": 20_001}, "100005 clients in 5 domains are too many (data.clients_per_domain)"),
+    ],
+)
+def test_numbers_of_clients_that_do_not_match_the_domains_are_refused(options, message):
+    with pytest.raises(RequestError) as error:
+        resolve_data_settings(DataSettings(scheme="domain", **options), DataDirs())
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @given(cases(schemes=("iid", "pathological", "domain", "hybrid", "natural")), st.integers(0, 1000))
 @settings(max_examples=60)
 def test_public_set_size_changes_only_its_own_examples(case, seed):

@@ -32,6 +32,7 @@ NETWORKS = {
     "mlp": (ModelSettings(hidden=(6, 5)), (1, 4, 4)),
     "cnn": (ModelSettings(name="cnn", width=1 / 16), (2, 16, 16)),
     "cnn-bn": (ModelSettings(name="cnn-bn", width=1 / 16), (3, 8, 8)),
+    "cnn3-bn": (ModelSettings(name="cnn3-bn", width=1 / 16), (3, 8, 8)),
     "alexnet-bn": (ModelSettings(name="alexnet-bn", width=1 / 16), (3, 64, 64)),
 }
 

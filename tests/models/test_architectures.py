@@ -13,6 +13,7 @@ SHAPES = {
     "mlp": (1, 8, 8),
     "cnn": (1, 28, 28),
     "cnn-bn": (3, 32, 32),
+    "cnn3-bn": (3, 32, 32),
     "alexnet-bn": (3, 64, 64),
     "vit": (3, 32, 32),
     "vit-tiny": (1, 28, 28),
@@ -80,6 +81,15 @@ def test_parameter_counts_equal_those_of_the_literature():
     assert weights("vit", (3, 224, 224)) == 85_806_346, "torchvision's vit_b_16 with ten classes"
 
 
+def test_small_convolutional_network_has_three_convolutions():
+    layers = list(small("cnn3-bn").body)
+    convolutions = [layer for layer in layers if isinstance(layer, torch.nn.Conv2d)]
+    assert [(layer.in_channels, layer.out_channels) for layer in convolutions] == [(3, 16), (16, 32), (32, 64)]
+    assert small("cnn3-bn").head.in_features == 64 * 4 * 4
+    assert weights("cnn3-bn", (3, 32, 32)) == 34_058 < weights("cnn-bn", (3, 32, 32)) / 20
+    assert weights("cnn3-bn", (1, 28, 28)) == 29_290
+
+
 def test_width_makes_networks_smaller():
     assert weights("cnn-bn", (3, 32, 32), width=0.5) < weights("cnn-bn", (3, 32, 32)) / 2
     assert weights("vit", (3, 64, 64), width=0.25) < weights("vit", (3, 64, 64)) / 8
@@ -89,7 +99,7 @@ def test_has_batch_norm_matches_the_layers():
     def has_norm(name):
         return any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in small(name).modules())
 
-    assert [name for name in SHAPES if has_norm(name)] == ["cnn-bn", "alexnet-bn"]
+    assert [name for name in SHAPES if has_norm(name)] == ["cnn-bn", "cnn3-bn", "alexnet-bn"]
     assert all(ModelSettings(name=name).has_batch_norm == has_norm(name) for name in SHAPES)
     assert all(ModelSettings(name=name).is_network for name in SHAPES)
 
@@ -98,6 +108,7 @@ def test_has_batch_norm_matches_the_layers():
     ("settings", "shape", "words"),
     [
         ({"name": "cnn"}, (1, 3, 8), "cnn needs images of at least 4x4, these are 8x3"),
+        ({"name": "cnn3-bn"}, (1, 28, 7), "cnn3-bn needs images of at least 8x8, these are 7x28"),
         ({"name": "alexnet-bn"}, (3, 32, 32), "at least 64x64"),
         ({"name": "vit"}, (3, 28, 28), "cannot be cut into 16x16 patches"),
         ({"name": "vit-tiny", "patch": 5}, (1, 28, 28), r"5x5 patches \(model\.patch\)"),
@@ -110,7 +121,14 @@ def test_unsupported_image_sizes_are_rejected(settings, shape, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("cnn", (1, 16, 16)), ("cnn", (1, 4, 15)), ("alexnet-bn", (3, 64, 64)), ("vit-tiny", (1, 4, 4))]
+    ("name", "shape"),
+    [
+        ("cnn", (1, 16, 16)),
+        ("cnn", (1, 4, 15)),
+        ("cnn3-bn", (1, 8, 15)),
+        ("alexnet-bn", (3, 64, 64)),
+        ("vit-tiny", (1, 4, 4)),
+    ],
 )
 def test_smallest_supported_images_work(name, shape):
     settings = ModelSettings(name=name, width=1 / 16)

@@ -9,7 +9,7 @@ import pytest
 
 from fedmosaic_cli.config.run_config import data_fingerprint
 from fedmosaic_cli.data.data_dirs import DataDirs
-from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.data_settings import OMITTED_IF_DEFAULT, DataSettings
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
@@ -58,10 +58,12 @@ def test_same_settings_give_the_same_bytes(shards, tmp_path):
     ],
 )
 def test_default_values_of_later_settings_keep_old_digests(tmp_path, asked, begins, name):
-    """Digests and directory names from before `share` and `public_from` existed."""
+    """Digests and directory names from before `share`, `public_from` and the numbers of examples per client existed."""
     settings = resolve_data_settings(DataSettings(**asked), DataDirs())
     assert data_fingerprint(settings) == name
-    assert load_and_partition(settings, 7, tmp_path, DataDirs()).shards.digest.startswith(begins)
+    shards = load_and_partition(settings, 7, tmp_path, DataDirs()).shards
+    assert shards.digest.startswith(begins)
+    assert not set(OMITTED_IF_DEFAULT) & (shards.manifest["settings"].keys() | shards.manifest["parameters"].keys())
 
 
 def test_manifest_with_a_default_setting_is_read(shards):

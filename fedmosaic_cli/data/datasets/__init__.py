@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 DATASETS = {
     "digits": digits.SOURCE,
-    "digits-domains": digits.DOMAINS_SOURCE,
+    digits.DOMAINS_NAME: digits.DOMAINS_SOURCE,
     "fashion-mnist": fashion_mnist.SOURCE,
+    fashion_mnist.DOMAINS_NAME: fashion_mnist.DOMAINS_SOURCE,
     "cifar10": cifar10.SOURCE,
     "office10": office10.SOURCE,
     "domainnet": domainnet.SOURCE,

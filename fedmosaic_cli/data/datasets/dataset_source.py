@@ -60,6 +60,7 @@ class DatasetSource:
         setup_hint: What to do if the data set is missing.
         default_public_size: Default size of the public set; None for the user's own data.
         domains: Names of the domains.
+        domains_variant: Name of the same data set with synthetic domains. It is used under the schemes that need some.
         info: Facts known without loading.
         inspect: Reads facts from the user's own files; None for published data sets.
         is_resizable: Whether images are scaled to `image_size`.
@@ -74,6 +75,7 @@ class DatasetSource:
     setup_hint: str
     default_public_size: int | None = None
     domains: tuple[str, ...] = ()
+    domains_variant: str | None = None
     info: DatasetInfo | None = None
     inspect: Callable[[Path], UserDataInfo] | None = None
     is_resizable: bool = False

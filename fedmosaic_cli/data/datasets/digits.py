@@ -1,8 +1,4 @@
-"""The handwritten digits of scikit-learn (UCI ML, E. Alpaydin and C. Kaynak), also split into five synthetic domains.
-
-Every image belongs to one domain only. If all domains contained it, a client's test images would be in other clients'
-training sets.
-"""
+"""The handwritten digits of scikit-learn (UCI ML, E. Alpaydin and C. Kaynak), also in five synthetic domains."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.data.dataset import Dataset
-from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
+from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource
+from fedmosaic_cli.data.datasets.synthetic_domains import DOMAINS_SEED, with_domains
 from fedmosaic_cli.errors import ResourceError
 from fedmosaic_cli.seeds import derive_rng
 
@@ -23,12 +20,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fedmosaic_cli.data.datasets.synthetic_domains import ImageArray
+
     FloatImageArray = NDArray[np.float64]
 
 MAX_PIXEL_VALUE = 16
 IMAGE_SIZE = 8
-# The domains belong to the data set; only the partition depends on the user's seed.
-DOMAINS_SEED = 0
+DOMAINS_NAME = "digits-domains"
 
 
 def load_digits() -> Dataset:
@@ -69,35 +67,21 @@ def shift(images: FloatImageArray) -> FloatImageArray:
 
 def add_gaussian_noise(images: FloatImageArray) -> FloatImageArray:
     """Add Gaussian noise with a standard deviation of a quarter of the range."""
-    return images + derive_rng(DOMAINS_SEED, "digits-domains", "noise").normal(scale=0.25, size=images.shape)
+    return images + derive_rng(DOMAINS_SEED, DOMAINS_NAME, "noise").normal(scale=0.25, size=images.shape)
 
 
-DOMAIN_TRANSFORMS: dict[str, Callable[[FloatImageArray], FloatImageArray]] = {
+def in_unit_range(transform: Callable[[FloatImageArray], FloatImageArray]) -> Callable[[ImageArray], ImageArray]:
+    """Apply a transform of values in [0, 1] to bytes."""
+    return lambda images: np.rint(transform(images / 255).clip(0, 1) * 255).astype(np.uint8)
+
+
+DOMAIN_TRANSFORMS: dict[str, Callable[[ImageArray], ImageArray]] = {
     "plain": lambda images: images,
-    "faint": reduce_contrast,
-    "blurred": blur,
-    "shifted": shift,
-    "noisy": add_gaussian_noise,
+    "faint": in_unit_range(reduce_contrast),
+    "blurred": in_unit_range(blur),
+    "shifted": in_unit_range(shift),
+    "noisy": in_unit_range(add_gaussian_noise),
 }
-
-
-def load_digits_domains(path: Path, options: LoadOptions) -> Dataset:
-    """Load the digits with a fifth of each class in each of five domains."""
-    digits = load_digits()
-    shuffled = derive_rng(DOMAINS_SEED, "digits-domains", "deal").permutation(len(digits))
-    by_class = shuffled[np.argsort(digits.labels[shuffled], kind="stable")]
-    domain_ids = np.empty(len(digits), dtype=np.int64)
-    domain_ids[by_class] = np.arange(len(digits)) % len(DOMAIN_TRANSFORMS)
-    images = digits.images / 255
-    for domain, transform in enumerate(DOMAIN_TRANSFORMS.values()):
-        images[domain_ids == domain] = transform(images[domain_ids == domain])
-    return replace(
-        digits,
-        name="digits-domains",
-        images=np.rint(images.clip(0, 1) * 255).astype(np.uint8),
-        domain_ids=domain_ids,
-        domain_names=tuple(DOMAIN_TRANSFORMS),
-    )
 
 
 SOURCE = DatasetSource(
@@ -111,6 +95,6 @@ SOURCE = DatasetSource(
 DOMAINS_SOURCE = replace(
     SOURCE,
     description="the same digits, each seen in one of five synthetic domains",
-    load=load_digits_domains,
+    load=lambda path, options: with_domains(load_digits(), DOMAINS_NAME, DOMAIN_TRANSFORMS),
     domains=tuple(DOMAIN_TRANSFORMS),
 )

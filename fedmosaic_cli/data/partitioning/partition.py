@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.data.datasets import find_dataset_source
+from fedmosaic_cli.data.partitioning.fixed_size import draw_dirichlet_clients, limit_tests, select_train_examples
 from fedmosaic_cli.data.partitioning.public_set import public_pool_label, select_public_set
-from fedmosaic_cli.data.partitioning.schemes import assign_examples, require_domain_ids, resolved_num_clients
-from fedmosaic_cli.data.partitioning.splits import assign_tests, random_split, stratified_split
+from fedmosaic_cli.data.partitioning.schemes import (
+    assign_examples,
+    num_clients_by_domain,
+    require_domain_ids,
+    resolved_num_clients,
+)
+from fedmosaic_cli.data.partitioning.splits import assign_tests, random_split, stratified_split, uses_official_tests
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import derive_rng
 
@@ -97,7 +103,10 @@ def partition_dataset(dataset: Dataset, settings: DataSettings, seed: int) -> Pa
         raise RequestError(f"'{dataset.name}' has one class (data.dataset): at least two are needed")
     protocols = {"official": official_shards, "pfllib": pfllib_shards, "fedbn": fedbn_shards}
     public_pool, public = select_public_set(dataset, settings, seed)
-    shards = protocols[settings.protocol](dataset, public_pool, settings, seed)
+    shards = (
+        limit_shard_tests(shard, dataset, settings, seed)
+        for shard in protocols[settings.protocol](dataset, public_pool, settings, seed)
+    )
     return Partition(settings, seed, tuple(corrupt_labels(shard, dataset, settings, seed) for shard in shards), public)
 
 
@@ -106,6 +115,9 @@ def official_shards(dataset: Dataset, public_pool: IntArray, settings: DataSetti
 
     Without an official test split, a part of each client's share is held out.
     """
+    if settings.examples_per_client is not None:
+        yield from fixed_size_shards(dataset, dataset.train_indices, public_pool, settings, seed)
+        return
     rng = derive_rng(seed, "partition", "deal")
     assignment = assign_examples(dataset, dataset.train_indices, public_pool, settings, rng)
     if dataset.test_mask is None:
@@ -114,11 +126,46 @@ def official_shards(dataset: Dataset, public_pool: IntArray, settings: DataSetti
     if settings.test_fraction is not None:
         raise RequestError(f"'{dataset.name}' has an official test split (data.test_fraction): leave it out")
     tests = official_test_indices(dataset, assignment, settings, seed)
+    yield from shards_with_tests(dataset, assignment, tests, settings, seed)
+
+
+def shards_with_tests(
+    dataset: Dataset, assignment: ClientAssignment, tests: list[IntArray], settings: DataSettings, seed: int
+) -> Iterator[Shard]:
+    """Combine the clients' training shares with their test examples."""
     for client, ((indices, domain), test) in enumerate(zip(assignment, tests, strict=True)):
         train, validation = split_validation(dataset, indices, settings, seed, client)
         if not len(test):
             raise too_few_examples_error(client, len(train), settings)
         yield Shard(client, train, test, validation, domain)
+
+
+def fixed_size_shards(
+    dataset: Dataset, candidates: IntArray, public_pool: IntArray, settings: DataSettings, seed: int
+) -> Iterator[Shard]:
+    """Give each client exactly `examples_per_client` training examples, its validation examples included.
+
+    Without an official test split the test examples come from the same candidates.
+    """
+    tests: list[IntArray] | None
+    if settings.scheme == "dirichlet":
+        trains, tests = draw_dirichlet_clients(dataset, candidates, public_pool, settings, seed)
+        assignment: ClientAssignment = [(train, None) for train in trains]
+    else:
+        shares = assign_examples(dataset, candidates, public_pool, settings, derive_rng(seed, "partition", "deal"))
+        trains = select_train_examples(dataset, shares, settings, seed)
+        assignment = [(train, domain) for train, (_, domain) in zip(trains, shares, strict=True)]
+        tests = [np.setdiff1d(share, train) for train, (share, _) in zip(trains, shares, strict=True)]
+        tests = None if uses_official_tests(dataset, settings) else tests
+    if tests is None:
+        tests = official_test_indices(dataset, assignment, settings, seed)
+    yield from shards_with_tests(dataset, assignment, tests, settings, seed)
+
+
+def limit_shard_tests(shard: Shard, dataset: Dataset, settings: DataSettings, seed: int) -> Shard:
+    """Return the shard with `test_examples_per_client` test examples, if that is set."""
+    train = np.concatenate([shard.train, shard.validation])
+    return replace(shard, test=limit_tests(dataset, shard.client, train, shard.test, settings, seed))
 
 
 def official_test_indices(
@@ -136,8 +183,12 @@ def official_test_indices(
 
 def pfllib_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings, seed: int) -> Iterator[Shard]:
     """Merge training and test split, assign everything and split each share randomly, by default 75 to 25."""
+    candidates = np.arange(len(dataset))
+    if settings.examples_per_client is not None:
+        yield from fixed_size_shards(dataset, candidates, public_pool, settings, seed)
+        return
     rng = derive_rng(seed, "partition", "deal")
-    assignment = assign_examples(dataset, np.arange(len(dataset)), public_pool, settings, rng)
+    assignment = assign_examples(dataset, candidates, public_pool, settings, rng)
     yield from shards_with_local_tests(dataset, assignment, settings, seed)
 
 
@@ -169,8 +220,9 @@ def fedbn_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings
     domains = require_domain_ids(dataset)
     lists = [np.flatnonzero(~dataset.test_mask & (domains == number)) for number in range(len(dataset.domain_names))]
     train_size, validation_size = (int(fraction * min(map(len, lists))) for fraction in fractions)
-    per_domain = settings.clients_per_domain or 1
-    for number, (name, listed) in enumerate(zip(dataset.domain_names, lists, strict=True)):
+    first_client = 0
+    for number, (name, num_clients) in enumerate(num_clients_by_domain(dataset, settings)):
+        listed = lists[number]
         private = np.setdiff1d(listed, public_pool)
         if len(private) < train_size:
             label, key = public_pool_label(settings)
@@ -181,11 +233,12 @@ def fedbn_shards(dataset: Dataset, public_pool: IntArray, settings: DataSettings
         train, rest = private[:train_size], private[train_size:]
         validation = rest[max(len(rest) - validation_size, 0) :]
         test = np.flatnonzero(dataset.test_mask & (domains == number))
-        parts = [np.array_split(split, per_domain) for split in (train, test, validation)]
-        for client, (train, test, validation) in enumerate(zip(*parts, strict=True), start=number * per_domain):
+        parts = [np.array_split(split, num_clients) for split in (train, test, validation)]
+        for client, (train, test, validation) in enumerate(zip(*parts, strict=True), start=first_client):
             if not len(train) or not len(test):
                 raise too_few_examples_error(client, len(train) + len(test), settings)
             yield Shard(client, train, test, validation, name)
+        first_client += num_clients
 
 
 def effective_test_fraction(settings: DataSettings) -> float:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.partitioning.schemes import resolved_num_clients
+from fedmosaic_cli.data.partitioning.schemes import num_clients_by_domain, resolved_num_clients
+from fedmosaic_cli.data.partitioning.splits import uses_official_tests
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.seeds import derive_rng
 
@@ -33,9 +34,9 @@ def select_public_set(dataset: Dataset, settings: DataSettings, seed: int) -> tu
     Returns:
         Sorted indices of the pool and of the public set.
     """
-    require_public_pool_fits(dataset, settings)
     groups = indices_by_group(dataset, dataset.train_indices)
-    available = np.array([len(group) for group in groups])
+    available = available_counts(dataset, groups, settings, seed)
+    require_public_pool_fits(dataset, available, settings)
     rng = derive_rng(seed, "partition", "public")
     if settings.public_from is None:
         size, alpha = settings.public_size or 0, settings.public_alpha
@@ -61,12 +62,40 @@ def public_pool_label(settings: DataSettings) -> tuple[str, str]:
     return ("public set", "public_size") if settings.public_from is None else ("public pool", "public_pool_size")
 
 
-def require_public_pool_fits(dataset: Dataset, settings: DataSettings) -> None:
+def available_counts(dataset: Dataset, groups: list[IntArray], settings: DataSettings, seed: int) -> IntArray:
+    """Return how many examples of each group the pool may take.
+
+    With `examples_per_client` every domain keeps what its clients need: that many training examples and, if they do not
+    come from an official test split, `test_examples_per_client` (or as many as training examples) to test on.
+    """
+    available = np.array([len(group) for group in groups])
+    size = settings.examples_per_client
+    if size is None or dataset.domain_ids is None or settings.scheme not in ("domain", "hybrid"):
+        return available
+    per_client = size + (0 if uses_official_tests(dataset, settings) else settings.test_examples_per_client or size)
+    indices = np.arange(len(dataset)) if settings.protocol == "pfllib" else dataset.train_indices
+    domain_sizes = np.bincount(dataset.domain_ids[indices], minlength=len(dataset.domain_names))
+    for number, (_, clients) in enumerate(num_clients_by_domain(dataset, settings)):
+        in_domain = slice(number * dataset.num_classes, (number + 1) * dataset.num_classes)
+        limit = max(int(domain_sizes[number]) - clients * per_client, 0)
+        if limit < available[in_domain].sum():
+            rng = derive_rng(seed, "partition", "public", "available", number)
+            available[in_domain] = balanced_counts(available[in_domain], limit, rng)
+    return available
+
+
+def require_public_pool_fits(dataset: Dataset, available: IntArray, settings: DataSettings) -> None:
     """Raise `RequestError` if the pool leaves too few examples for the clients."""
     clients, num_train, size = resolved_num_clients(settings), len(dataset.train_indices), public_pool_size(settings)
     if not num_train:
         raise RequestError(f"'{dataset.name}' has test examples and none to train on (data.dataset): add some")
-    max_size = max_public_pool_size(dataset, settings)
+    max_size = max_public_pool_size(dataset, available, settings)
+    if max_size < 0 and settings.examples_per_client is not None:
+        raise RequestError(
+            f"{clients} clients with {settings.examples_per_client} training examples each are too many "
+            f"(data.examples_per_client): '{dataset.name}' has {num_client_candidates(dataset, settings)} examples and "
+            f"{min_client_examples(dataset, settings)} per client are needed; lower it or data.clients"
+        )
     if max_size < 0:
         raise RequestError(
             f"{clients} clients are too many (data.clients): '{dataset.name}' has {num_train} training examples, "
@@ -74,15 +103,33 @@ def require_public_pool_fits(dataset: Dataset, settings: DataSettings) -> None:
         )
     if size > max_size:
         label, key = public_pool_label(settings)
+        need = "some" if settings.examples_per_client is None else f"{settings.examples_per_client} each"
         raise RequestError(
             f"a {label} of {size} does not fit (data.{key}): '{dataset.name}' has {num_train} training "
-            f"examples and {clients} clients need some too; ask for at most {max_size}"
+            f"examples and {clients} clients need {need} too; ask for at most {max_size}"
         )
 
 
-def max_public_pool_size(dataset: Dataset, settings: DataSettings) -> int:
-    """Return the largest pool that leaves each client one training and, if it is held out, one test example."""
-    return len(dataset.train_indices) - (2 if dataset.test_mask is None else 1) * resolved_num_clients(settings)
+def max_public_pool_size(dataset: Dataset, available: IntArray, settings: DataSettings) -> int:
+    """Return the size of the largest pool that leaves each client the examples that it needs at least."""
+    per_client, clients = min_client_examples(dataset, settings), resolved_num_clients(settings)
+    return min(num_client_candidates(dataset, settings) - per_client * clients, int(available.sum()))
+
+
+def num_client_candidates(dataset: Dataset, settings: DataSettings) -> int:
+    """Return the number of examples that clients may get, apart from an official test split."""
+    is_merged = settings.protocol == "pfllib" and settings.examples_per_client is not None
+    return len(dataset) if is_merged else len(dataset.train_indices)
+
+
+def min_client_examples(dataset: Dataset, settings: DataSettings) -> int:
+    """Return how many of these examples each client needs at least, to train and, if they are held out, to test on."""
+    size = settings.examples_per_client
+    if size is None:
+        return 2 if dataset.test_mask is None else 1
+    if uses_official_tests(dataset, settings):
+        return size
+    return size + (settings.test_examples_per_client or (size if settings.scheme == "dirichlet" else 1))
 
 
 def take_first(groups: list[IntArray], counts: IntArray) -> IntArray:
@@ -123,11 +170,16 @@ def skewed_group_counts(
 
 
 def dirichlet_class_counts(available: IntArray, size: int, alpha: float, rng: np.random.Generator) -> IntArray:
-    """Return how many examples to take from each class, with shares from Dirichlet(alpha).
+    """Return how many examples to take from each class, with shares from Dirichlet(alpha)."""
+    return proportional_counts(available, size, rng.dirichlet(np.full(len(available), alpha)))
+
+
+def proportional_counts(available: IntArray, size: int, shares: NDArray[np.float64]) -> IntArray:
+    """Return how many examples to take from each class: `size` in total and as near to the shares as possible.
 
     What an exhausted class lacks is taken from the classes that are furthest below their share.
     """
-    ideal = size * rng.dirichlet(np.full(len(available), alpha))
+    ideal = size * shares
     wanted: IntArray = np.minimum(np.floor(ideal).astype(np.int64), available)
     while (missing := size - int(wanted.sum())) > 0:
         open_classes = np.flatnonzero(wanted < available)
@@ -154,7 +206,7 @@ def public_group_counts_from_pool(
     lacking = wanted - by_domain.sum(axis=0)
     if lacking.max() <= 0:
         return spread_over_domains(by_domain, wanted, rng)
-    label, max_size = int(lacking.argmax()), max_public_pool_size(dataset, settings)
+    label, max_size = int(lacking.argmax()), max_public_pool_size(dataset, available, settings)
     least = min_public_pool_size(dataset, available, wanted, seed)
     advice = f"make it at least {least}"
     if least > max_size:

@@ -119,26 +119,32 @@ def pfllib_min_client_size(settings: DataSettings, num_examples: int) -> int:
 def assign_by_domain(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Split each domain evenly among `clients_per_domain` clients."""
+    """Split each domain evenly among its clients."""
     assignment: ClientAssignment = []
-    for number, name in enumerate(dataset.domain_names):
+    for number, (name, clients) in enumerate(num_clients_by_domain(dataset, settings)):
         in_domain = rng.permutation(candidates[require_domain_ids(dataset)[candidates] == number])
-        assignment += [(part, name) for part in np.array_split(in_domain, settings.clients_per_domain or 1)]
+        assignment += [(part, name) for part in np.array_split(in_domain, clients)]
     return assignment
 
 
 def assign_hybrid(
     dataset: Dataset, candidates: IntArray, is_private: Mask, settings: DataSettings, rng: np.random.Generator
 ) -> ClientAssignment:
-    """Give `clients_per_domain` clients in each domain `classes_per_client` classes each."""
+    """Give the clients of each domain `classes_per_client` classes each."""
     require_enough_classes(dataset, settings)
-    clients, each = settings.clients_per_domain or 1, settings.classes_per_client
     assignment: ClientAssignment = []
-    for number, name in enumerate(dataset.domain_names):
+    for number, (name, clients) in enumerate(num_clients_by_domain(dataset, settings)):
         in_domain = candidates[require_domain_ids(dataset)[candidates] == number]
-        per_class = balanced_clients_per_class(dataset.num_classes, clients, each, rng)
+        per_class = balanced_clients_per_class(dataset.num_classes, clients, settings.classes_per_client, rng)
         assignment += [(part, name) for part in split_classes(dataset, in_domain, clients, per_class, settings, rng)]
     return assignment
+
+
+def num_clients_by_domain(dataset: Dataset, settings: DataSettings) -> list[tuple[str, int]]:
+    """Return the name and the number of clients of each domain."""
+    counts = settings.clients_per_domain or 1
+    per_domain = counts if isinstance(counts, tuple) else (counts,) * len(dataset.domain_names)
+    return list(zip(dataset.domain_names, per_domain, strict=True))
 
 
 def assign_natural(

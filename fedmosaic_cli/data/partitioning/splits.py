@@ -11,7 +11,15 @@ from fedmosaic_cli.errors import RequestError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedmosaic_cli.data.data_settings import DataSettings
+    from fedmosaic_cli.data.dataset import Dataset
+
     IntArray = NDArray[np.int64]
+
+
+def uses_official_tests(dataset: Dataset, settings: DataSettings) -> bool:
+    """Whether clients are tested on the official test split. Protocol pfllib merges it with the training split."""
+    return dataset.test_mask is not None and settings.protocol != "pfllib"
 
 
 def stratified_split(
