@@ -70,7 +70,7 @@ PAPER_TABLES = {
         "label skew",
         ("pathological-fashion-mnist", "pathological-cifar10", "practical-fashion-mnist", "practical-cifar10"),
         ("pathological", "dirichlet", "iid"),
-        "quickstart",
+        "quickstart-label-skew",
         (*OTHER_METHOD_KEYS, FREQUENCY_KEY, GATED_KEY),
     ),
     "feature-shift": PaperTableSpec(

@@ -14,7 +14,7 @@ from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
 from fedmosaic_cli.engine.network_learner import parameter_groups
-from fedmosaic_cli.engine.traffic import planned_traffic, upload_bits
+from fedmosaic_cli.engine.traffic import planned_once_traffic, planned_traffic, upload_bits
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network
@@ -45,7 +45,7 @@ class DataDimensions:
 def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
     """Estimate rounds, steps of all clients, memory, and the bits that a client sends and receives per round."""
     info = estimated_federation_info(config, data)
-    bits = planned_traffic(config.method, info)
+    bits, once = planned_traffic(config.method, info), planned_once_traffic(config.method, info)
     modes = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
     return {
         "rounds": config.train.rounds,
@@ -61,6 +61,7 @@ def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device
         "parameters": model_size(config.model_settings_for(0), data).num_parameters,
         "bits_up": bits.uplink_bits,
         "bits_down": bits.downlink_bits,
+        "bits_once": {"up": once.uplink_bits, "down": once.downlink_bits},
         "missing": data.missing_reason,
     }
 

@@ -123,6 +123,7 @@ LABEL_SKEW_PRESETS = (
     "practical-fashion-mnist",
     "practical-cifar10",
 )
+DIGITS_PRESET = "quickstart-label-skew"
 HYBRID_QUICK_SCENARIOS = preset_scenarios("hybrid-office10-quick", "quickstart-hybrid")
 MISLEADING_OVERRIDES = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 
@@ -130,7 +131,7 @@ STUDIES = {
     "label-skew": Study(
         "table on label skew: every method, clients with few classes",
         {
-            Scale.quick: preset_scenarios(*(f"{preset}-quick" for preset in LABEL_SKEW_PRESETS), "quickstart"),
+            Scale.quick: preset_scenarios(*(f"{preset}-quick" for preset in LABEL_SKEW_PRESETS), DIGITS_PRESET),
             Scale.paper: preset_scenarios(*LABEL_SKEW_PRESETS),
         },
         ALL_METHOD_ROWS,
@@ -166,7 +167,7 @@ STUDIES = {
         {
             Scale.quick: (
                 *public_size_scenarios("practical-cifar10-quick", 1000, (1000, 500, 250, 100, 50)),
-                *public_size_scenarios("quickstart", 600, (600, 300, 100, 50, 25)),
+                *public_size_scenarios(DIGITS_PRESET, 600, (600, 300, 100, 50, 25)),
             ),
             Scale.paper: public_size_scenarios("public-size-cifar10", 3000, (3000, 2000, 1000, 500, 250)),
         },
@@ -179,7 +180,7 @@ STUDIES = {
         {
             Scale.quick: (
                 *public_skew_scenarios("practical-cifar10-quick", 1000, 100),
-                *public_skew_scenarios("quickstart", 1000, 100),
+                *public_skew_scenarios(DIGITS_PRESET, 1000, 100),
             ),
             Scale.paper: public_skew_scenarios("public-skew-cifar10", 9000, 1000),
         },
@@ -192,7 +193,7 @@ STUDIES = {
         {
             Scale.quick: (
                 *preset_scenarios("misleading-cifar10-quick"),
-                Scenario("quickstart-misleading", "quickstart", MISLEADING_OVERRIDES),
+                Scenario("quickstart-misleading", DIGITS_PRESET, MISLEADING_OVERRIDES),
             ),
             Scale.paper: preset_scenarios("misleading-cifar10"),
         },
@@ -213,7 +214,7 @@ STUDIES = {
         "ablation that is not in the paper: rules for trust and expertise",
         {
             Scale.quick: preset_scenarios(
-                "quickstart", "practical-fashion-mnist-quick", "feature-shift-office10-quick"
+                DIGITS_PRESET, "practical-fashion-mnist-quick", "feature-shift-office10-quick"
             ),
             Scale.paper: preset_scenarios("practical-fashion-mnist", "feature-shift-office10"),
         },

@@ -82,6 +82,12 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
     stdout_console().print(work)
+    once = {config.method.variant: run["bits_once"] for config, run in zip(configs, runs, strict=True)}
+    for variant, bits_once in once.items():
+        if any(bits_once.values()):
+            print_stdout(
+                f"{variant}: once in the run {bits_once['up']:,} bits up and {bits_once['down']:,} bits down per client"
+            )
     sections = {config.method.variant: run["privacy"] for config, run in zip(configs, runs, strict=True)}
     for variant, section in sections.items():
         for line in privacy_section_lines(variant, section) if section else []:
