@@ -182,7 +182,7 @@ class RunConfig:
             "seed": self.seed,
             "partition_seed": self.partition_seed,
             "method": self.method.info.name,
-            "data": self.data.model_dump(mode="json"),
+            "data": self.data.to_config(),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.to_record(),
             **{

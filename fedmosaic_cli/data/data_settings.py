@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from fedmosaic_cli.schema import ConfigSection, IntTuple, StrTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PartitionScheme = Literal["iid", "pathological", "dirichlet", "domain", "hybrid", "natural"]
 SplitProtocol = Literal["official", "pfllib", "fedbn"]
@@ -24,6 +27,8 @@ SCHEME_PARAMETERS = {
 }
 # Settings added later: omitted at their defaults, so that digests and names of older shards stay valid.
 OMITTED_IF_DEFAULT = ("share", "public_from", "examples_per_client", "test_examples_per_client")
+# Those that config.yaml and run ids of version 0.1.0 do not contain.
+NOT_IN_FIRST_VERSION = ("examples_per_client", "test_examples_per_client")
 
 
 def require_client_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,6 +90,15 @@ class DataSettings(ConfigSection):
     def to_record(self) -> dict[str, object]:
         """Return all settings for digests; later ones only if they differ from the default."""
         return self.model_dump(mode="json", exclude=self.omitted_fields())
+
+    def to_config(self) -> dict[str, object]:
+        """Return all settings for config.yaml; those that 0.1.0 did not have only if they differ from the default."""
+        return self.model_dump(mode="json", exclude=self.omitted_fields() & set(NOT_IN_FIRST_VERSION))
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Represent the settings as 0.1.0 did, because run ids are made from it."""
+        omitted = self.omitted_fields() & set(NOT_IN_FIRST_VERSION)
+        return ((name, value) for name, value in super().__repr_args__() if name not in omitted)
 
     def omitted_fields(self) -> set[str]:
         return {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == type(self).model_fields[name].default}
