@@ -105,7 +105,8 @@ def auditable_runs(tmp_path_factory) -> Path:
     from fedmosaic_cli.cli.app import app
 
     folder = tmp_path_factory.mktemp("auditable")
-    short = ("--preset", "quickstart", "--set", "data.clients=2", "--rounds", "4", "--quiet")
+    preset = ("--preset", "quickstart-label-skew", "--name", "quickstart")
+    short = (*preset, "--set", "data.clients=2", "--rounds", "4", "--quiet")
     memorise = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
     memorise += ("--set", "methods.fedmosaic.trust=0.0")
     exchanges = ("--set", "methods.fedmosaic.warmup_rounds=2")
@@ -116,7 +117,7 @@ def auditable_runs(tmp_path_factory) -> Path:
             ("baseline", "fedct", *short, "--set", "methods.fedct.warmup_rounds=4"),
             ("train", *short, *exchanges, *memorise, "--run-dir", "runs/memorised"),
             ("train", *short, *exchanges, "--set", "train.lr=1e-30", "--run-dir", "runs/untrained"),
-            ("baseline", "local", "--preset", "quickstart", "--rounds", "1", "--quiet", "--run-dir", "runs/small"),
+            ("baseline", "local", *preset, "--rounds", "1", "--quiet", "--run-dir", "runs/small"),
         ):
             done = CliRunner().invoke(app, arguments)
             assert done.exit_code == 0, done.stderr

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.storage.files import read_checksummed_json
 
+PRESET = ("--preset", "quickstart-label-skew", "--name", "quickstart")
 RUN, LOCAL = Path("runs/quickstart/fedmosaic-entropy/seed-0"), Path("runs/quickstart/local/seed-0")
 
 
@@ -135,7 +136,7 @@ def test_runs_with_too_few_candidates_are_refused(audit, auditable_runs):
 
 def test_resuming_a_run_removes_its_audit(audit):
     assert audit(LOCAL).exit_code == 0
-    more = ["--preset", "quickstart", "--set", "data.clients=2", "--rounds", "5", "--quiet", "--resume"]
+    more = [*PRESET, "--set", "data.clients=2", "--rounds", "5", "--quiet", "--resume"]
     done = CliRunner().invoke(app, ["baseline", "local", *more])
     assert done.exit_code == 0, done.stderr
     assert not (LOCAL / "privacy.json").exists(), "it belonged to other models"
@@ -143,7 +144,7 @@ def test_resuming_a_run_removes_its_audit(audit):
 
 def test_resume_refuses_a_directory_in_place_of_the_audit(audit):
     (LOCAL / "privacy.json").mkdir()
-    arguments = ["baseline", "local", "--preset", "quickstart", "--set", "data.clients=2", "--rounds", "5", "--resume"]
+    arguments = ["baseline", "local", *PRESET, "--set", "data.clients=2", "--rounds", "5", "--resume"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert "not a file" in done.stderr
