@@ -27,7 +27,7 @@ IDENTITY_COLUMNS = ["group", "protocol", "method", "variant", "hyperparameters",
 RUN_COLUMNS = [
     *IDENTITY_COLUMNS,
     *("accuracy", "per_client", "caveats", "bits", "plugins", "digest", "device", "conditions"),
-    *("privacy", "diagnosis", "path"),
+    *("privacy", "diagnosis", "certificates", "exchange", "path"),
 ]
 # Facts that limit how far a run can be compared with others.
 CAVEAT_DESCRIPTIONS = {
@@ -55,7 +55,8 @@ def collect_runs(runs_dir: Path, on_progress: ProgressCallback = no_progress) ->
     Returns:
         A DataFrame with one row per run, and the skipped runs. `conditions` is what runs must share to be compared and
         `protocol` its digest; `per_client` is a tuple of accuracies or None; `noise` is the requested privacy noise as
-        JSON or ""; `privacy` and `diagnosis` are sections of the summary; `bits` is None if raw data moved.
+        JSON or ""; `privacy`, `diagnosis`, `certificates` and `exchange` are sections of the summary; `bits` is None
+        if raw data moved.
 
     Raises:
         RequestError: `runs_dir` is not a directory.
@@ -165,6 +166,8 @@ def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
         "conditions": conditions,
         "privacy": summary.get("privacy"),
         "diagnosis": summary.get("diagnosis"),
+        "certificates": summary.get("certificates"),
+        "exchange": summary.get("exchange"),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report import diagnosis_tables, stats_tables
+from fedmosaic_cli.report import certificate_tables, diagnosis_tables, stats_tables
 from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
@@ -46,6 +46,9 @@ def result_files(
         texts |= text_table_files("diagnosis", text_tables, diagnosis_tables.diagnoses_to_csv(runs))
         if gates := diagnosis_tables.gate_decisions_to_csv(runs):
             texts["diagnosis-gates.csv"] = gates
+    if certified := [run for group in groups for run in certificate_tables.certified_runs(group)]:
+        text_tables = certificate_tables.build_certificate_tables(groups)
+        texts |= text_table_files("certificates", text_tables, certificate_tables.certificates_to_csv(certified))
     texts["all.tex"] = latex_document([name for name in texts if name.endswith(".tex")])
     texts[PREAMBLE_FILE] = latex_preamble()
     return {name: text.encode() for name, text in texts.items()}

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
+from fedmosaic_cli.report.certificate_tables import build_certificate_tables
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import has_client_trust, method_title
 from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME
@@ -133,7 +134,7 @@ def build_page(
         summaries=list(map(summarize_group, groups)),
         tables=tables,
         statistics=text_tables,
-        diagnosis=build_diagnosis_tables(groups),
+        diagnosis=[*build_certificate_tables(groups), *build_diagnosis_tables(groups)],
         runs_by_group=runs_by_group,
         caveat_descriptions=CAVEAT_DESCRIPTIONS,
         skipped=skipped,
