@@ -196,8 +196,9 @@ class RunConfig:
         }
 
     def flat_values(self) -> dict[str, Any]:
-        """Return the content of config.yaml with dotted keys, and the training options that it omits."""
-        return flatten_keys({**self.to_dict(), "train": self.train.model_dump(mode="json")})
+        """Return the content of config.yaml with dotted keys, and the data and training options that it omits."""
+        sections = {"data": self.data.model_dump(mode="json"), "train": self.train.model_dump(mode="json")}
+        return flatten_keys({**self.to_dict(), **sections})
 
 
 def resolve_run_config(

@@ -26,7 +26,7 @@ EXCHANGE_HEADER = (
 EXCHANGE_NOTE = (
     "Clients that predict with a mixture of their own model and the student; the others equal Local. Held-out gain: "
     "difference in accuracy on held-out training data in points, mean over these clients with a 95% interval. It is "
-    "larger than on test data, because models that are tested on a fold are trained without it. Test gain: difference to "
+    "larger than on test data, because models tested on a fold are trained without it. Test gain: difference to "
     "Local on test data, mean over all clients. Votes: mean confidence; median agreement of a client with the others, "
     "and agreement of a student with votes that it has not seen, both in standard deviations from chance; classes "
     "covered; right labels by the true ones, which a federation does not have."
