@@ -287,6 +287,9 @@ def test_a_class_that_is_not_built_in_is_registered():
 # Plug-ins
 
 
+OWN_DATA_PRESET = "quickstart-label-skew"  # quickstart needs 1,300 examples
+
+
 def test_models_and_data_sets_are_names_references_classes_or_functions():
     def bright():
         images = np.random.default_rng(0).integers(0, 256, (600, 8, 8), dtype=np.uint8)
@@ -296,14 +299,14 @@ def test_models_and_data_sets_are_names_references_classes_or_functions():
     config = fedmosaic.Experiment("quickstart", "local", model="cnn", dataset="digits-domains").config
     assert (config.model.name, config.data.dataset) == ("cnn", "digits-domains")
     references = {"model": f"{EXAMPLES}/my_model.py:MyModel", "dataset": f"{EXAMPLES}/my_data.py:my_data"}
-    experiment = fedmosaic.Experiment("quickstart", "local", overrides=overrides, **references)
+    experiment = fedmosaic.Experiment(OWN_DATA_PRESET, "local", overrides=overrides, **references)
     assert (experiment.config.model.name, experiment.config.data.dataset) == ("my-model", "my-data")
     assert list(experiment.config.plugins()) == ["models.my-model", "datasets.my-data"]
     (only,) = fedmosaic.Experiment(
-        "quickstart", "local", model=TinyNetwork, dataset=bright, overrides=overrides
+        OWN_DATA_PRESET, "local", model=TinyNetwork, dataset=bright, overrides=overrides
     ).rounds()
     assert only.accuracy > 0.4
-    again = fedmosaic.Experiment("quickstart", "local", model="tiny-network", dataset="bright", overrides=overrides)
+    again = fedmosaic.Experiment(OWN_DATA_PRESET, "local", model="tiny-network", dataset="bright", overrides=overrides)
     assert [each.rows for each in again.rounds()] == [only.rows]
 
 
@@ -322,7 +325,7 @@ def test_a_class_of_pairs_is_a_data_set():
             return np.full((8, 8), index, np.uint8), index % 2
 
     overrides = {"train.rounds": 1, "data.public_size": 5, "data.clients": 2}
-    (only,) = fedmosaic.Experiment("quickstart", "local", dataset=Pairs, overrides=overrides).rounds()
+    (only,) = fedmosaic.Experiment("quickstart-label-skew", "local", dataset=Pairs, overrides=overrides).rounds()
     assert len(only.rows) == 2
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def my_data():
-    """Return 600 noisy images of 8x8 pixels, whose brightness depends on their class."""
-    labels = np.arange(600) % 4
-    noise = np.random.default_rng(0).integers(0, 60, (600, 8, 8))
+    """Return 2,000 noisy images of 8x8 pixels, whose brightness depends on their class."""
+    labels = np.arange(2000) % 4
+    noise = np.random.default_rng(0).integers(0, 60, (2000, 8, 8))
     return (noise + 50 * labels[:, None, None]).astype(np.uint8), labels

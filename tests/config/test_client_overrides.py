@@ -122,7 +122,7 @@ def test_methods_that_average_need_one_network(method):
     provided = OTHER_NEEDS.get(method, ())
     networks = run(method, "clients.0-2.model=cnn", *provided)
     forests = run(method, "clients.0-2.model=random-forest", *provided)
-    anything = {"centralized", "local", "fedct", "fedmosaic"}
+    anything = {"centralized", "local", "fedct", "fedmosaic", "student", "oracle"}
     assert bool(networks.incompatibility()) == (method not in anything | {"perfedckt", "gated"})
     assert bool(forests.incompatibility()) == (method not in anything)
     assert bool(run(method, "model.name=decision-tree", *provided).incompatibility()) == (method not in anything)
@@ -132,7 +132,8 @@ def test_methods_that_average_need_one_network(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_share_labels_need_a_public_set(method):
     config = run(method, "data.public_size=0", *OTHER_NEEDS.get(method, ()))
-    assert bool(config.incompatibility()) == (method in {"fedct", "perfedckt", "fedmosaic", "gated", "feddf"})
+    sharing = {"fedct", "perfedckt", "fedmosaic", "gated", "feddf", "student", "oracle"}
+    assert bool(config.incompatibility()) == (method in sharing)
 
 
 def test_client_overrides_are_stored_and_compared_on_resume(tmp_path):

@@ -28,7 +28,7 @@ from fedmosaic_cli.methods.registry import method_schema
 
 SPELLINGS = [
     ("data.fraction=0.5", "data.share=0.5"),
-    ("data.public_pool_size=400", "data.public_from=400"),
+    ("data.public_pool_size=600", "data.public_from=600"),
     ("train.image_device=host", "train.images=host"),
     ("methods.fedmosaic.voter=local", "methods.fedmosaic.votes_from=shadow"),
     ("methods.fedmosaic.voter=model", "methods.fedmosaic.votes_from=self"),
@@ -125,7 +125,7 @@ def test_errors_show_the_new_names(assignment, words):
 
 def test_the_command_line_prints_notices_and_shows_new_names(invoke, tmp_path):
     (tmp_path / "more.yaml").write_text(yaml.safe_dump({"methods": {"fedmosaic": {"votes_from": "shadow"}}}))
-    options = ("--preset", "quickstart", "--set", "data.share=0.5", "--config", "more.yaml", "--dry-run", "--json")
+    options = ("--preset", "quickstart", "--set", "data.share=0.9", "--config", "more.yaml", "--dry-run", "--json")
     result = invoke("train", *options)
     assert result.exit_code == 0, result.stderr
     assert result.stderr.splitlines()[:3] == [
@@ -134,7 +134,7 @@ def test_the_command_line_prints_notices_and_shows_new_names(invoke, tmp_path):
         "note: data.share is now data.fraction",
     ]
     shown = {entry["key"]: (entry["value"], entry["origin"]) for entry in json.loads(result.stdout)["configuration"]}
-    assert shown["data.fraction"] == (0.5, "--set")
+    assert shown["data.fraction"] == (0.9, "--set")
     assert shown["methods.fedmosaic.voter"] == ("local", "file more.yaml")
     assert not {"data.share", "methods.fedmosaic.votes_from"} & shown.keys()
 

@@ -32,7 +32,7 @@ def test_later_layers_override_and_every_value_has_an_origin():
     run = resolve_run_config("x", layers, "fedmosaic", seed=0, data_dirs=DataDirs())
     assert (run.train.lr, run.train.rounds, run.data.scheme, run.train.momentum) == (0.5, 30, "hybrid", 0.0)
     assert layers.origins["train.lr"] == "--set"
-    assert layers.origins["train.rounds"] == "preset quickstart"
+    assert layers.origins["train.rounds"] == "preset quickstart-label-skew"
     assert layers.origins["data.scheme"] == "preset quickstart-hybrid"
     assert "train.momentum" not in layers.origins
 
@@ -40,7 +40,7 @@ def test_later_layers_override_and_every_value_has_an_origin():
 def test_a_method_reads_its_own_section_only():
     layers = layered("methods.fedct.warmup_rounds=9")
     assert resolve_run_config("x", layers, "fedct", 0, DataDirs()).method.warmup_rounds == 9
-    assert resolve_run_config("x", layers, "fedmosaic", 0, DataDirs()).method.warmup_rounds == 5
+    assert resolve_run_config("x", layers, "fedmosaic", 0, DataDirs()).method.warmup_rounds == 3
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_resume_refuses_changes_that_affect_results():
     assert changed("train.rounds=40", "train.workers=7", "train.execution=threads") == []
     [rate] = changed("train.lr=0.5")
     assert rate == ConfigDifference("train.lr was 0.003 and is now 0.5", is_overridable=True)
-    [fewer] = changed("train.rounds=10")
+    [fewer] = changed("train.rounds=5")
     assert "fewer" in fewer.text
     assert not fewer.is_overridable
     worst = changed("train.lr=0.5", "model.hidden=[3]", seed=1)[0]
