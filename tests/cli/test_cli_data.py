@@ -159,7 +159,7 @@ def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
     done = invoke("evaluate", run)
     assert done.exit_code == 0, done.output
     # Without shards on disk, the same are dealt anew, under a name of their own.
-    done = invoke("train", "--preset", "quickstart", "--set", "data.fraction=0.5", "--rounds", 1, "-q")
+    done = invoke("train", "--preset", "quickstart", "--set", "data.fraction=0.9", "--rounds", 1, "-q")
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "shards").iterdir()
     assert folder.name != "quickstart-s0"
@@ -436,7 +436,7 @@ def test_number_of_examples_of_each_client(invoke, tmp_path):
     (folder,) = (tmp_path / "shards").iterdir()
     assert folder.name != "quickstart-s0"
     clients = manifest_of(folder)["clients"]
-    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(25, 25)] * 10
+    assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(25, 40)] * 10
     done = invoke("train", "--preset", "quickstart", *few, "--rounds", 2, "--resume")
     assert done.exit_code == 0, done.output
     (run,) = (tmp_path / "runs").glob("*/*/seed-0")
