@@ -163,7 +163,7 @@ def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "shards").iterdir()
     assert folder.name != "quickstart-s0"
-    assert manifest_of(folder)["parameters"]["share"] == 0.5
+    assert manifest_of(folder)["parameters"]["share"] == 0.9
 
 
 def test_shards_override_the_share_of_a_preset(invoke, tmp_path):
