@@ -103,7 +103,7 @@ def test_a_run_writes_the_documented_files(finished_runs):
     # Three warm-up rounds; the first exchange is after the third.
     has_uploads = [sum(row["bits_up"] for row in rows if row["round"] == r) > 0 for r in range(1, 8)]
     assert has_uploads == [False] * 2 + [True] * 5
-    assert all(row["lambda"] == 0 for row in rows if row["round"] <= 5)
+    assert all(row["lambda"] == 0 for row in rows if row["round"] <= 3)
     assert all(row["lambda"] > 0 for row in rows if row["round"] == 7)
     summary = json.loads((run / "summary.json").read_text())
     promised = {
@@ -131,7 +131,7 @@ def test_a_run_writes_the_documented_files(finished_runs):
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["methods"] == {
         "fedmosaic": {
-            **{"warmup_rounds": 5, "warmup_share": 0.0, "expertise": "entropy", "expertise_bits": 8},
+            **{"warmup_rounds": 3, "warmup_share": 0.0, "expertise": "entropy", "expertise_bits": 8},
             **{"trust": "stabilised", "public_loss": "plain", "votes_from": "self"},
         }
     }
