@@ -56,7 +56,8 @@ def test_skipped_client_keeps_its_state(name, execution, make_diverge):
     assert rows[1]["left_out"] == 1
     assert rows[1]["bits_up"] == 0
     assert not any("left_out" in row for row in (rows[0], rows[2], *third.rows))
-    assert rows[0]["bits_up"] == third.rows[0]["bits_up"]
+    if not any(part.sent_once for part in federation.method.uploads.values()):
+        assert rows[0]["bits_up"] == third.rows[0]["bits_up"]
 
 
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
