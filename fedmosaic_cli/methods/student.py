@@ -34,7 +34,7 @@ from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.label_messages import ClassShares, ConsensusLabels, LabelUpload, LabelVotes
 from fedmosaic_cli.labels.privacy.privatize import privatize
 from fedmosaic_cli.labels.sharing import VOTE_LOG_KEY, SharesLabels, VoteLog, expertise_encoding, label_encoding
-from fedmosaic_cli.methods.student_mixture import STUDENT_NETWORK, StudentMixture
+from fedmosaic_cli.methods.student_mixture import STEPS_KEY, STUDENT_NETWORK, StudentMixture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +122,8 @@ class Student(StudentMixture, SharesLabels):
         import torch
 
         super().local_round(client, received, ctx)
+        if STEPS_KEY not in client.state:
+            return {}
         if self.has_voter(client):
             uniform = UniformTargetLoss(torch.zeros(ctx.public_size, dtype=torch.int64), self.outlier_weight)
             client.train(VOTER_KEY, [uniform])
@@ -158,7 +160,7 @@ class Student(StudentMixture, SharesLabels):
         server.log(median_z=median(z.values()), effective_classes=effective_classes(shares.numpy()) / ctx.num_classes)
 
     def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
-        if "shares" not in server.state:
+        if "shares" not in server.state or server.round > ctx.num_rounds:
             return {}
         z: dict[str, float] = server.state["z"]
         # A client that has not voted cannot contradict the others.

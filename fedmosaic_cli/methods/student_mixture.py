@@ -93,8 +93,11 @@ class StudentMixture(Method):
                 client.state[f"{FOLD_PREFIX}-{fold}"] = client.initial_model
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
-        """Train the client's own model as in Local, and one model without each fold."""
-        client.state[STEPS_KEY] += client.train("model").num_steps
+        """Train the client's own model as in Local and, until `finalize`, one model without each fold."""
+        num_steps = client.train("model").num_steps
+        if STEPS_KEY not in client.state:
+            return {}
+        client.state[STEPS_KEY] += num_steps
         for fold in range(self.gate_folds if FOLDS_KEY in client.state else 0):
             client.train(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))
         return {}

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
 
-SHORT = ("--preset", "quickstart", "--rounds", "12")
+SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12")
 PAPER = ("--set", "methods.fedmosaic.trust=paper")
-RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
+RUN = Path("runs/quickstart-label-skew/fedmosaic-entropy/seed-0")
 FADED = ": for them this is Local training, and nothing here tells of collaboration"
 
 
@@ -33,7 +33,7 @@ def recorded_runs(tmp_path_factory):
         output = {"alone": invoke("train", *SHORT, *PAPER), "local": invoke("baseline", "local", *SHORT)}
         output["beside"] = invoke("train", *SHORT, *PAPER, "--resume")
         output["alive"] = invoke("train", *SHORT, "--runs-dir", "alive")
-        shutil.copytree("runs/quickstart/local", "alive/quickstart/local")
+        shutil.copytree("runs/quickstart-label-skew/local", "alive/quickstart-label-skew/local")
     return folder, output
 
 
@@ -71,13 +71,13 @@ def test_a_vanished_lambda_causes_one_warning_and_is_recorded(output):
 
 def test_a_positive_lambda_causes_no_warning(output):
     assert "warning" not in output["alive"].stderr
-    content = json.loads(Path("alive/quickstart/fedmosaic-entropy/seed-0/summary.json").read_text())
+    content = json.loads(Path("alive/quickstart-label-skew/fedmosaic-entropy/seed-0/summary.json").read_text())
     assert content["diagnosis"]["warnings"] == []
     assert content["diagnosis"]["median_lambda"] > 0.1
 
 
 def test_methods_that_share_no_labels_have_no_diagnosis(output):
-    assert "diagnosis" not in json.loads(Path("runs/quickstart/local/seed-0/summary.json").read_text())
+    assert "diagnosis" not in json.loads(Path("runs/quickstart-label-skew/local/seed-0/summary.json").read_text())
     assert "against Local" not in output["local"].stdout
     assert "no Local run" not in output["local"].stderr
 
@@ -92,18 +92,18 @@ def test_a_run_is_compared_with_its_local_run_per_client(output):
     assert better != worse
     mean = 100 * sum(a - b for a, b in zip(ours, alone, strict=True)) / 10
     expected = f"{better} of 10 clients better, {worse} worse, {10 - better - worse} equal; mean {mean:+.2f} points"
-    assert f"\nagainst Local (runs/quickstart/local/seed-0): {expected}\n" in output["beside"].stdout
+    assert f"\nagainst Local (runs/quickstart-label-skew/local/seed-0): {expected}\n" in output["beside"].stdout
     assert "no Local run" not in output["beside"].stderr
 
 
 def test_without_a_local_run_its_command_is_printed_once(output):
     assert "against Local" not in output["alone"].stdout
     hint = (
-        "note: there is no Local run to compare with (runs/quickstart/local/seed-0): make it: fedmosaic baseline local "
-        "--preset quickstart --rounds 12 --seed 0"
+        "note: there is no Local run to compare with (runs/quickstart-label-skew/local/seed-0): make it: fedmosaic "
+        "baseline local --preset quickstart-label-skew --rounds 12 --seed 0"
     )
     assert output["alone"].stderr.splitlines().count(hint) == 1
-    shutil.rmtree("runs/quickstart/local")
+    shutil.rmtree("runs/quickstart-label-skew/local")
     several = invoke("baseline", "fedct", *SHORT, "--seeds", "0,1")
     assert several.stderr.count("note: there is no Local run") == 1
 
@@ -111,7 +111,9 @@ def test_without_a_local_run_its_command_is_printed_once(output):
 def test_each_of_several_runs_gets_a_comparison_line(output):
     lines = invoke("baseline", "fedct", "gated", *SHORT).stdout.splitlines()
     told = [
-        line.partition(": against Local (runs/quickstart/local/seed-0): ")[0] for line in lines if "against" in line
+        line.partition(": against Local (runs/quickstart-label-skew/local/seed-0): ")[0]
+        for line in lines
+        if "against" in line
     ]
     assert told == ["fedct seed 0, 10 clients", "gated seed 0, 10 clients"]
 
@@ -131,7 +133,7 @@ def test_quiet_prints_nothing_and_json_contains_the_comparison(output):
     assert document["collaboration"]["local"] == "../../local/seed-0"
     assert document["no_collaboration"] is None
     assert document["diagnosis"]["silent_clients"] == vanished_lambda()[0]
-    shutil.rmtree("runs/quickstart/local")
+    shutil.rmtree("runs/quickstart-label-skew/local")
     result = invoke("train", *SHORT, *PAPER, "--resume", "--json")
     [document] = json.loads(result.stdout)
     assert document["collaboration"] is None
@@ -148,7 +150,7 @@ def test_evaluate_prints_the_warning_too(output):
 
 
 def test_a_report_has_the_diagnosis_of_every_co_training_run(output):
-    shutil.copytree("alive/quickstart/fedmosaic-entropy", "runs/alive")
+    shutil.copytree("alive/quickstart-label-skew/fedmosaic-entropy", "runs/alive")
     invoke("report", "--out", "results", "--no-figures", "--html", "page.html", "--quiet")
     text = Path("results/diagnosis.md").read_text()
     rows = [re.split(r" *\| *", line)[1:4] for line in text.splitlines() if line.startswith("| FedMosaic")]

@@ -141,8 +141,8 @@ def test_dry_run_shows_the_privacy_budget(invoke, tmp_path):
     assert result.exit_code == 0, result.stderr
     lines = [line.strip() for line in result.stdout.splitlines()]
     start = lines.index("fedmosaic-frequency, planned:")
-    assert lines[start + 1] == "privacy unit: client | delta: 1e-05 | rounds: 30"
-    assert lines[start + 4] == "TOTAL epsilon over 30 rounds: 8   -> weak (at most 10)"
+    assert lines[start + 1] == "privacy unit: client | delta: 1e-05 | rounds: 10"
+    assert lines[start + 4] == "TOTAL epsilon over 10 rounds: 8   -> weak (at most 10)"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -226,14 +226,14 @@ def test_the_suggested_next_command_keeps_privacy_options(invoke):
 def test_estimated_traffic_includes_noise(invoke):
     options = ("--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run", "--json")
     [run] = json.loads(invoke("train", "--preset", "quickstart", *options).stdout)["runs"]
-    assert run["bits_up"] == 300 * 4 + 10 * 8
+    assert run["bits_up"] == 500 * 4 + 10 * 8
 
 
 def test_rounds_with_too_few_clients_are_reported_and_recorded(invoke):
     attack = ("--set", "attack.kind=missing", "--set", "attack.clients=[1]", "--set", "defence.min_clients=10")
     done = invoke("train", "--preset", "quickstart", "--rounds", "6", "--quiet", *attack)
     assert done.exit_code == 0, done.stderr
-    assert "too few valid messages in 2 of 6 rounds" in done.stderr
+    assert "too few valid messages in 4 of 6 rounds" in done.stderr
     assert "% over honest clients" in done.stdout
     report = invoke("report", "--markdown").stdout
     assert "§ with a run in which rounds had too few valid messages" in report

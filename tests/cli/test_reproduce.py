@@ -75,7 +75,7 @@ def test_report_names_the_commands_of_missing_runs(finished_study, monkeypatch, 
         app(["report", "--quiet"])
     (command,) = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("    fedmosaic")]
     name = next((folder / "runs").iterdir()).name
-    assert command.startswith(f"fedmosaic baseline centralized --preset quickstart --name {name} ")
+    assert command.startswith(f"fedmosaic baseline centralized --preset quickstart-label-skew --name {name} ")
     assert "--set data.scheme=iid" in command
 
 
@@ -132,7 +132,7 @@ def test_failed_runs_are_listed_with_their_commands(tmp_path):
     assert done.returncode == 1
     assert "no run is finished: there is nothing to report yet" in done.stderr
     assert done.stderr.count("diverged") >= 2
-    assert "  retry: fedmosaic baseline fedct --preset quickstart --set data.scheme=iid" in done.stderr
+    assert "  retry: fedmosaic baseline fedct --preset quickstart-label-skew --set data.scheme=iid" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(
         "error: 2 of 2 jobs failed, the first: quickstart-misleading-changed-"
     )

@@ -11,7 +11,8 @@ from fedmosaic_cli.methods.fedavgft import FedAvgFT
 from fedmosaic_cli.methods.registry import METHODS
 from tests.federation.sites import Sites, export_shards, keep_response, make_config, run
 
-FEDERATED_METHODS = [name for name, method in METHODS.items() if not method().needs.pooled_data]
+SIMULATED_ONLY = {name for name, m in METHODS.items() if m().needs.pooled_data or m().needs.public_labels}
+FEDERATED_METHODS = [name for name in METHODS if name not in SIMULATED_ONLY]
 WITH_STATE = ["fedavgft", "fedrep", "scaffold", "fedproto", "fedfomo", "pfedhn", "feddf", "dpsgd"]
 
 
