@@ -126,12 +126,12 @@ def draw_cell(
     from matplotlib.patches import Rectangle
 
     (column, row), gain, oracle_gain = position, cell.label_sharing_gain, cell.gain_of("oracle")
-    color: Any = "none" if gain is None else colors.to_rgba(np.array(100 * gain))
+    color: Any = "white" if gain is None else colors.to_rgba(np.array(100 * gain))
     axes.add_patch(Rectangle(*inset_rectangle(position), facecolor=color, edgecolor="white", linewidth=1.2))
     if oracle_gain is not None and oracle_gain < MIN_ORACLE_GAIN:
         hatched, inner = (inset_rectangle(position, margin) for margin in HATCH_MARGINS)
         axes.add_patch(Rectangle(*hatched, fill=False, hatch="//////", edgecolor=HATCH_COLOR, linewidth=0))
-        axes.add_patch(Rectangle(*inner, facecolor="white" if gain is None else color, edgecolor="none"))
+        axes.add_patch(Rectangle(*inner, facecolor=color, edgecolor="none"))
     longest = max(map(len, best_title.split("\n")))
     fitting = 72 * 0.94 * cell_width_inches / (BOLD_CHAR_ASPECT * longest)
     lines = (
