@@ -169,7 +169,7 @@ def test_commands_contain_all_options():
     options = SweepOptions(seeds=(0, 2), methods=("fedmosaic",), runs_dir=Path("mine"), extra_args=("--device", "cpu"))
     plan = plan_sweep(STUDIES["misleading"], Scale.quick, options, DataDirs())
     assert plan.pending_jobs(plan.read_states())[-1].cli_args() == [
-        *("train", "--preset", "quickstart", "--set", "data.scheme=iid", "--set", "data.clients=5"),
+        *("train", "--preset", "quickstart-label-skew", "--set", "data.scheme=iid", "--set", "data.clients=5"),
         *("--set", "data.flip_labels=[0]", "--set", "methods.fedmosaic.expertise=entropy"),
         *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--tag", "trust-paper"),
         *("--seeds", "0,2", "--runs-dir", "mine", "--device", "cpu"),
