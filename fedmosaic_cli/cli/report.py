@@ -274,7 +274,7 @@ def write_html_page(
 ) -> None:
     """Write tables, statistics, diagnosis and curves as one HTML file."""
     from fedmosaic_cli.report.html.page import build_page
-    from fedmosaic_cli.report.output_files import add_rank_diagram
+    from fedmosaic_cli.report.output_files import add_rank_diagram, regime_map_diagrams
     from fedmosaic_cli.report.stats_tables import build_statistics_tables
     from fedmosaic_cli.storage.files import make_directories, write_atomic
 
@@ -283,7 +283,8 @@ def write_html_page(
 
     comparisons, ranking = compare_methods(groups)
     statistics_tables = add_rank_diagram(build_statistics_tables(comparisons, ranking), ranking)
-    content = build_page(groups, tables, skipped, statistics_tables, on_progress=on_logs_read)
+    diagrams = regime_map_diagrams(groups)
+    content = build_page(groups, tables, skipped, statistics_tables, diagrams, on_progress=on_logs_read)
     make_directories(target.parent)
     write_atomic(target.resolve(), content)  # resolve, to write to the target of a symbolic link
     print_stderr(f"written: {target}")

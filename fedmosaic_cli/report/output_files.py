@@ -9,6 +9,8 @@ from fedmosaic_cli.report import certificate_tables, diagnosis_tables, stats_tab
 from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
+from fedmosaic_cli.report.regimes import find_regime_maps, regime_maps_to_csv
+from fedmosaic_cli.report.stats_tables import TextTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
-    from fedmosaic_cli.report.stats_tables import TextTable
 
 FIGURES_DIR = "figures"
 
@@ -34,7 +35,7 @@ def result_files(
     comparisons: Sequence[MethodComparison],
     ranking: MethodRanking | None,
 ) -> dict[str, bytes]:
-    """Return the files of the tables, the statistics and the co-training diagnosis by name."""
+    """Return the files of the tables, the statistics, the co-training diagnosis and the map of regimes by name."""
     texts: dict[str, str] = {}
     for table in tables:
         texts |= {f"{table.name}.md": table_to_markdown(table), f"{table.name}.tex": table_to_latex(table)}
@@ -49,6 +50,8 @@ def result_files(
     if certified := [run for group in groups for run in certificate_tables.certified_runs(group)]:
         text_tables = certificate_tables.build_certificate_tables(groups)
         texts |= text_table_files("certificates", text_tables, certificate_tables.certificates_to_csv(certified))
+    if regime_maps := find_regime_maps(groups)[0]:
+        texts["regimes.csv"] = regime_maps_to_csv(regime_maps)
     texts["all.tex"] = latex_document([name for name in texts if name.endswith(".tex")])
     texts[PREAMBLE_FILE] = latex_preamble()
     return {name: text.encode() for name, text in texts.items()}
@@ -80,6 +83,28 @@ def figure_files(
     on_progress("drawing figures", total, total)
     messages = [f"left out of figures {run.path}: {run.reason}" for run in figure_set.skipped]
     return files, [*messages, *(f"no figure {missing.name}: {missing.reason}" for missing in figure_set.missing)]
+
+
+def regime_map_diagrams(groups: Sequence[ComparisonGroup]) -> list[TextTable]:
+    """Return the maps of regimes as diagrams without rows, for the page."""
+    regime_maps, notes = find_regime_maps(groups)
+    if not regime_maps:
+        return []
+    from fedmosaic_cli.report.plots.canvas import render_inline_svg
+    from fedmosaic_cli.report.plots.plot_style import use_plot_style
+    from fedmosaic_cli.report.plots.regime_map import NOTE, TITLE, regime_map_figure
+
+    left_out = "".join(f" {note[:1].upper()}{note[1:]}." for note in notes)
+    with use_plot_style():
+        return [
+            TextTable(
+                f"{TITLE}: {regime_map.label}",
+                *((), ()),
+                note=NOTE + left_out,
+                svg=render_inline_svg(regime_map_figure(regime_map, is_captioned=False)),
+            )
+            for regime_map in regime_maps
+        ]
 
 
 def add_rank_diagram(tables: Sequence[TextTable], ranking: MethodRanking | None) -> list[TextTable]:

@@ -100,7 +100,34 @@ def public_skew_scenarios(preset: str, pool_size: int, size: int) -> tuple[Scena
     )
 
 
+def regime_scenarios(preset: str) -> tuple[Scenario, ...]:
+    """Every number of training examples per client with every heterogeneity and every size of the public set."""
+    return tuple(
+        Scenario(
+            f"regimes-n{num_examples}-{heterogeneity}-u{public_size}",
+            preset,
+            (
+                *data_overrides,
+                f"data.examples_per_client={num_examples}",
+                f"data.public_size={public_size}",
+                f"train.local_steps={local_steps}",
+            ),
+        )
+        for public_size in REGIME_PUBLIC_SIZES
+        for heterogeneity, data_overrides in REGIME_HETEROGENEITIES.items()
+        for num_examples, local_steps in REGIME_LOCAL_STEPS.items()
+    )
+
+
 PUBLIC_ALPHAS = ("1", "0.7", "0.5", "0.3", "0.1")
+REGIME_PUBLIC_SIZES = (500, 2000)
+REGIME_LOCAL_STEPS = {25: 10, 100: 10, 250: 20, 1000: 40}
+"""Local steps per round by number of training examples per client: more data needs more steps."""
+REGIME_HETEROGENEITIES = {
+    **{f"dir{alpha}": ("data.scheme=dirichlet", f"data.alpha={alpha}") for alpha in ("0.1", "0.5", "5")},
+    "path2": ("data.scheme=pathological", "data.classes_per_client=2"),
+    "domains": ("data.dataset=fashion-mnist-domains", "data.scheme=domain", "data.clients_per_domain=5"),
+}
 FREQUENCY_ROW, ENTROPY_ROW = fedmosaic_row(expertise="frequency"), fedmosaic_row(expertise="entropy")
 ENTROPY_PAPER_ROW = fedmosaic_row(expertise="entropy", trust="paper")
 ENTROPY_STABILISED_ROW = fedmosaic_row(expertise="entropy", trust="stabilised")
@@ -125,6 +152,7 @@ LABEL_SKEW_PRESETS = (
 )
 DIGITS_PRESET = "quickstart-label-skew"
 HYBRID_QUICK_SCENARIOS = preset_scenarios("hybrid-office10-quick", "quickstart-hybrid")
+REGIME_SCENARIOS = regime_scenarios("regimes-fashion-mnist")
 MISLEADING_OVERRIDES = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 
 STUDIES = {
@@ -233,5 +261,15 @@ STUDIES = {
         ),
         figures=("accuracy", "lambda", "consensus"),
         shown_hyperparameters=("trust",),
+    ),
+    "regimes": Study(
+        "map that is not in the paper: who should collaborate, and by what; both scales are the same",
+        {Scale.quick: REGIME_SCENARIOS, Scale.paper: REGIME_SCENARIOS},
+        (
+            *method_rows("local", "centralized", "fedavg", "fedavgft", "ditto"),
+            ENTROPY_ROW,
+            *method_rows("student", "oracle"),
+        ),
+        figures=("regimes",),
     ),
 }

@@ -44,6 +44,7 @@ PRESETS = {
     "lowdata-fashion-mnist",
     "lowdata-fashion-mnist-domains",
     "lowdata-office10",
+    "regimes-fashion-mnist",
 }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from fedmosaic_cli.cli.app import load_command
+from fedmosaic_cli.cli.views.reproduce_view import SweepSchedule, show_sweep_schedule
 from fedmosaic_cli.config.rerun_args import parse_option_values
 from fedmosaic_cli.config.run_config import require_safe_name
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -70,7 +72,51 @@ def test_scenarios_of_one_name_are_equal_in_all_studies():
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_tables_and_figures_exist_in_reports(study):
     assert study.table in ("", *PAPER_TABLES)
-    assert {*study.figures} <= {*LOG_FIGURES, *MANIFEST_FIGURES, "public-size", "public-skew", "critical-difference"}
+    cross_group_figures = {"public-size", "public-skew", "regimes", "critical-difference"}
+    assert {*study.figures} <= {*LOG_FIGURES, *MANIFEST_FIGURES} | cross_group_figures
+
+
+def test_the_map_of_regimes_is_complete():
+    runs = plan_sweep(STUDIES["regimes"], Scale.quick, SweepOptions(seeds=(0,)), DataDirs()).runs
+    rows = ["local", "centralized", "fedavg", "fedavgft", "ditto", "fedmosaic entropy", "student", "oracle"]
+    assert list(dict.fromkeys(run.row.title for run in runs)) == rows
+    configs = {run.scenario.name: run.config for run in runs}
+    assert len(configs) == 40
+    coordinates = set()
+    for name, config in configs.items():
+        data = config.data
+        kind = {"dirichlet": f"dir{data.alpha:g}", "pathological": f"path{data.classes_per_client}"}
+        heterogeneity = kind.get(data.scheme, "domains")
+        assert name == f"regimes-n{data.examples_per_client}-{heterogeneity}-u{data.public_size}"
+        coordinates.add((data.examples_per_client, heterogeneity, data.public_size))
+        assert data.dataset == ("fashion-mnist-domains" if data.scheme == "domain" else "fashion-mnist")
+        assert (data.clients, data.test_examples_per_client, data.public_from) == (20, 150, 2000)
+        assert (config.model.name, config.model.hidden) == ("mlp", (64,))
+        train = config.train
+        assert (train.rounds, train.batch_size, train.optimizer, train.lr) == (10, 25, "adam", 0.002)
+        assert train.augment == "none"
+        assert train.local_steps == {25: 10, 100: 10, 250: 20, 1000: 40}[data.examples_per_client]
+    kinds = ("dir0.1", "dir0.5", "dir5", "path2", "domains")
+    assert coordinates == set(product((25, 100, 250, 1000), kinds, (500, 2000)))
+
+
+def test_the_map_of_regimes_is_not_one_of_the_paper_s_studies():
+    study = STUDIES["regimes"]
+    assert "not in the paper" in study.description
+    assert study.scenarios[Scale.paper] == study.scenarios[Scale.quick]
+    assert (study.table, study.figures) == ("", ("regimes",))
+    others = {run for name in STUDIES if name != "regimes" for run in run_paths(name)}
+    assert others.isdisjoint(run_paths("regimes"))
+
+
+def test_a_schedule_of_many_scenarios_has_one_line_per_scenario(capsys):
+    plan = plan_sweep(STUDIES["regimes"], Scale.quick, SweepOptions(seeds=(0,), methods=("student",)), DataDirs())
+    states = plan.read_states()
+    show_sweep_schedule(SweepSchedule("regimes", Scale.quick, plan, states, [], 2, None), is_dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["setting", "local", "student"]
+    assert lines[1].split() == ["regimes-n25-dir0.1-u500", "1", "to", "do", "1", "to", "do"]
+    assert len(lines) == 1 + 40 + 1
 
 
 def test_the_compact_study_has_the_rows_of_the_report():

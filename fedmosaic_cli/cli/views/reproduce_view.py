@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 1.0
 ESTIMATE_REFRESH_SECONDS = 15.0
+MAX_SCENARIO_COLUMNS = 12
+"""With more scenarios, the schedule has one line per scenario."""
 STATE_NAMES = {
     SweepRunState.FINISHED: "done",
     SweepRunState.STARTED: "started",
@@ -75,11 +77,13 @@ def show_sweep_schedule(schedule: SweepSchedule, is_dry_run: bool) -> None:
     for run in schedule.plan.runs:
         states[run.row.title, run.scenario.name].append(schedule.states[run.files.path])
     table = Table(box=None, pad_edge=False)
-    scenarios = list(dict.fromkeys(scenario for _, scenario in states))
-    for heading in ("row", *scenarios):
+    rows, scenarios = (list(dict.fromkeys(key[number] for key in states)) for number in (0, 1))
+    is_transposed = len(scenarios) > MAX_SCENARIO_COLUMNS
+    for heading in ("setting", *rows) if is_transposed else ("row", *scenarios):
         table.add_column(heading, overflow="fold")
-    for row in dict.fromkeys(row for row, _ in states):
-        table.add_row(row, *(state_counts_text(states.get((row, scenario), [])) for scenario in scenarios))
+    for name in scenarios if is_transposed else rows:
+        keys = [(row, name) for row in rows] if is_transposed else [(name, scenario) for scenario in scenarios]
+        table.add_row(name, *(state_counts_text(states.get(key, [])) for key in keys))
     (stdout_console() if is_dry_run else stderr_console()).print(table)
     (print_stdout if is_dry_run else print_stderr)(remaining_work_text(schedule))
 

@@ -104,6 +104,7 @@ def build_page(
     tables: Sequence[ComparisonTable],
     skipped: Sequence[SkippedRun],
     text_tables: Sequence[TextTable] = (),
+    diagrams: Sequence[TextTable] = (),
     on_progress: LogProgressCallback | None = None,
 ) -> bytes:
     """Render the HTML page.
@@ -113,6 +114,7 @@ def build_page(
         tables: The comparison tables.
         skipped: The runs that are left out, with reasons.
         text_tables: The tables of the statistics section.
+        diagrams: The diagrams of the overview section.
         on_progress: Called with the number of logs read so far and the number of logs to read.
 
     Returns:
@@ -130,6 +132,7 @@ def build_page(
         style=read_asset("style.css"),
         theme=theme,
         script=script,
+        diagrams=diagrams,
         tiles=overview_tiles(groups, skipped),
         summaries=list(map(summarize_group, groups)),
         tables=tables,

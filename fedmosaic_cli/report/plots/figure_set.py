@@ -20,7 +20,9 @@ from fedmosaic_cli.report.plots.plot_style import FIGURE_DPI, is_federated, is_h
 from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
 from fedmosaic_cli.report.plots.public_set_plots import public_size_figure, public_skew_figure
 from fedmosaic_cli.report.plots.rank_diagram import critical_difference_figure
+from fedmosaic_cli.report.plots.regime_map import regime_map_figure
 from fedmosaic_cli.report.plots.round_curves import accuracy_figure, consensus_figure
+from fedmosaic_cli.report.regimes import find_regime_maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.plots.figure_data import FigureData
     from fedmosaic_cli.report.plots.public_set_groups import PublicSetGroup
+    from fedmosaic_cli.report.regimes import RegimeMap
     from fedmosaic_cli.report.statistics import MethodRanking
 
 FigureFiles = dict[str, bytes]
@@ -60,6 +63,10 @@ class FigureSpec(NamedTuple):
 
 NEEDS_FEDMOSAIC = "needs a run of FedMosaic; create one with 'fedmosaic train'"
 NEEDS_CONSENSUS = "needs a run of FedMosaic or FedCT; create one with 'fedmosaic train'"
+NEEDS_REGIMES = (
+    "needs runs of Local and another method with several values of data.examples_per_client; create them with "
+    "'fedmosaic reproduce regimes'"
+)
 NEEDS_COMMUNICATION = "needs a run of a method that communicates; create some with 'fedmosaic baseline all'"
 LOG_FIGURES = {
     "accuracy": FigureSpec(accuracy_figure),
@@ -99,6 +106,7 @@ class FigureSet:
         self.skew_groups = self.public_set_groups_or_missing(
             groups, "public-skew", "public_alpha", "skews", "--public-alpha A"
         )
+        self.regime_maps = self.regime_maps_or_missing(groups)
         reserved = {name.removeprefix("public-") for name, _ in self.cross_group_figures()}
         self.groups_by_slug = dict(zip(unique_slugs(groups, reserved), groups, strict=True))
         self.missing += [
@@ -150,6 +158,8 @@ class FigureSet:
             for start in range(0, len(groups), max_groups):
                 name = f"{kind}-{start // max_groups + 1}" if start else kind
                 yield name, partial(draw, groups[start : start + max_groups])
+        for number, regime_map in enumerate(self.regime_maps, start=1):
+            yield "regimes" if number == 1 else f"regimes-{number}", partial(regime_map_figure, regime_map)
         if self.ranking is not None and self.is_requested("critical-difference"):
             yield "critical-difference", partial(critical_difference_figure, self.ranking)
 
@@ -179,6 +189,17 @@ class FigureSet:
             notes = [f"{needs}; create them with {commands}"]
         self.missing += [MissingFigure(name, note) for note in notes]
         return public_set_groups
+
+    def regime_maps_or_missing(self, groups: Sequence[ComparisonGroup]) -> list[RegimeMap]:
+        """The maps of regimes. What is missing is recorded only for a study that asks for a map."""
+        if not self.is_requested("regimes"):
+            return []
+        regime_maps, notes = find_regime_maps(groups)
+        if regime_maps:
+            self.missing += [MissingFigure("regimes", note) for note in notes]
+        elif self.kinds is not None:
+            self.missing.append(MissingFigure("regimes", NEEDS_REGIMES))
+        return regime_maps
 
 
 def draw_log_figure(spec: FigureSpec, group: ComparisonGroup, read_data: Callable[[], FigureData]) -> Figure:
