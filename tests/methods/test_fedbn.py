@@ -45,8 +45,8 @@ def test_fedbn_without_batch_normalisation_equals_fedavg(toy, policy):
 
 
 def test_fedbn_without_batch_normalisation_warns():
-    assert "FedAvg" in FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=False))[0]
-    assert not FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=True))
+    assert "FedAvg" in FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=False, public_size=0))[0]
+    assert not FedBN().warnings(RunFacts(3, 3, 3, has_batch_norm=True, public_size=0))
 
 
 @pytest.mark.usefixtures("with_batch_norm")
