@@ -115,6 +115,7 @@ def baseline(
     fedmosaic baseline --list
     fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
     fedmosaic baseline ditto --preset quickstart --set methods.ditto.mu=0.1
+    fedmosaic baseline local fedavgft ditto fedmosaic student --preset quickstart
     fedmosaic baseline gated local --preset quickstart --seeds 0,1,2
     fedmosaic baseline fedavg --preset quickstart --set train.clients_per_round=5
     fedmosaic baseline all --preset quickstart --resume --on-nan skip

@@ -132,6 +132,12 @@ class RunConfig:
 
     def message_incompatibility(self) -> Incompatibility | None:
         """Return why noise, attack or defence do not apply, or None. Baselines send nothing and are always allowed."""
+        unused = sorted(self.defence.model_dump(exclude_defaults=True).keys() - {"min_clients"})
+        if unused and isinstance(self.method, SharesLabels) and not self.method.uses_defence:
+            remedy = f"leave it out, or use --set methods.{self.method.info.name}.robust=true"
+            return Incompatibility(
+                "does not count votes by the configured defence", f"defence.{unused[0]} is set", remedy
+            )
         reasons = [MESSAGE_SECTION_REASONS[name] for name, _ in self.message_sections()]
         if self.method.info.shares_labels or self.method.info.family == "baseline" or not reasons:
             return None

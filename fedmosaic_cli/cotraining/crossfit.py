@@ -39,10 +39,14 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
         logits: Predictions [examples, classes].
         labels: True classes [examples].
     """
+    return probability_brier_scores(logits.double().softmax(dim=1), labels)
+
+
+def probability_brier_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """As `brier_scores`, for predicted probabilities [examples, classes]."""
     from torch.nn.functional import one_hot
 
-    probabilities = logits.double().softmax(dim=1)
-    return (probabilities - one_hot(labels, logits.shape[1])).square().sum(dim=1)
+    return (probabilities.double() - one_hot(labels, probabilities.shape[1])).square().sum(dim=1)
 
 
 @dataclass(frozen=True)

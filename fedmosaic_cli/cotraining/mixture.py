@@ -6,10 +6,11 @@ student corrected for the client's class frequencies, and the student fine-tuned
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedmosaic_cli.cotraining.crossfit import gate_decision
+from fedmosaic_cli.cotraining.crossfit import gate_decision, probability_brier_scores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,8 +75,6 @@ def mixture_log_probs(log_probs: Sequence[Tensor], weights: Sequence[float]) -> 
         log_probs: Log-probabilities of each view [examples, classes].
         weights: The weight of each view, above 0.
     """
-    import math
-
     import torch
 
     return torch.stack([part + math.log(weight) for part, weight in zip(log_probs, weights, strict=True)]).logsumexp(0)
@@ -111,19 +110,13 @@ def choose_mixture(
         rule: The candidates, in the order that decides ties, and the number of standard errors.
         prior_variance: See `crossfit.gate_decision`.
     """
-    from torch.nn.functional import one_hot
-
-    truth = one_hot(labels, views["local"].shape[1])
-
-    def brier(probabilities: Tensor) -> Tensor:
-        return (probabilities.double() - truth).square().sum(dim=1)
-
-    own_score, own_hits = brier(views["local"]), views["local"].argmax(dim=1) == labels
+    own_score = probability_brier_scores(views["local"], labels)
+    own_hits = views["local"].argmax(dim=1) == labels
     best: tuple[float, MixtureChoice] | None = None
     for weights in rule.candidates:
         parts = [w * views[view].double() for view, w in zip(VIEWS, weights, strict=True) if w]
         mixture = sum(parts[1:], parts[0])
-        decision = gate_decision(own_score - brier(mixture), rule.z, prior_variance)
+        decision = gate_decision(own_score - probability_brier_scores(mixture, labels), rule.z, prior_variance)
         hits = (mixture.argmax(dim=1) == labels).double() - own_hits.double()
         accuracy = gate_decision(hits, rule.z, prior_variance)
         choice = MixtureChoice(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from fedmosaic_cli.cotraining.vote_shares import MIN_Z
 from fedmosaic_cli.labels.trust_diagnosis import finite_metric, last_metric, mean_metric
 from fedmosaic_cli.schema import Record
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 INTERVAL_Z = 1.96
 """Standard errors of a 95% interval."""
-MIN_Z = 3.0
 MIN_CLASS_COVERAGE = 0.5
 MAX_EXAMPLES = 500
 
@@ -113,7 +113,7 @@ def client_certificates(rows: LogRows) -> list[Certificate]:
         Certificate(
             client=row["client"],
             collaborates=bool(row["gate_on"]),
-            accuracy_gain=interval(row, "gate_hits", "gate_hits_error"),
+            accuracy_gain=interval(row, "gate_accuracy_gain", "gate_accuracy_error"),
             brier_gain=interval(row, "gate_gain", "gate_error"),
             weights={
                 name.removeprefix("weight_"): float(value) for name, value in row.items() if name.startswith("weight_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmosaic_cli.engine.method import Method
 from fedmosaic_cli.labels.defences import VotingRules
@@ -116,6 +116,9 @@ class SharesLabels(Method):
 
     Its `info` has `shares_labels=True`, its `needs` include the public set.
     """
+
+    uses_defence: ClassVar[bool] = True
+    """Whether votes are counted as `defence` configures. Otherwise only `defence.min_clients` has an effect."""
 
     @property
     def uploads(self) -> Mapping[str, Part]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -76,6 +76,7 @@ class Student(StudentMixture, SharesLabels):
     check_shares: bool = True
     robust: bool = False
 
+    uses_defence: ClassVar[bool] = False
     info = MethodInfo(
         "student",
         "Student",

@@ -148,7 +148,7 @@ class StudentMixture(Method):
             choice = choose_mixture(views, client.train_labels, GATE_RULES[self.gate], self.gate_prior_var)
             weights, gain = choice.weights, choice.decision
             client.log(gate_gain=gain.gain, gate_error=gain.standard_error)
-            client.log(gate_hits=choice.accuracy_gain, gate_hits_error=choice.accuracy_error)
+            client.log(gate_accuracy_gain=choice.accuracy_gain, gate_accuracy_error=choice.accuracy_error)
         if weights is None:
             return
         mixture = make_mixture(

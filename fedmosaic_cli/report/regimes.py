@@ -171,7 +171,7 @@ def find_regime_maps(groups: Sequence[ComparisonGroup]) -> tuple[list[RegimeMap]
     notes = []
     # Of two groups with the same coordinates, the one with more seeds is kept.
     for group in sorted(groups, key=lambda group: -len(group.seeds)):
-        regime, gains = find_regime(group), gains_over_local(group)
+        regime, gains = find_regime(group), method_gains(group)
         if regime is None or not gains:
             continue
         conditions = shared_conditions(group)
@@ -209,7 +209,7 @@ def find_regime(group: ComparisonGroup) -> Regime | None:
     return Regime(int(public_size), heterogeneity, int(num_examples))
 
 
-def gains_over_local(group: ComparisonGroup) -> dict[MethodKey, MethodGain]:
+def method_gains(group: ComparisonGroup) -> dict[MethodKey, MethodGain]:
     """The gain of each method over Local, Local included; {} without Local or without another method."""
     local = group.runs_by_method.get(LOCAL_KEY)
     if local is None:

@@ -103,7 +103,7 @@ def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str
 
 def certificate_sections(rows: list[dict[str, Any]], shards: ShardSet) -> dict[str, Any]:
     """Return certificates and diagnosis of methods with one exchange and held-out tests; empty for other methods."""
-    if not any("gate_hits" in row or "median_z" in row for row in rows):
+    if not any("gate_accuracy_gain" in row or "median_z" in row for row in rows):
         return {}
     largest = max(client["train"]["size"] for client in shards.manifest["clients"])
     return {

@@ -34,7 +34,7 @@ def large_dataset(size=60_000, classes=10, domains=4, test=False):
 
 
 def with_sizes(sizes, **more):
-    """Return a data set with so many examples of each class, in random order."""
+    """Return a data set with these numbers of examples per class, in random order."""
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes))
     return replace(make_dataset(labels.tolist(), len(sizes), 1), **more)
 

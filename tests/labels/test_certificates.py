@@ -14,7 +14,14 @@ from fedmosaic_cli.labels.certificates import (
 )
 
 OPEN = {
-    **{"round": 3, "client": 0, "gate_on": 1, "gate_hits": 0.05, "gate_hits_error": 0.01, "gate_gain": 0.1},
+    **{
+        "round": 3,
+        "client": 0,
+        "gate_on": 1,
+        "gate_accuracy_gain": 0.05,
+        "gate_accuracy_error": 0.01,
+        "gate_gain": 0.1,
+    },
     **{"gate_error": 0.02, "weight_local": 0.5, "weight_corrected": 0.5, "weight_tuned": 0.0, "agreement_z": 20.0},
 }
 CLOSED = {"round": 3, "client": 1, "gate_on": 0, "agreement_z": 1.0}

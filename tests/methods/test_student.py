@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.config.layers import ConfigLayers
+from fedmosaic_cli.config.presets import load_preset
+from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.cotraining.mixture import GATE_RULES, prior_shift
+from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
@@ -192,7 +196,7 @@ def test_decision_is_that_of_the_held_out_views(gate):
         assert row["gate_on"] == int(row["gate_gain"] > rule.z * row["gate_error"])
         if row["gate_on"]:
             assert (row["weight_local"], row["weight_corrected"], row["weight_tuned"]) in rule.candidates
-        assert abs(row["gate_hits"]) <= 1
+        assert abs(row["gate_accuracy_gain"]) <= 1
 
 
 def test_gate_opens_where_others_know_more():
@@ -348,3 +352,15 @@ def test_prior_shift_uses_the_counts_of_the_client():
     shares = federation.method.broadcast(federation.state.server, 0, federation.ctx)["shares"]
     for client, model in zip(federation.state.clients, personal_models(federation).values(), strict=True):
         assert model[SHIFT_ENTRY] == pytest.approx(prior_shift(client.class_counts, shares), abs=0.05)
+
+
+def test_defences_that_the_method_does_not_use_are_refused():
+    layers = ConfigLayers()
+    layers.add_all(load_preset("quickstart").layers)
+    layers.add_assignment("defence.min_clients=3")
+    assert resolve_run_config("x", layers, "student", 0, DataDirs()).incompatibility() is None
+    layers.add_assignment("defence.vote=majority")
+    reason = resolve_run_config("x", layers, "student", 0, DataDirs()).incompatibility()
+    assert reason is not None
+    assert (reason.problem, "methods.student.robust=true" in reason.remedy) == ("defence.vote is set", True)
+    assert resolve_run_config("x", layers, "fedmosaic", 0, DataDirs()).incompatibility() is None
