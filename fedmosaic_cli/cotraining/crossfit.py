@@ -57,6 +57,10 @@ class GateDecision:
     standard_error: float
     is_accepted: bool
 
+    def lower_bound(self, z: float) -> float:
+        """Return the gain minus z standard errors."""
+        return self.gain - z * self.standard_error
+
 
 def gate_decision(gains: Tensor, z_threshold: float, prior_variance: float) -> GateDecision:
     """Accept collaboration if mean(g) > z s, with s^2 = (sum_j (g_j - mean(g))^2 + v) / (n (n - 1)).

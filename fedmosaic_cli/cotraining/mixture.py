@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 View = Literal["local", "corrected", "tuned"]
 VIEWS: tuple[View, ...] = ("local", "corrected", "tuned")
 GateName = Literal["safe", "bold", "light", "off"]
+Weights = tuple[float, float, float]
+"""Weights of `VIEWS` in a mixture."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,13 @@ class GateRule:
     Attributes:
         candidates: Weights of the views (own model, corrected student, fine-tuned student) of each mixture.
         z: Standard errors that the gain must exceed.
+        increase_z: The weight of the student in the chosen mixture is increased by half if the increase gains more
+            than this number of standard errors. None never increases it.
     """
 
-    candidates: tuple[tuple[float, float, float], ...]
+    candidates: tuple[Weights, ...]
     z: float
+    increase_z: float | None = None
 
     @property
     def uses_tuned(self) -> bool:
@@ -42,8 +47,9 @@ class GateRule:
         return any(tuned for _, _, tuned in self.candidates)
 
 
+OWN_MODEL: Weights = (1.0, 0.0, 0.0)
 GATE_RULES: dict[str, GateRule] = {
-    "safe": GateRule(((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.5, 0.25, 0.25)), z=2.0),
+    "safe": GateRule(((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.5, 0.25, 0.25)), z=1.5, increase_z=2.0),
     "bold": GateRule(((0.75, 0.125, 0.125), (0.5, 0.25, 0.25), (0.25, 0.375, 0.375)), z=1.0),
     "light": GateRule(((0.75, 0.25, 0.0), (0.5, 0.5, 0.0), (0.25, 0.75, 0.0)), z=1.0),
     "off": GateRule(((0.5, 0.25, 0.25),), z=0.0),
@@ -89,12 +95,14 @@ class MixtureChoice:
         decision: The gain of the best mixture in Brier score.
         accuracy_gain: Its gain in accuracy on held-out examples.
         accuracy_error: The standard error of that gain.
+        local_accuracy: The accuracy of the client's own model on held-out examples.
     """
 
-    weights: tuple[float, float, float] | None
+    weights: Weights | None
     decision: GateDecision
     accuracy_gain: float
     accuracy_error: float
+    local_accuracy: float
 
 
 def choose_mixture(
@@ -102,7 +110,8 @@ def choose_mixture(
 ) -> MixtureChoice:
     """Choose the mixture whose gain over the client's own model has the highest lower confidence bound.
 
-    The gain of an example is the difference in Brier score. The client's own model is kept if no bound is above 0.
+    The gain of an example is the difference in Brier score. The client's own model is kept if no bound is above 0. The
+    weight of the student in the chosen mixture may then be increased; see `GateRule.increase_z`.
 
     Args:
         views: Predicted distributions of held-out examples by view [examples, classes].
@@ -110,21 +119,34 @@ def choose_mixture(
         rule: The candidates, in the order that decides ties, and the number of standard errors.
         prior_variance: See `crossfit.gate_decision`.
     """
-    own_score = probability_brier_scores(views["local"], labels)
     own_hits = views["local"].argmax(dim=1) == labels
-    best: tuple[float, MixtureChoice] | None = None
-    for weights in rule.candidates:
+
+    def mixture(weights: Weights) -> Tensor:
         parts = [w * views[view].double() for view, w in zip(VIEWS, weights, strict=True) if w]
-        mixture = sum(parts[1:], parts[0])
-        decision = gate_decision(own_score - probability_brier_scores(mixture, labels), rule.z, prior_variance)
-        hits = (mixture.argmax(dim=1) == labels).double() - own_hits.double()
-        accuracy = gate_decision(hits, rule.z, prior_variance)
-        choice = MixtureChoice(
-            weights if decision.is_accepted else None, decision, accuracy.gain, accuracy.standard_error
-        )
-        bound = decision.gain - rule.z * decision.standard_error
-        if best is None or bound > best[0]:
-            best = bound, choice
-    if best is None:
-        raise ValueError("a gate needs at least one candidate")
-    return best[1]
+        return sum(parts[1:], parts[0])
+
+    def gain(weights: Weights, reference: Weights = OWN_MODEL, z: float = rule.z) -> GateDecision:
+        scores = [probability_brier_scores(mixture(each), labels) for each in (reference, weights)]
+        return gate_decision(scores[0] - scores[1], z, prior_variance)
+
+    # Of equal bounds, the first one counts.
+    chosen = max(rule.candidates, key=lambda weights: gain(weights).lower_bound(rule.z))
+    if gain(chosen).is_accepted and rule.increase_z is not None:
+        larger = increased_weights(chosen)
+        chosen = larger if gain(larger, chosen, rule.increase_z).is_accepted else chosen
+    decision = gain(chosen)
+    hits = (mixture(chosen).argmax(dim=1) == labels).double() - own_hits.double()
+    accuracy = gate_decision(hits, rule.z, prior_variance)
+    return MixtureChoice(
+        chosen if decision.is_accepted else None,
+        decision,
+        accuracy.gain,
+        accuracy.standard_error,
+        own_hits.double().mean().item(),
+    )
+
+
+def increased_weights(weights: Weights) -> Weights:
+    """Return weights with half as much again of the student: half of it becomes three quarters."""
+    _, corrected, tuned = weights
+    return 1 - 1.5 * (corrected + tuned), 1.5 * corrected, 1.5 * tuned

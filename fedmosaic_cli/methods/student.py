@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.labels.voting import Ballot
 
 VOTER_KEY = "voter"
+VOTES_KEY = "votes"
+"""Where the server state keeps the votes, which `fedmosaic forecast` reads."""
 HOLDOUT_FRACTION = 0.2
 MIN_PUBLIC_SIZE = 500
 
@@ -156,6 +158,7 @@ class Student(StudentMixture, SharesLabels):
             "labels": labels,
             "shares": shares if self.downlink == "shares" else labels,
             "z": {str(client): value for client, value in z.items()},
+            VOTES_KEY: stored_votes(votes),
             VOTE_LOG_KEY: vote_log(votes, labels, reputation),
         }
         server.log(median_z=median(z.values()), effective_classes=effective_classes(shares.numpy()) / ctx.num_classes)
@@ -243,6 +246,16 @@ def confidence_votes(ballot: Ballot) -> ConfidenceVotes:
     """Return the votes of a ballot. Of several bits that are set by noise, the lowest class counts."""
     labels = ballot.labels()
     return ConfidenceVotes(labels.astype("int64") if labels.ndim == 1 else labels.argmax(axis=1), ballot.weights())
+
+
+def stored_votes(votes: Mapping[int, ConfidenceVotes]) -> dict[str, dict[str, Tensor]]:
+    """Return votes as tensors for a checkpoint."""
+    import torch
+
+    return {
+        str(client): {"labels": torch.as_tensor(own.labels), "confidence": torch.as_tensor(own.confidence)}
+        for client, own in votes.items()
+    }
 
 
 def vote_log(votes: Mapping[int, ConfidenceVotes], labels: Tensor, reputation: Mapping[int, float] | None) -> VoteLog:

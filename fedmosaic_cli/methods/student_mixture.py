@@ -52,8 +52,9 @@ class StudentMixture(Method):
     data. A cross-fitted test on the client's training data chooses a mixture, or keeps the client's own model.
 
     Attributes:
-        gate: The mixtures that the test compares with the client's own model. `safe` always keeps half of it and
-            requires two standard errors; `bold` lets its weight vary and requires one; `light` is `bold` without
+        gate: The mixtures that the test compares with the client's own model. `safe` gives half of the
+            weight to the student if this gains 1.5 standard errors, and three quarters if that gains another 2; `bold`
+            lets the weight vary and requires one standard error; `light` is `bold` without
             fine-tuning; `off` takes half of each without a test.
         steps: Steps of the student.
         batch: Batch size of the student.
@@ -149,6 +150,7 @@ class StudentMixture(Method):
             weights, gain = choice.weights, choice.decision
             client.log(gate_gain=gain.gain, gate_error=gain.standard_error)
             client.log(gate_accuracy_gain=choice.accuracy_gain, gate_accuracy_error=choice.accuracy_error)
+            client.log(gate_accuracy_local=choice.local_accuracy)
         if weights is None:
             return
         mixture = make_mixture(

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fedmosaic_cli.cotraining.mixture import GATE_RULES, choose_mixture, mixture_log_probs, prior_shift
+from fedmosaic_cli.cotraining.mixture import (
+    GATE_RULES,
+    GateRule,
+    choose_mixture,
+    increased_weights,
+    mixture_log_probs,
+    prior_shift,
+)
 
 
 def one_hot(labels, smoothing=0.0):
     hot = torch.nn.functional.one_hot(torch.tensor(labels), 3).double()
     return (1 - smoothing) * hot + smoothing / 3
+
+
+def possible_weights(rule):
+    """All mixtures that a gate can choose."""
+    return {*rule.candidates, *(map(increased_weights, rule.candidates) if rule.increase_z is not None else ())}
 
 
 LABELS = torch.tensor([0, 1, 2] * 20)
@@ -48,9 +61,10 @@ def test_mixture_is_the_weighted_mean_of_probabilities():
 def test_gate_opens_for_better_views_and_stays_closed_for_worse_ones(gate):
     rule = GATE_RULES[gate]
     opened = choose_mixture({"local": UNSURE, "corrected": RIGHT, "tuned": RIGHT}, LABELS, rule, 0.25)
-    assert opened.weights in rule.candidates
+    assert opened.weights in possible_weights(rule)
     assert opened.decision.gain > 0
     assert opened.accuracy_gain > 0
+    assert opened.local_accuracy == (UNSURE.argmax(dim=1) == LABELS).double().mean().item()
     closed = choose_mixture({"local": RIGHT, "corrected": WRONG, "tuned": WRONG}, LABELS, rule, 0.25)
     assert closed.weights is None
     equal = choose_mixture({"local": UNSURE, "corrected": UNSURE, "tuned": UNSURE}, LABELS, rule, 0.25)
@@ -61,16 +75,37 @@ def test_gates_are_those_of_the_documentation():
     assert GATE_RULES["safe"].candidates == ((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.5, 0.25, 0.25))
     assert GATE_RULES["bold"].candidates == ((0.75, 0.125, 0.125), (0.5, 0.25, 0.25), (0.25, 0.375, 0.375))
     assert GATE_RULES["light"].candidates == ((0.75, 0.25, 0.0), (0.5, 0.5, 0.0), (0.25, 0.75, 0.0))
-    assert [GATE_RULES[name].z for name in ("safe", "bold", "light")] == [2.0, 1.0, 1.0]
+    assert [GATE_RULES[name].z for name in ("safe", "bold", "light")] == [1.5, 1.0, 1.0]
+    assert [GATE_RULES[name].increase_z for name in ("safe", "bold", "light")] == [2.0, None, None]
     assert [rule.uses_tuned for rule in GATE_RULES.values()] == [True, True, False, True]
     assert all(sum(weights) == 1.0 and weights[0] > 0 for rule in GATE_RULES.values() for weights in rule.candidates)
 
 
 def test_candidate_with_the_highest_lower_bound_wins():
-    chosen = choose_mixture({"local": UNSURE, "corrected": WRONG, "tuned": RIGHT}, LABELS, GATE_RULES["safe"], 0.25)
+    once = replace(GATE_RULES["safe"], increase_z=None)
+    chosen = choose_mixture({"local": UNSURE, "corrected": WRONG, "tuned": RIGHT}, LABELS, once, 0.25)
     assert chosen.weights == (0.5, 0.0, 0.5)
-    chosen = choose_mixture({"local": UNSURE, "corrected": RIGHT, "tuned": WRONG}, LABELS, GATE_RULES["safe"], 0.25)
+    chosen = choose_mixture({"local": UNSURE, "corrected": RIGHT, "tuned": WRONG}, LABELS, once, 0.25)
     assert chosen.weights == (0.5, 0.5, 0.0)
+
+
+def test_weight_of_the_student_is_increased_only_if_the_increase_itself_gains():
+    rule = GATE_RULES["safe"]
+    views = {"local": UNSURE, "corrected": WRONG, "tuned": RIGHT}
+    assert choose_mixture(views, LABELS, rule, 0.25).weights == (0.25, 0.0, 0.75)
+    # A student that is always sure and wrong for every tenth example improves an unsure model, but not alone.
+    sure = torch.where((torch.arange(len(LABELS)) % 10 == 0)[:, None], WRONG, RIGHT)
+    views = {"local": one_hot([0, 1, 2] * 20, 0.6), "corrected": WRONG, "tuned": sure}
+    assert choose_mixture(views, LABELS, rule, 0.25).weights == (0.5, 0.0, 0.5)
+    larger = choose_mixture(views, LABELS, GateRule(((0.25, 0.0, 0.75),), 1.5), 0.25)
+    assert larger.weights is not None  # it gains over the own model, but not over half of each
+
+
+def test_gain_of_an_increased_weight_is_that_over_the_own_model():
+    views = {"local": UNSURE, "corrected": WRONG, "tuned": RIGHT}
+    choice = choose_mixture(views, LABELS, GATE_RULES["safe"], 0.25)
+    fixed = choose_mixture(views, LABELS, GateRule(((0.25, 0.0, 0.75),), 1.5), 0.25)
+    assert choice == fixed
 
 
 def test_lower_bound_by_hand():

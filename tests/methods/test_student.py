@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import resolve_run_config
-from fedmosaic_cli.cotraining.mixture import GATE_RULES, prior_shift
+from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights, prior_shift
+from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.local import Local
@@ -195,8 +196,10 @@ def test_decision_is_that_of_the_held_out_views(gate):
         rule = GATE_RULES[gate]
         assert row["gate_on"] == int(row["gate_gain"] > rule.z * row["gate_error"])
         if row["gate_on"]:
-            assert (row["weight_local"], row["weight_corrected"], row["weight_tuned"]) in rule.candidates
+            weights = row["weight_local"], row["weight_corrected"], row["weight_tuned"]
+            assert weights in {*rule.candidates, *map(increased_weights, rule.candidates)}
         assert abs(row["gate_accuracy_gain"]) <= 1
+        assert 0 <= row["gate_accuracy_local"] <= 1
 
 
 def test_gate_opens_where_others_know_more():
@@ -318,6 +321,17 @@ def test_client_that_does_not_vote_needs_only_the_shares():
     federation = run_toy(ALWAYS, toy)
     assert len(federation.state.server.state["z"]) == 2
     assert all(WEIGHTS_ENTRY in model for model in personal_models(federation).values())
+
+
+def test_server_state_keeps_the_votes():
+    """`fedmosaic forecast` reads them from the checkpoint."""
+    server = run_toy(ALWAYS, LARGE).state.server
+    votes = server.state["votes"]
+    assert list(votes) == ["0", "1", "2"]
+    sums = vote_sums(
+        {int(c): ConfidenceVotes(v["labels"].numpy(), v["confidence"].numpy()) for c, v in votes.items()}, 3
+    )
+    assert sharpened_shares(sums, ALWAYS.sharpen) == pytest.approx(server.state["shares"].numpy())
 
 
 def test_robust_votes_use_reputations():
