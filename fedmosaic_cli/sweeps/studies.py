@@ -151,6 +151,10 @@ LABEL_SKEW_PRESETS = (
     "practical-cifar10",
 )
 DIGITS_PRESET = "quickstart-label-skew"
+LOW_DATA_SCENARIOS = preset_scenarios(
+    *("quickstart", "lowdata-fashion-mnist", "lowdata-fashion-mnist-domains", "lowdata-office10"),
+    *("lowdata-cifar10", "lowdata-cifar10-dir01"),
+)
 HYBRID_QUICK_SCENARIOS = preset_scenarios("hybrid-office10-quick", "quickstart-hybrid")
 REGIME_SCENARIOS = regime_scenarios("regimes-fashion-mnist")
 MISLEADING_OVERRIDES = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
@@ -261,6 +265,12 @@ STUDIES = {
         ),
         figures=("accuracy", "lambda", "consensus"),
         shown_hyperparameters=("trust",),
+    ),
+    "low-data": Study(
+        "table that is not in the paper: clients with few examples; both scales are the same",
+        {Scale.quick: LOW_DATA_SCENARIOS, Scale.paper: LOW_DATA_SCENARIOS},
+        (*method_rows("local", "fedavgft", "ditto"), ENTROPY_ROW, *method_rows("student", "oracle")),
+        figures=("accuracy", "clients", "communication"),
     ),
     "regimes": Study(
         "map that is not in the paper: who should collaborate, and by what; both scales are the same",
