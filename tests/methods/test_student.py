@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -23,7 +22,7 @@ from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
 from fedmosaic_cli.methods.student import Student
 from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_NETWORK
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
-from tests.methods.problems import by_hand_logits, full_batch_toy
+from tests.methods.problems import PermutedShares, by_hand_logits, full_batch_toy
 from tests.toys import TOYS, Toy, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
@@ -283,15 +282,6 @@ def test_client_that_contradicts_the_others_keeps_its_model():
     assert [row["gate_on"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
     assert max(row["agreement_z"] for row in rows[:2]) < 3 < min(row["agreement_z"] for row in rows[2:])
     assert all(row["gate_on"] for row in rows_of(ALWAYS, toy) if row["round"] == 3)
-
-
-class PermutedShares(Student):
-    """The server assigns the shares to other examples."""
-
-    def aggregate(self, server, uploads, ctx):
-        super().aggregate(server, uploads, ctx)
-        order = torch.as_tensor(np.random.default_rng(0).permutation(ctx.public_size))
-        server.state["shares"] = server.state["shares"][order]
 
 
 def test_shares_that_no_student_can_predict_are_refused():
