@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import resolve_run_config
-from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights, prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
+from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.engine.rounds import run_rounds
@@ -355,7 +356,7 @@ def test_prior_shift_uses_the_counts_of_the_client():
     federation = run_toy(ALWAYS, LARGE)
     shares = federation.method.broadcast(federation.state.server, 0, federation.ctx)["shares"]
     for client, model in zip(federation.state.clients, personal_models(federation).values(), strict=True):
-        assert model[SHIFT_ENTRY] == pytest.approx(prior_shift(client.class_counts, shares), abs=0.05)
+        assert model[SHIFT_ENTRY] == pytest.approx(shift_to_client(client.class_counts, shares), abs=0.05)
 
 
 def test_defences_that_the_method_does_not_use_are_refused():
