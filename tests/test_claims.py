@@ -7,15 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from fedmosaic_cli.config.layers import ConfigLayers
-from fedmosaic_cli.config.presets import load_preset
-from fedmosaic_cli.config.run_config import resolve_run_config
-from fedmosaic_cli.data.data_dirs import DataDirs
-from fedmosaic_cli.data.datasets import load_dataset
-from fedmosaic_cli.data.partitioning.partition import partition_dataset
-from fedmosaic_cli.engine.rounds import run_rounds
-from fedmosaic_cli.runner.build import build_federation
-from tests.toys import CPU
+from tests.preset_runs import prepare_preset, run_prepared
 
 pytestmark = pytest.mark.slow
 
@@ -25,15 +17,7 @@ FLIPPED_CLIENT = ("data.scheme=iid", "data.clients=5", "data.flip_labels=[0]")
 @cache
 def last_rows(preset: str, method: str, seed: int, changes: tuple[str, ...] = ()) -> list[dict]:
     """Return the rows of the last round of a run."""
-    layers = ConfigLayers()
-    layers.add_all(load_preset(preset).layers)
-    for change in changes:
-        layers.add_assignment(change)
-    config = resolve_run_config(preset, layers, method, seed, DataDirs())
-    dataset = load_dataset(config.data, DataDirs())
-    federation = build_federation(config, dataset, partition_dataset(dataset, config.data, seed), [CPU])
-    with federation.worker_pool:
-        return list(run_rounds(federation, config.train.rounds))[-1].rows
+    return run_prepared(*prepare_preset(preset, method, seed, changes))[1]
 
 
 def accuracy(preset: str, method: str, changes: tuple[str, ...] = ()) -> float:

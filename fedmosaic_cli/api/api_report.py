@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.api.compare_runs import collect_sources
 from fedmosaic_cli.config.rerun_args import default_runs_dir
-from fedmosaic_cli.errors import RequestError, unknown_name_error
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report import stats_tables
 from fedmosaic_cli.report.comparison import comparison_groups
 from fedmosaic_cli.report.formats.latex import standalone_latex, table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, tables_to_csv, tables_to_json
-from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
+from fedmosaic_cli.report.paper_tables import PAPER_TABLES, select_tables
 from fedmosaic_cli.report.statistics import compare_methods_with_local, rank_methods
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
 
     from fedmosaic_cli.api.compare_runs import RunSource
-    from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
 
@@ -129,26 +126,14 @@ def report(
     source = default_runs_dir() if path is None else path
     groups = comparison_groups(collect_sources(source))
     if not statistics:
-        return AccuracyReport(tuple(select_tables(table, groups, paper, source)))
+        tables, omitted = select_tables(table, groups, paper)
+        if not tables:
+            raise RequestError(
+                f"no runs for the table '{table}' ({source}): make some with the preset "
+                f"'{PAPER_TABLES[omitted[0]].quickstart_preset}', or show the published results with paper=True"
+            )
+        return AccuracyReport(tuple(tables))
     comparisons = tuple(line for group in groups for line in compare_methods_with_local(group))
     if not comparisons:
         raise RequestError("no runs of Local to compare with (statistics): make them with method='local'")
     return StatisticsReport(comparisons, rank_methods(groups))
-
-
-def select_tables(
-    name: str | None, groups: Sequence[ComparisonGroup], with_published: bool, source: RunSource
-) -> list[ComparisonTable]:
-    """Build the requested tables. Of all four, those with runs."""
-    if name is None:
-        return [overview_table(groups, with_published)]
-    if name not in (*PAPER_TABLES, "all"):
-        raise unknown_name_error("table", name, [*PAPER_TABLES, "all"], "table")
-    names = list(PAPER_TABLES) if name == "all" else [name]
-    tables = [table for each in names if (table := paper_table(each, groups, with_published))]
-    if not tables:
-        raise RequestError(
-            f"no runs for the table '{name}' ({source}): make some with the preset "
-            f"'{PAPER_TABLES[names[0]].quickstart_preset}', or show the published results with paper=True"
-        )
-    return tables

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.partitioning.partition import Partition
-    from fedmosaic_cli.runner.build import DeviceDataset
+    from fedmosaic_cli.runner.device_dataset import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
     from fedmosaic_cli.storage.runs import RunDirectory
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import State
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.federation import Federation
-    from fedmosaic_cli.runner.build import DeviceDataset
+    from fedmosaic_cli.runner.device_dataset import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
 
 

@@ -19,7 +19,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.server import InProcessServer
 from fedmosaic_cli.errors import DivergenceError, RunFailedError
 from fedmosaic_cli.methods.local import Local
-from fedmosaic_cli.runner.build import LearnerFactory
+from fedmosaic_cli.runner.learner_factory import LearnerFactory
 from fedmosaic_cli.seeds import derive_rng, derive_seed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.partitioning.partition import Shard
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.runner.build import DeviceDataset
+    from fedmosaic_cli.runner.device_dataset import DeviceDataset
     from fedmosaic_cli.runner.evaluate import FinishedRun
 
 

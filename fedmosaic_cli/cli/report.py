@@ -109,7 +109,7 @@ def report(
     if statistics:
         show_statistics(groups, output_format)
     else:
-        show_tables(select_tables(table, groups, paper, runs_dir), output_format)
+        show_tables(build_tables(table, groups, paper, runs_dir), output_format)
     with progress_callback(quiet) as on_progress:
         if output:
             write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
@@ -174,25 +174,20 @@ def is_report_page(path: Path) -> bool:
     return not head or b"<title>fedmosaic report</title>" in head
 
 
-def select_tables(
+def build_tables(
     name: TableName | None, groups: Sequence[ComparisonGroup], with_published: bool, runs_dir: Path
 ) -> list[ComparisonTable]:
     """Build the requested tables. Of all four, those with runs."""
-    from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
+    from fedmosaic_cli.report.paper_tables import PAPER_TABLES, select_tables
 
-    if name is None:
-        return [overview_table(groups, with_published)]
-    names = list(PAPER_TABLES) if name is TableName.all else [name.value]
-    by_name = {table_name: paper_table(table_name, groups, with_published) for table_name in names}
-    tables = [table for table in by_name.values() if table]
+    tables, omitted = select_tables(name, groups, with_published)
     if not tables:
         raise RequestError(
-            f"no runs for the table '{name.value}' ({runs_dir}): create some with 'fedmosaic baseline all --preset "
-            f"{PAPER_TABLES[names[0]].quickstart_preset}', or show the published results with --paper"
+            f"no runs for the table '{name}' ({runs_dir}): create some with 'fedmosaic baseline all --preset "
+            f"{PAPER_TABLES[omitted[0]].quickstart_preset}', or show the published results with --paper"
         )
-    for table_name, table in by_name.items():
-        if table is None:
-            print_stderr(f"omitted, no runs: the table '{table_name}'")
+    for table_name in omitted:
+        print_stderr(f"omitted, no runs: the table '{table_name}'")
     return tables
 
 

@@ -57,23 +57,6 @@ GATE_RULES: dict[str, GateRule] = {
 """Gates by name. `off` uses its one mixture without a test."""
 
 
-def prior_shift(class_counts: Tensor, shares: Tensor) -> Tensor:
-    """log q - log r: what turns a student of the public set into a model of a client, by Bayes' rule.
-
-    q(c) = (n(c) + 1) / (n + C) are the client's class frequencies, r(c) = mean_u t_u(c) + 0.001 those of the targets.
-
-    Args:
-        class_counts: n(c) [classes].
-        shares: The targets t of the student [examples, classes].
-
-    Returns:
-        The shift of the student's logits [classes].
-    """
-    own = (class_counts.double() + 1) / (class_counts.sum() + len(class_counts))
-    common = shares.double().mean(dim=0) + 1e-3
-    return own.log() - common.log()
-
-
 def mixture_log_probs(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """log sum_k w_k p_k, computed without underflow.
 

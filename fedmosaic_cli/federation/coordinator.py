@@ -22,15 +22,15 @@ from fedmosaic_cli.federation.remote_pool import AdaptiveDeadline, RemoteClient,
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import (
-    DeviceDataset,
     build_federation_info,
-    build_reference_network,
     build_server,
     label_filters,
     num_clients_per_round,
     true_public_labels,
 )
+from fedmosaic_cli.runner.device_dataset import DeviceDataset
 from fedmosaic_cli.runner.environment import FEDERATION_KEY
+from fedmosaic_cli.runner.learner_factory import build_reference_network
 from fedmosaic_cli.runner.prepare import load_shard_data
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
 from fedmosaic_cli.storage.runs import model_file_name

@@ -142,6 +142,11 @@ def mean_interval(intervals: Sequence[Interval]) -> Interval | None:
     return Interval(mean=center, low=center - half, high=center + half)
 
 
+def mean_accuracy_gain(certificates: Sequence[Certificate]) -> Interval | None:
+    """Return the mean gain in accuracy of the clients that use the student; None without a test."""
+    return mean_interval([each.accuracy_gain for each in certificates if each.collaborates and each.accuracy_gain])
+
+
 def diagnose_exchange(rows: LogRows, largest_client: int) -> ExchangeDiagnosis:
     """Diagnose the votes of a run with one exchange."""
     return ExchangeDiagnosis(
@@ -156,9 +161,9 @@ def diagnose_exchange(rows: LogRows, largest_client: int) -> ExchangeDiagnosis:
 
 def describe_certificates(certificates: Sequence[Certificate], exchange: ExchangeDiagnosis) -> list[str]:
     """Return a summary of certificates and votes in sentences."""
-    used = [certificate for certificate in certificates if certificate.collaborates]
-    lines = [f"{len(used)} of {len(certificates)} clients use the student"]
-    gain = mean_interval([certificate.accuracy_gain for certificate in used if certificate.accuracy_gain])
+    num_used = sum(certificate.collaborates for certificate in certificates)
+    lines = [f"{num_used} of {len(certificates)} clients use the student"]
+    gain = mean_accuracy_gain(certificates)
     if gain is not None:
         lines[0] += (
             f"; on their held-out training data it brings {100 * gain.mean:+.1f} points "

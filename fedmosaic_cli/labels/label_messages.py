@@ -80,12 +80,8 @@ class ConsensusLabels(Part):
         code = data[ENCODING_BYTE] if len(data) > ENCODING_BYTE else 0
         if code not in (wire.LabelEncoding.INDEX, wire.LabelEncoding.MASKED):
             reject_part("wrong_encoding")
-        header, spec = route.header, consensus_spec(route.ctx, wire.LabelEncoding(code))
-        expected = wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {SERVER_ID})
-        try:
-            labels = wire.decode_consensus_labels(data, expected)
-        except wire.InvalidMessageError as error:
-            raise InvalidPartError(error.reason.value) from None
+        spec = consensus_spec(route.ctx, wire.LabelEncoding(code))
+        labels = decode_server_message(wire.decode_consensus_labels, data, spec, route)
         return torch.as_tensor(labels, dtype=torch.int64)
 
     def value_spec(self, value: Tensor, ctx: FederationInfo) -> wire.MessageSpec:
@@ -138,15 +134,19 @@ class ClassShares(Part):
     def decode(self, data: bytes, route: Route) -> Tensor:
         import torch
 
-        header = route.header
-        expected = wire.ExpectedMessage(
-            self.spec(route.ctx), header.run_id, header.public_set_id, header.round, {SERVER_ID}
-        )
-        try:
-            shares = wire.decode_class_shares(data, expected)
-        except wire.InvalidMessageError as error:
-            raise InvalidPartError(error.reason.value) from None
-        return torch.as_tensor(shares)
+        return torch.as_tensor(decode_server_message(wire.decode_class_shares, data, self.spec(route.ctx), route))
+
+
+def decode_server_message(
+    decode: Callable[[bytes, wire.ExpectedMessage], NDArray[Any]], data: bytes, spec: wire.MessageSpec, route: Route
+) -> NDArray[Any]:
+    """Return the content of a message of the server. Raise InvalidPartError if it is not the expected one."""
+    header = route.header
+    expected = wire.ExpectedMessage(spec, header.run_id, header.public_set_id, header.round, {SERVER_ID})
+    try:
+        return decode(data, expected)
+    except wire.InvalidMessageError as error:
+        raise InvalidPartError(error.reason.value) from None
 
 
 def consensus_spec(ctx: FederationInfo, encoding: wire.LabelEncoding) -> wire.MessageSpec:

@@ -17,7 +17,7 @@ from pydantic import Field
 from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 from fedmosaic_cli.cotraining.expertise import entropy_expertise, frequency_expertise
-from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
+from fedmosaic_cli.cotraining.logit_adjustment import shift_to_public_set
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, agreement_trust, weighted_agreement
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
@@ -208,7 +208,7 @@ class GatedCoTraining(FedMosaic):
     def loss_terms(self, consensus: Tensor, trust: float, class_counts: Tensor) -> list[LossTerm]:
         if self.public_loss == "plain" or not self.prior_strength or trust <= MIN_TRUST:
             return super().loss_terms(consensus, trust, class_counts)
-        shift = prior_logit_shift(class_counts, consensus, self.prior_strength, self.prior_smoothing)
+        shift = shift_to_public_set(class_counts, consensus, self.prior_strength, self.prior_smoothing)
         return [AdjustedPseudoLabelLoss.from_labels(consensus, shift, trust)]
 
     def voting_model_terms(self, ctx: FederationInfo) -> list[LossTerm]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from fedmosaic_cli.cotraining.crossfit import stratified_folds
-from fedmosaic_cli.cotraining.mixture import GATE_RULES, VIEWS, GateName, View, choose_mixture, prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
+from fedmosaic_cli.cotraining.mixture import GATE_RULES, VIEWS, GateName, View, choose_mixture
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
 from fedmosaic_cli.engine.losses import PublicSoftLabelLoss, SoftLabelLoss
@@ -155,7 +156,7 @@ class StudentMixture(Method):
             return
         mixture = make_mixture(
             weights,
-            prior_shift(client.class_counts, shares),
+            shift_to_client(client.class_counts, shares),
             {
                 "local": lambda: client.state["model"],
                 "corrected": lambda: student,
@@ -182,7 +183,7 @@ class StudentMixture(Method):
         }
         for fold in range(self.gate_folds):
             held_out, seen = client.state[FOLDS_KEY] == fold, other_folds(client, fold)
-            shift = prior_shift(torch.bincount(labels[seen], minlength=num_classes), shares)
+            shift = shift_to_client(torch.bincount(labels[seen], minlength=num_classes), shares)
             logits = {
                 "local": client.predict_private(client.state[f"{FOLD_PREFIX}-{fold}"]),
                 "corrected": student_logits + shift.to(student_logits),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis, mean_interval
+from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis, mean_accuracy_gain
 from fedmosaic_cli.report.comparison import LOCAL_KEY, method_title
-from fedmosaic_cli.report.diagnosis_tables import format_optional
+from fedmosaic_cli.report.diagnosis_tables import client_table, format_optional
 from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, records_to_csv
 from fedmosaic_cli.report.statistics import client_gains
 from fedmosaic_cli.report.stats_tables import TextTable
@@ -38,7 +38,6 @@ CERTIFICATE_NOTE = (
     "Gains of the best tested mixture over the client's own model on held-out training data, with 95% intervals. "
     "Weights: own model / corrected student / fine-tuned student."
 )
-MAX_CERTIFICATES = 300
 
 
 @dataclass(frozen=True)
@@ -83,23 +82,18 @@ def build_certificate_tables(groups: Iterable[ComparisonGroup]) -> list[TextTabl
     certificates = []
     for label, runs in runs_by_group.items():
         rows = [certificate_row(run, certificate) for run in runs for certificate in run.certificates]
-        hidden = len(rows) - MAX_CERTIFICATES
-        note = CERTIFICATE_NOTE + (f" {hidden} more are in the runs' summary.json." if hidden > 0 else "")
-        certificates.append(
-            TextTable(f"Certificates: {label}", CERTIFICATE_HEADER, tuple(rows[:MAX_CERTIFICATES]), note)
-        )
+        certificates.append(client_table(f"Certificates: {label}", CERTIFICATE_HEADER, rows, CERTIFICATE_NOTE))
     return [*exchanges, *certificates]
 
 
 def exchange_row(run: CertifiedRun) -> tuple[str, ...]:
-    used = [certificate for certificate in run.certificates if certificate.collaborates]
-    gain = mean_interval([certificate.accuracy_gain for certificate in used if certificate.accuracy_gain])
+    num_used = sum(certificate.collaborates for certificate in run.certificates)
     mean_gain = sum(run.gains.values()) / len(run.gains) if run.gains else None
     exchange = run.exchange
     return (
         run.title,
-        f"{len(used)} of {len(run.certificates)}",
-        format_interval(gain, 100),
+        f"{num_used} of {len(run.certificates)}",
+        format_interval(mean_accuracy_gain(run.certificates), 100),
         format_optional(mean_gain, "+.2f", 100),
         format_optional(exchange.confidence, ".1f", 100),
         format_optional(exchange.median_z, ".1f"),

@@ -146,7 +146,7 @@ def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
         conditions = {protocol: flatten_keys(same.conditions.iloc[0]) for protocol, same in by_protocol.items()}
         differing = differing_keys(list(conditions.values()))
         for protocol, same in by_protocol.items():
-            values = ", ".join(f"{key.rpartition('.')[2]}={conditions[protocol].get(key)}" for key in differing)
+            values = ", ".join(short_assignments(conditions[protocol], differing))
             suffix = values if len(differing) <= MAX_LABEL_DIFFERENCES else protocol
             groups.append(ComparisonGroup(str(name), f"{name} [{suffix}]" if differing else str(name), same))
     groups.sort(key=lambda group: natural_sort_key(group.label))
@@ -234,6 +234,11 @@ def differing_keys(mappings: list[dict[str, Any]]) -> list[str]:
     """Return the keys under which the mappings have different values."""
     names = sorted({name for mapping in mappings for name in mapping})
     return [name for name in names if len({json.dumps(mapping.get(name)) for mapping in mappings}) > 1]
+
+
+def short_assignments(mapping: dict[str, Any], keys: Sequence[str]) -> list[str]:
+    """Return `name=value` for each dotted key; the name is its last part."""
+    return [f"{key.rpartition('.')[2]}={mapping.get(key)}" for key in keys]
 
 
 def shares_labels(key: MethodKey) -> bool:

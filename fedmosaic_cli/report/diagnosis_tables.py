@@ -37,7 +37,7 @@ DIAGNOSIS_NOTE = (
 GATE_NOTE = "Gain: mean Brier gain out of fold of training with the consensus, and its standard error."
 # Trust rules with lambda from losses, for runs whose summary does not say so.
 LOSS_RATIO_RULES = ("paper", "stabilised")
-MAX_WARNINGS, MAX_GATE_DECISIONS = 6, 300
+MAX_WARNINGS, MAX_CLIENT_ROWS = 6, 300
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,21 @@ def build_diagnosis_tables(groups: Iterable[ComparisonGroup]) -> list[TextTable]
         TextTable(f"Diagnosis: {label}", DIAGNOSIS_HEADER, tuple(map(diagnosis_row, runs)), warnings_note(runs))
         for label, runs in runs_by_group.items()
     ]
-    gate_tables = []
-    for label, runs in runs_by_group.items():
-        rows = gate_rows(runs)
-        hidden = len(rows) - MAX_GATE_DECISIONS
-        note = f"{hidden} more are in the runs' summary.json." if hidden > 0 else ""
-        if rows:
-            title = f"Decisions of the gate: {label}"
-            gate_tables.append(TextTable(title, GATE_HEADER, tuple(rows[:MAX_GATE_DECISIONS]), note))
+    gate_tables = [
+        client_table(f"Decisions of the gate: {label}", GATE_HEADER, rows)
+        for label, runs in runs_by_group.items()
+        if (rows := gate_rows(runs))
+    ]
     for kind, note in ((tables, DIAGNOSIS_NOTE), (gate_tables, GATE_NOTE)):
         kind[-1:] = [replace(table, note=" ".join(filter(None, (table.note, note)))) for table in kind[-1:]]
     return [*tables, *gate_tables]
+
+
+def client_table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], note: str = "") -> TextTable:
+    """Return a table of the first rows. Its note says how many rows are left out."""
+    hidden = len(rows) - MAX_CLIENT_ROWS
+    more = f"{hidden} more are in the runs' summary.json." if hidden > 0 else ""
+    return TextTable(title, header, tuple(rows[:MAX_CLIENT_ROWS]), " ".join(filter(None, (note, more))))
 
 
 def diagnosis_row(run: DiagnosedRun) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.report import certificate_tables, diagnosis_tables, stats_tables
 from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, table_to_latex
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
-from fedmosaic_cli.report.paper_tables import PAPER_TABLES, overview_table, paper_table
+from fedmosaic_cli.report.paper_tables import overview_table, select_tables
 from fedmosaic_cli.report.regimes import find_regime_maps, regime_maps_to_csv
 from fedmosaic_cli.report.stats_tables import TextTable
 
@@ -25,8 +25,7 @@ FIGURES_DIR = "figures"
 
 def build_all_tables(groups: Sequence[ComparisonGroup], with_published: bool) -> list[ComparisonTable]:
     """Build the overview table and the paper's tables that have columns."""
-    tables = [paper_table(name, groups, with_published) for name in PAPER_TABLES]
-    return [overview_table(groups, with_published), *(table for table in tables if table)]
+    return [overview_table(groups, with_published), *select_tables("all", groups, with_published)[0]]
 
 
 def result_files(

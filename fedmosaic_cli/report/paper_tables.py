@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.errors import unknown_name_error
 from fedmosaic_cli.methods.registry import BASELINES, EXTENDED_METHODS
 from fedmosaic_cli.report.captions import privacy_notes, table_caption, table_notes
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY
@@ -97,6 +98,26 @@ PAPER_TABLES = {
         only_listed=True,
     ),
 }
+
+
+def select_tables(
+    name: str | None, groups: Sequence[ComparisonGroup], with_published: bool
+) -> tuple[list[ComparisonTable], list[str]]:
+    """Build the overview table (None), one of the paper's tables, or `all` of them.
+
+    Returns:
+        The tables, and the names of those without columns.
+
+    Raises:
+        RequestError: There is no table of this name.
+    """
+    if name is None:
+        return [overview_table(groups, with_published)], []
+    if name not in (*PAPER_TABLES, "all"):
+        raise unknown_name_error("table", name, [*PAPER_TABLES, "all"], "table")
+    names = list(PAPER_TABLES) if name == "all" else [name]
+    by_name = {each: paper_table(each, groups, with_published) for each in names}
+    return [table for table in by_name.values() if table], [each for each, table in by_name.items() if not table]
 
 
 def overview_table(

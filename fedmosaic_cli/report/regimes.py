@@ -19,6 +19,7 @@ from fedmosaic_cli.report.comparison import (
     method_title,
     paper_sort_key,
     shares_labels,
+    short_assignments,
 )
 from fedmosaic_cli.report.formats.text_formats import records_to_csv
 from fedmosaic_cli.storage.files import to_json_bytes
@@ -270,10 +271,7 @@ def map_labels(conditions: Sequence[dict[str, Any]]) -> list[str]:
     """The data set of each map, and the conditions that differ if there are several maps."""
     flat = list(map(flatten_keys, conditions))
     differing = [key for key in differing_keys(flat) if key != "dataset"]
-    return [
-        ", ".join([values["dataset"], *(f"{key.rpartition('.')[2]}={values.get(key)}" for key in differing)])
-        for values in flat
-    ]
+    return [", ".join([values["dataset"], *short_assignments(values, differing)]) for values in flat]
 
 
 def regime_maps_to_csv(maps: Sequence[RegimeMap]) -> str:

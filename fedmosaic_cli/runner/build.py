@@ -1,4 +1,4 @@
-"""Build devices, data, learners, clients and the federation of a run from its configuration and shards."""
+"""Build clients, the server and the federation of a run from its configuration and shards."""
 
 from __future__ import annotations
 
@@ -6,42 +6,35 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedmosaic_cli.data.partitioning.partition import poison_clients
 from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.context import FederationInfo
-from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
-from fedmosaic_cli.engine.examples import Examples
-from fedmosaic_cli.engine.execution.modes import NETWORK_LEARNERS, choose_execution, num_workers
-from fedmosaic_cli.engine.execution.stacked.stacked_layers import is_stackable
+from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
 from fedmosaic_cli.engine.network_learner import NetworkLearner
-from fedmosaic_cli.engine.server import PUBLIC_STREAM, SERVER_STREAM, InProcessServer, PublicTrainer
+from fedmosaic_cli.engine.server import SERVER_STREAM, InProcessServer
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.attacks import LabelAttack, least_similar_classes
 from fedmosaic_cli.labels.label_upload_filter import LabelUploadFilter
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing, SharesLabels, reporting_rates
-from fedmosaic_cli.machine import PAGE_BYTES, physical_memory_bytes
 from fedmosaic_cli.models.architectures import build_network
 from fedmosaic_cli.models.registered_models import MODELS
+from fedmosaic_cli.runner.device_dataset import DeviceDataset
+from fedmosaic_cli.runner.learner_factory import LearnerFactory, build_public_worker, build_reference_network
 from fedmosaic_cli.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
     from fedmosaic_cli.engine.context import Parameters
-    from fedmosaic_cli.engine.execution.modes import ExecutionMode
-    from fedmosaic_cli.engine.learner import Learner
-    from fedmosaic_cli.engine.method import NetworkFactory
+    from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.model_settings import ModelSettings
 
@@ -77,100 +70,6 @@ def check_network(model: ModelSettings, train: TrainSettings, image_shape: Seque
     if train.precision != "float32" and device.type == "cpu":
         # Half precision is slower on most CPUs and crashes on some.
         raise RequestError(f"{train.precision} is for GPUs (train.precision): use float32 on a CPU")
-
-
-class DeviceDataset:
-    """The data set on a device: one array of images for all clients of that device.
-
-    Images that need more than half of a GPU's free memory stay on the host (`train.image_device`).
-    """
-
-    def __init__(
-        self, dataset: Dataset, partition: Partition, device: torch.device, dtype: torch.dtype, image_device: str
-    ) -> None:
-        preload_images(dataset.images)
-        # The memory layout of images affects the last bits of a result.
-        images = torch.as_tensor(np.ascontiguousarray(dataset.images))
-        self.images = images if should_stay_on_host(image_device, images.nbytes, device) else images.to(device)
-        self.dataset = dataset
-        self.dtype = dtype
-        self.device = device
-        self.public_examples = self._examples(partition.public, None)
-
-    def examples(self, shard: Shard, split: str) -> Examples:
-        """Return one split (train, test, val) of a client's examples with the client's labels."""
-        labels = torch.tensor(shard.split_labels(split, self.dataset), device=self.device)
-        return self._examples(shard.splits()[split], labels)
-
-    def _examples(self, index: NDArray[np.int64], labels: torch.Tensor | None) -> Examples:
-        indices = torch.tensor(index, device=self.images.device)
-        return Examples(self.images, indices, labels, self.dtype, self.device)
-
-
-def preload_images(images: NDArray[np.uint8]) -> None:
-    """Read memory-mapped images into memory if they fit, so that rounds do not wait for the disk."""
-    if isinstance(images, np.memmap) and images.nbytes < physical_memory_bytes() / 2:
-        images.reshape(-1)[::PAGE_BYTES].max(initial=0)
-
-
-def should_stay_on_host(image_device: str, num_bytes: int, device: torch.device) -> bool:
-    """Whether images stay on the host: on request, or because a GPU has too little free memory."""
-    if device.type != "cuda" or image_device != "auto":
-        return image_device == "host"
-    free, _ = torch.cuda.mem_get_info(device)
-    return num_bytes > free / 2
-
-
-class LearnerFactory:
-    """Creates learners. Clients with equal network, training settings and device share one."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._learners: dict[tuple[ModelSettings, TrainSettings, torch.device], NetworkLearner] = {}
-        self._networks: dict[tuple[ModelSettings, TrainSettings, torch.device, str], NetworkLearner] = {}
-        self._public_trainers: dict[tuple[ModelSettings, TrainSettings, torch.device], PublicTrainer] = {}
-        self._modes: set[str] = set()
-
-    def networks(self, client: int, device_dataset: DeviceDataset) -> dict[str, NetworkLearner]:
-        """Return the learners of the additional networks that the method needs, by name."""
-        model, train = self._config.network_settings_for(client), self._config.train_settings_for(client)
-        dataset, device, networks = device_dataset.dataset, device_dataset.device, self._config.method.needs.networks
-        for name in networks:
-            if (model, train, device, name) not in self._networks:
-                mode = choose_execution(train, model, dataset.input_shape, self._config.group_size(client), device)
-                learner = build_network_learner(model, train, device_dataset, "threads", networks[name])
-                if mode == "stacked" and is_stackable(learner.template):
-                    learner = build_network_learner(model, train, device_dataset, mode, networks[name])
-                self._networks[model, train, device, name] = learner
-        return {name: self._networks[model, train, device, name] for name in networks}
-
-    def public_trainer(self, client: int, device_dataset: DeviceDataset) -> PublicTrainer | None:
-        """Return what trains on the public set for this client, if the method needs it."""
-        if not self._config.method.needs.public_training:
-            return None
-        config, train = self._config, self._config.train_settings_for(client)
-        key = (config.network_settings_for(client), train, device_dataset.device)
-        if key not in self._public_trainers:
-            worker = build_public_worker(config, PUBLIC_STREAM, key[0], train, device_dataset)
-            self._public_trainers[key] = PublicTrainer(config.seed, worker)
-        return self._public_trainers[key]
-
-    def learner(self, client: int, private: Examples, device_dataset: DeviceDataset) -> Learner:
-        model, train = self._config.model_settings_for(client), self._config.train_settings_for(client)
-        shape, classes = device_dataset.dataset.input_shape, device_dataset.dataset.num_classes
-        if not model.is_network:
-            return EstimatorLearner(model, private, device_dataset.public_examples, classes)
-        key = (model, train, device_dataset.device)
-        if key not in self._learners:
-            mode = choose_execution(train, model, shape, self._config.group_size(client), device_dataset.device)
-            self._modes.add(mode)
-            self._learners[key] = build_network_learner(model, train, device_dataset, mode)
-        return self._learners[key]
-
-    @property
-    def execution(self) -> str:
-        """The execution modes in use, e.g. `stacked` or `stacked and threads`."""
-        return " and ".join(sorted(self._modes)) or "threads"
 
 
 def build_federation(
@@ -301,46 +200,6 @@ def build_server(config: RunConfig, device: torch.device, load_data: Callable[[]
         config, SERVER_STREAM, config.model_settings_for(0), config.train_settings_for(0), load_data()
     )
     return InProcessServer(config.seed, device, worker)
-
-
-def build_public_worker(
-    config: RunConfig, name: str, model: ModelSettings, train: TrainSettings, data: DeviceDataset
-) -> InProcessClient:
-    """Build a client whose training data is the public set without its labels; `name` is used in random streams."""
-    labels = torch.zeros(len(data.public_examples), dtype=torch.int64).to(data.device)
-    networks = config.method.needs.networks
-    return InProcessClient(
-        name,
-        config.seed,
-        replace(data.public_examples, labels=labels),
-        data.public_examples,
-        build_network_learner(model, train, data),
-        train,
-        data.dataset.num_classes,
-        networks={name: build_network_learner(model, train, data, extend=extend) for name, extend in networks.items()},
-    )
-
-
-def build_network_learner(
-    model: ModelSettings,
-    train: TrainSettings,
-    data: DeviceDataset,
-    mode: ExecutionMode = "threads",
-    extend: NetworkFactory | None = None,
-) -> NetworkLearner:
-    """Build the learner of a network or, with `extend`, of an additional network of the method."""
-    dataset = data.dataset
-    return NETWORK_LEARNERS[mode](
-        model, train, dataset.input_shape, dataset.num_classes, data.device, data.dtype, extend=extend
-    )
-
-
-def build_reference_network(
-    config: RunConfig, dataset: Dataset, device: torch.device, dtype: torch.dtype = torch.float32
-) -> NetworkLearner:
-    """Build the network of the first client, which defines the shapes of averaged models."""
-    model, train = config.model_settings_for(0), config.train_settings_for(0)
-    return NETWORK_LEARNERS["threads"](model, train, dataset.input_shape, dataset.num_classes, device, dtype)
 
 
 def build_federation_info(

@@ -15,14 +15,10 @@ from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.plugin_sources import plugin_failure
-from fedmosaic_cli.runner.build import (
-    DeviceDataset,
-    LearnerFactory,
-    find_devices,
-    pool_training_examples,
-    with_poisoned_labels,
-)
+from fedmosaic_cli.runner.build import find_devices, pool_training_examples, with_poisoned_labels
 from fedmosaic_cli.runner.checkpoint_state import to_tensors
+from fedmosaic_cli.runner.device_dataset import DeviceDataset
+from fedmosaic_cli.runner.learner_factory import LearnerFactory
 from fedmosaic_cli.runner.prepare import load_shard_data, partition_resolved, require_finished_run
 from fedmosaic_cli.storage import shards as shard_records
 from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA

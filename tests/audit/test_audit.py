@@ -29,8 +29,9 @@ from fedmosaic_cli.labels.voting import MIN_VOTE_WEIGHT, Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.models.model_settings import ModelSettings
-from fedmosaic_cli.runner.build import DeviceDataset, build_federation
+from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.checkpoint_state import to_arrays
+from fedmosaic_cli.runner.device_dataset import DeviceDataset
 from fedmosaic_cli.runner.evaluate import load_finished_run, load_run_data
 from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import load_exported_shards, read_shards

@@ -1,4 +1,4 @@
-"""Cross-fitting, agreement trust, count expertise and logit adjustment."""
+"""Cross-fitting, agreement trust and count expertise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, stratified_folds
 from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES, entropy_expertise
-from fedmosaic_cli.cotraining.logit_adjustment import prior_logit_shift
 from fedmosaic_cli.cotraining.trust import agreement_trust, weighted_agreement
-from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, PseudoLabelLoss
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
 
@@ -110,33 +107,3 @@ def test_expertise_is_at_most_its_max_value(kind, counts, data):
     log_probs = torch.tensor([logits], dtype=torch.float64).log_softmax(dim=1)
     found = EXPERTISE_RULES[kind].score(log_probs, log_probs.argmax(dim=1), torch.tensor(counts))
     assert 0 <= found.item() <= EXPERTISE_RULES[kind].max_value(classes, sum(counts)) + 1e-9
-
-
-def test_logit_shift_equals_a_manual_computation():
-    counts, consensus = torch.tensor([3, 0]), torch.tensor([0, 1, 1, 1, NO_LABEL])
-    own, common = np.array([4 / 5, 1 / 5]), np.array([2 / 6, 4 / 6])
-    expected = np.log(common) - np.log(own)
-    assert prior_logit_shift(counts, consensus, 1.0, 1.0).numpy() == pytest.approx(expected)
-    assert prior_logit_shift(counts, consensus, 0.5, 1.0).numpy() == pytest.approx(expected / 2)
-
-
-def test_logit_shift_is_zero_for_equal_distributions():
-    assert prior_logit_shift(torch.tensor([4, 8]), torch.tensor([0, 1, 1] * 4), 1.0, 1.0).abs().max() == 0
-
-
-def test_adjusted_loss_equals_plain_loss_on_shifted_logits():
-    torch.manual_seed(0)
-    logits, consensus = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, NO_LABEL, 1, 0])
-    shift = torch.tensor([0.5, -1.0, 0.25])
-    adjusted = AdjustedPseudoLabelLoss.from_labels(consensus, shift, 1.0)
-    plain = PseudoLabelLoss(consensus, 1.0)
-    assert torch.allclose(
-        adjusted.example_losses(logits, adjusted.targets),
-        plain.example_losses(logits + shift.double(), plain.targets),
-        atol=1e-6,
-    )
-    assert adjusted.example_losses(logits, adjusted.targets)[3] == 0
-    unshifted = AdjustedPseudoLabelLoss.from_labels(consensus, torch.zeros(3), 1.0)
-    assert torch.allclose(
-        unshifted.example_losses(logits, unshifted.targets), plain.example_losses(logits, plain.targets), atol=1e-12
-    )

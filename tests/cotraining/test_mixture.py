@@ -8,14 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmosaic_cli.cotraining.mixture import (
-    GATE_RULES,
-    GateRule,
-    choose_mixture,
-    increased_weights,
-    mixture_log_probs,
-    prior_shift,
-)
+from fedmosaic_cli.cotraining.mixture import GATE_RULES, GateRule, choose_mixture, increased_weights, mixture_log_probs
 
 
 def one_hot(labels, smoothing=0.0):
@@ -30,22 +23,6 @@ def possible_weights(rule):
 
 LABELS = torch.tensor([0, 1, 2] * 20)
 RIGHT, WRONG, UNSURE = one_hot([0, 1, 2] * 20), one_hot([1, 2, 0] * 20), torch.full((60, 3), 1 / 3).double()
-
-
-def test_prior_shift_is_bayes_rule():
-    """The student models p(y | x) under the shares' frequencies r; times q / r it is that of the client."""
-    counts, shares = torch.tensor([7, 0, 1]), torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]])
-    own = torch.tensor([8, 1, 2]) / 11
-    common = torch.tensor([0.5, 0.25, 0.25]) + 1e-3
-    likelihood = torch.tensor([0.2, 0.3, 0.5]).double()
-    student = likelihood * common / (likelihood * common).sum()
-    corrected = (student.log() + prior_shift(counts, shares)).softmax(dim=0)
-    assert corrected == pytest.approx(likelihood * own / (likelihood * own).sum(), rel=1e-6)
-
-
-def test_no_shift_for_equal_frequencies():
-    shift = prior_shift(torch.tensor([10, 10, 10]), torch.full((5, 3), 1 / 3))
-    assert shift.softmax(dim=0) == pytest.approx([1 / 3] * 3)
 
 
 def test_mixture_is_the_weighted_mean_of_probabilities():

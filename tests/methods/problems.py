@@ -1,15 +1,26 @@
-"""Helpers of the method tests: a problem with a known solution, and access to models of a federation."""
+"""Helpers of the method tests: problems with known solutions, a faulty server, and access to models of a federation."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fedmosaic_cli.engine.context import Parameters
 from fedmosaic_cli.engine.federation import Federation
 from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.methods.student import Student
 from tests.toys import TOYS, Toy, make_toy, run_toy
 
 WEIGHT = "head.weight"
+
+
+class PermutedShares(Student):
+    """The server assigns the shares to other examples."""
+
+    def aggregate(self, server, uploads, ctx):
+        super().aggregate(server, uploads, ctx)
+        order = torch.as_tensor(np.random.default_rng(0).permutation(ctx.public_size))
+        server.state["shares"] = server.state["shares"][order]
 
 
 def quadratic_toy(**train) -> Toy:

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -14,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import resolve_run_config
-from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights, prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
+from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.engine.rounds import run_rounds
@@ -23,7 +23,7 @@ from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
 from fedmosaic_cli.methods.student import Student
 from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_NETWORK
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
-from tests.methods.problems import by_hand_logits, full_batch_toy
+from tests.methods.problems import PermutedShares, by_hand_logits, full_batch_toy
 from tests.toys import TOYS, Toy, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
@@ -285,15 +285,6 @@ def test_client_that_contradicts_the_others_keeps_its_model():
     assert all(row["gate_on"] for row in rows_of(ALWAYS, toy) if row["round"] == 3)
 
 
-class PermutedShares(Student):
-    """The server assigns the shares to other examples."""
-
-    def aggregate(self, server, uploads, ctx):
-        super().aggregate(server, uploads, ctx)
-        order = torch.as_tensor(np.random.default_rng(0).permutation(ctx.public_size))
-        server.state["shares"] = server.state["shares"][order]
-
-
 def test_shares_that_no_student_can_predict_are_refused():
     toy = make_toy([30] * 4, public=200).changed(local_steps=30, rounds=2)
     options = {"steps": 300, "gate": "off", "check_agreement": False}
@@ -365,7 +356,7 @@ def test_prior_shift_uses_the_counts_of_the_client():
     federation = run_toy(ALWAYS, LARGE)
     shares = federation.method.broadcast(federation.state.server, 0, federation.ctx)["shares"]
     for client, model in zip(federation.state.clients, personal_models(federation).values(), strict=True):
-        assert model[SHIFT_ENTRY] == pytest.approx(prior_shift(client.class_counts, shares), abs=0.05)
+        assert model[SHIFT_ENTRY] == pytest.approx(shift_to_client(client.class_counts, shares), abs=0.05)
 
 
 def test_defences_that_the_method_does_not_use_are_refused():

@@ -12,7 +12,7 @@ import pytest
 from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
-from fedmosaic_cli.report.diagnosis_tables import MAX_GATE_DECISIONS, build_diagnosis_tables, diagnosed_runs
+from fedmosaic_cli.report.diagnosis_tables import MAX_CLIENT_ROWS, build_diagnosis_tables, diagnosed_runs
 from fedmosaic_cli.report.output_files import result_files
 from tests.report.page_runs import page_of
 from tests.report.runs_by_hand import Bench
@@ -124,8 +124,8 @@ def test_gate_decisions_are_listed_per_client(bench):
 
 
 def test_the_list_of_gate_decisions_is_truncated(bench):
-    clients = MAX_GATE_DECISIONS + 7
+    clients = MAX_CLIENT_ROWS + 7
     bench.write("gated", clients=clients, rounds=2, change=lambda row: {**row, "lambda": 0.5, "gate_on": 1})
     *_, gates = build_diagnosis_tables(groups_in(bench))
-    assert len(gates.rows) == MAX_GATE_DECISIONS
+    assert len(gates.rows) == MAX_CLIENT_ROWS
     assert gates.note.startswith("7 more are in the runs' summary.json.")

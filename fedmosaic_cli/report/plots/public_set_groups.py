@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.methods.registry import method_info
-from fedmosaic_cli.report.comparison import LOCAL_KEY, ComparisonGroup, differing_keys
+from fedmosaic_cli.report.comparison import LOCAL_KEY, ComparisonGroup, differing_keys, short_assignments
 from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
 from fedmosaic_cli.storage.files import to_json_bytes
 
@@ -98,9 +98,7 @@ def label_public_set_groups(candidates: list[dict[Any, ComparisonGroup]], varied
     bases = [base_label(members, conditions) for members, conditions in zip(candidates, shared, strict=True)]
     labelled = []
     for base, members, conditions in zip(bases, candidates, shared, strict=True):
-        details = (
-            [f"{key.rpartition('.')[2]}={conditions.get(key)}" for key in differing] if bases.count(base) > 1 else []
-        )
+        details = short_assignments(conditions, differing) if bases.count(base) > 1 else []
         ordered = sorted(members, key=lambda value: (value is None, value or 0))
         labelled.append(PublicSetGroup(", ".join([base, *details]), {value: members[value] for value in ordered}))
     return sorted(labelled, key=lambda public_set_group: public_set_group.label)
