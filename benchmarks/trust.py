@@ -2,6 +2,7 @@
 
 python benchmarks/trust.py epsilon digits            # about 6 minutes on two cores
 python benchmarks/trust.py epsilon fashion-mnist     # about 15
+python benchmarks/trust.py randomised digits         # about 8
 python benchmarks/trust.py attackers digits          # about 8
 python benchmarks/trust.py attackers fashion-mnist   # about 20
 python benchmarks/trust.py kinds digits              # about 5
@@ -54,6 +55,13 @@ class Found:
     accuracy: float
     spread: float
     total_epsilon: str
+    per_client: list[float]
+
+    def gain(self, baseline: Found) -> str:
+        """Mean difference to a baseline, and how many clients gain and lose."""
+        gains = [own - other for own, other in zip(self.per_client, baseline.per_client, strict=True)]
+        helped, hurt = sum(each > 1e-9 for each in gains), sum(each < -1e-9 for each in gains)
+        return f"{fmean(gains):+.1f} ({helped}/{hurt})"
 
 
 def runs(name: str, command: list[str], options: list[str]) -> Found:
@@ -62,15 +70,16 @@ def runs(name: str, command: list[str], options: list[str]) -> Found:
     words = [sys.executable, "-m", "fedmosaic_cli", *command, *options, "--seeds", SEEDS, "--runs-dir", str(folder)]
     print(f"  fedmosaic {' '.join([*command, *options])}", file=sys.stderr, flush=True)
     subprocess.run([*words, "--quiet", "--resume"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    consensus, majority, accuracy, total = [], [], [], "-"
+    consensus, majority, accuracy, per_client, total = [], [], [], [], "-"
     for path in sorted(folder.glob("*/*/seed-*/summary.json")):
         summary = json.loads(path.read_bytes())
         last = json.loads((path.parent / "rounds.jsonl").read_text().splitlines()[-1])
         consensus.append(100 * last.get("pseudo_label_accuracy", float("nan")))
         majority.append(100 * last.get("majority_accuracy", float("nan")))
         accuracy.append(100 * summary.get("honest_accuracy", summary["accuracy"])["client_mean"])
+        per_client += [100 * value for value in summary["accuracy"]["per_client"]]
         total = str(summary.get("privacy", {}).get("total_epsilon", total))
-    return Found(fmean(consensus), fmean(majority), fmean(accuracy), stdev(accuracy), total)
+    return Found(fmean(consensus), fmean(majority), fmean(accuracy), stdev(accuracy), total, per_client)
 
 
 def epsilon(data: str) -> None:
@@ -107,6 +116,28 @@ def epsilon(data: str) -> None:
         )
 
 
+def randomised(data: str) -> None:
+    """What `student` gains over Local with randomised labels, and without correction for their noise."""
+    for public_size, budgets in (("500", ("none", "inf", "8", "4", "2", "1", "0.5")), ("100", ("none", "4", "2", "1"))):
+        options = [*SETTINGS[data], "--set", f"data.public_size={public_size}"]
+        alone = runs(f"{data}/randomised/{public_size}/local", ["baseline", "local"], options)
+        print(f"{data}, {public_size} public examples; Local training {alone.accuracy:.1f}\n")
+        print("| epsilon per label | worst-case epsilon | right labels | Student | without correction |")
+        print("|---|---:|---:|---:|---:|")
+        for budget in budgets:
+            noise = [] if budget == "none" else ["--dp", "krr", "--set", f"privacy.label_epsilon={budget}"]
+            folder = f"{data}/randomised/{public_size}/{budget}"
+            ours = runs(f"{folder}/student", ["baseline", "student"], [*options, *noise])
+            gains = [ours.gain(alone)]
+            if budget not in ("none", "inf"):
+                plain = Path(__file__).with_name("uncorrected_student.py")
+                command = ["train", "--method", f"{plain}:Uncorrected"]
+                gains.append(runs(f"{folder}/uncorrected", command, [*options, *noise]).gain(alone))
+            spent = "-" if ours.total_epsilon == "-" else f"{float(ours.total_epsilon):.6g}"
+            print(f"| {budget} | {spent} | {ours.consensus:.1f} | {' | '.join((*gains, '-')[:2])} |", flush=True)
+        print()
+
+
 def attacked(data: str, kind: str, count: int, defence: dict[str, str], name: str) -> Found:
     attackers = list(range(count))
     attack = ["--set", f"attack.kind={kind}", "--set", f"attack.clients={attackers}", "--set", "attack.adaptive=true"]
@@ -140,7 +171,7 @@ def kinds(data: str) -> None:
 
 
 if __name__ == "__main__":
-    parts = {"epsilon": epsilon, "attackers": attackers, "kinds": kinds}
+    parts = {"epsilon": epsilon, "randomised": randomised, "attackers": attackers, "kinds": kinds}
     if len(sys.argv) != 3 or sys.argv[1] not in parts or sys.argv[2] not in SETTINGS:
         sys.exit(__doc__)
     parts[sys.argv[1]](sys.argv[2])

@@ -81,7 +81,7 @@ def print_planned_privacy(runs: Iterable[tuple[RunConfig, dict[str, Any]]], is_r
         printed.add(config.method.variant)
         for line in privacy_section_lines(config.method.variant, section):
             print_stderr(line)
-        if warning := delta_warning(config.privacy.delta, sizes):
+        if warning := delta_warning(section["delta"], sizes):
             print_stderr(f"warning: {warning}")
 
 

@@ -46,6 +46,12 @@ def check_noise(config: RunConfig, layers: ConfigLayers) -> None:
             f"this defence cannot weight votes with {labels} noise (defence): noisy votes are only correct on average; "
             "use krr without trimmed votes, or leave out the defence"
         )
+    if labels == "xor" and getattr(config.method, "robust", False):
+        key = f"methods.{config.method.info.name}.robust"
+        raise RequestError(
+            f"{key} is true ({layers.origin(key)}): it cannot compare votes with xor noise, whose rows are not labels; "
+            "use krr, or leave it out"
+        )
     if config.train.on_nan == "skip":
         raise RequestError(
             f"train.on_nan is skip ({layers.origin('train.on_nan')}): with noise it must be stop, because a missing "

@@ -157,7 +157,11 @@ class RunConfig:
         if not self.method.info.shares_labels or not self.data.public_size:
             return None
         return resolve_noise(
-            self.privacy, self.data.public_size, self.num_exchanges, getattr(self.method, "expertise", None)
+            self.privacy,
+            self.data.public_size,
+            self.num_exchanges,
+            getattr(self.method, "expertise", None),
+            getattr(self.method, "claims_privacy", True),
         )
 
     def check_privacy_budget(self) -> None:

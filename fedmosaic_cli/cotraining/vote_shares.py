@@ -34,7 +34,7 @@ class ConfidenceVotes:
     """The votes of one client.
 
     Attributes:
-        labels: y, the class of each example [examples].
+        labels: y, the class of each example [examples]; or bits [examples, classes], of which noise may set several.
         confidence: e, the confidence of each vote [examples], at least 0.
     """
 
@@ -44,6 +44,11 @@ class ConfidenceVotes:
     def weights(self, reputation: float = 1.0) -> FloatArray:
         """w_u = e_u / mean(e), so that no client gains influence by claiming a high confidence everywhere."""
         return reputation / max(float(self.confidence.mean()), MIN_MEAN_CONFIDENCE) * self.confidence
+
+    def by_class(self, weights: FloatArray, num_classes: int) -> FloatArray:
+        """Return the weight of each vote at its class [examples, classes], and 0 elsewhere."""
+        voted = self.labels if self.labels.ndim == 2 else self.labels[:, None] == np.arange(num_classes)
+        return voted * weights[:, None]
 
 
 def vote_sums(
@@ -60,10 +65,9 @@ def vote_sums(
         The sums [examples, classes].
     """
     sums = np.zeros((len(next(iter(votes.values())).labels), num_classes))
-    rows = np.arange(len(sums))
     for client in sorted(votes):
         own = votes[client]
-        sums[rows, own.labels] += own.weights((reputation or {}).get(client, 1.0))
+        sums += own.by_class(own.weights((reputation or {}).get(client, 1.0)), num_classes)
     return sums
 
 
@@ -97,10 +101,9 @@ def agreement_z(votes: ConfidenceVotes, sums_of_others: FloatArray) -> float:
         return 0.0
     leaders = sums_of_others.argmax(axis=1)
     frequency = np.bincount(leaders, minlength=num_classes) / count
-    confidence = np.zeros((count, num_classes))
-    confidence[np.arange(count), votes.labels] = votes.confidence
+    confidence = votes.by_class(votes.confidence, num_classes)
     agreement = confidence[np.arange(count), leaders].sum()
-    expected_rows = votes.confidence * frequency[votes.labels]
+    expected_rows = (confidence * frequency).sum(axis=1)
     expected = expected_rows.mean()
     centred = confidence - expected_rows[:, None] - confidence.mean(axis=0) + expected
     variance = count * (frequency * centred**2).sum() / (count - 1)
@@ -114,13 +117,9 @@ def agreement_z_by_client(votes: Mapping[int, ConfidenceVotes], sums: FloatArray
         votes: Votes by client.
         sums: `vote_sums(votes)` without reputations.
     """
-    rows = np.arange(len(sums))
-    result = {}
-    for client, own in votes.items():
-        others = sums.copy()
-        others[rows, own.labels] -= own.weights()
-        result[client] = agreement_z(own, others)
-    return result
+    return {
+        client: agreement_z(own, sums - own.by_class(own.weights(), sums.shape[1])) for client, own in votes.items()
+    }
 
 
 def contradicts_others(z: float, median_z: float) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from fedmosaic_cli.cotraining import NO_LABEL
+from fedmosaic_cli.cotraining.label_noise import noisy_log_probs
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +150,23 @@ class SoftLabelLoss(TargetLoss):
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(logits, targets.to(logits.dtype), reduction="none")
+
+
+@dataclass(frozen=True)
+class RandomisedLabelLoss(SoftLabelLoss):
+    """Cross-entropy to shares of randomised labels, with forward correction (see `cotraining.label_noise`).
+
+    Attributes:
+        uniform_fraction: The fraction of labels that the noise replaces by uniform ones.
+        sharpen: The model predicts the clean shares raised to this power and normalised.
+    """
+
+    uniform_fraction: float
+    sharpen: float = 1.0
+
+    def example_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        log_probs = noisy_log_probs((logits / self.sharpen).log_softmax(dim=1), self.uniform_fraction)
+        return -(log_probs * targets.to(logits.dtype)).sum(dim=1)
 
 
 @dataclass(frozen=True)

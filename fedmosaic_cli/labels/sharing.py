@@ -119,6 +119,9 @@ class SharesLabels(Method):
 
     uses_defence: ClassVar[bool] = True
     """Whether votes are counted as `defence` configures. Otherwise only `defence.min_clients` has an effect."""
+    claims_privacy: ClassVar[bool] = True
+    """Whether noise is reported as differential privacy, with a rating. Otherwise it is reported as randomised labels:
+    clients send no expertise, and epsilon is the worst case, the sum over all labels."""
 
     @property
     def uploads(self) -> Mapping[str, Part]:

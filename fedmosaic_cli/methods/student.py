@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedmosaic_cli.cotraining.expertise import entropy_expertise
+from fedmosaic_cli.cotraining.label_noise import denoised_mean, uniform_fraction
 from fedmosaic_cli.cotraining.vote_shares import (
     MIN_Z,
     ConfidenceVotes,
@@ -27,13 +28,21 @@ from fedmosaic_cli.cotraining.vote_shares import (
     vote_reputations,
     vote_sums,
 )
-from fedmosaic_cli.engine.losses import UniformTargetLoss
+from fedmosaic_cli.engine.losses import RandomisedLabelLoss, SoftLabelLoss, UniformTargetLoss
 from fedmosaic_cli.engine.messages import Scalars
 from fedmosaic_cli.engine.method import Costs, MethodInfo, UsedIf, hyperparameters
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.label_messages import ClassShares, ConsensusLabels, LabelUpload, LabelVotes
 from fedmosaic_cli.labels.privacy.privatize import privatize
-from fedmosaic_cli.labels.sharing import VOTE_LOG_KEY, SharesLabels, VoteLog, expertise_encoding, label_encoding
+from fedmosaic_cli.labels.sharing import (
+    VOTE_LOG_KEY,
+    SharesLabels,
+    VoteLog,
+    expertise_encoding,
+    label_encoding,
+    reporting_rates,
+)
+from fedmosaic_cli.labels.voting import agreement_rate
 from fedmosaic_cli.methods.student_mixture import STEPS_KEY, STUDENT_NETWORK, StudentMixture
 
 if TYPE_CHECKING:
@@ -58,7 +67,8 @@ class Student(StudentMixture, SharesLabels):
     """A student of the clients' votes, mixed with the client's own model.
 
     Attributes:
-        sharpen: Power of the vote sums, after which they become shares.
+        sharpen: Power of the vote sums, after which they become shares. With randomised labels the server sends shares
+            without it, and the loss of the student applies it.
         downlink: What the server sends: shares of all classes, or the leading class.
         share_bits: Bits per share.
         confidence_bits: Bits per confidence in an upload.
@@ -79,6 +89,7 @@ class Student(StudentMixture, SharesLabels):
     robust: bool = False
 
     uses_defence: ClassVar[bool] = False
+    claims_privacy: ClassVar[bool] = False
     info = MethodInfo(
         "student",
         "Student",
@@ -152,7 +163,8 @@ class Student(StudentMixture, SharesLabels):
         reputation = vote_reputations(votes, ctx.num_classes) if self.robust else None
         if reputation is not None:
             sums = vote_sums(votes, ctx.num_classes, reputation)
-        shares = torch.as_tensor(sharpened_shares(sums, self.sharpen))
+        noise = noise_fraction(ctx)
+        shares = torch.as_tensor(sharpened_shares(sums, 1.0 if noise else self.sharpen))
         labels = shares.argmax(dim=1)
         server.state = {
             "labels": labels,
@@ -161,7 +173,8 @@ class Student(StudentMixture, SharesLabels):
             VOTES_KEY: stored_votes(votes),
             VOTE_LOG_KEY: vote_log(votes, labels, reputation),
         }
-        server.log(median_z=median(z.values()), effective_classes=effective_classes(shares.numpy()) / ctx.num_classes)
+        num_effective = effective_classes(denoised_mean(shares, noise).numpy())
+        server.log(median_z=median(z.values()), effective_classes=num_effective / ctx.num_classes)
 
     def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
         if "shares" not in server.state or server.round > ctx.num_rounds:
@@ -179,7 +192,17 @@ class Student(StudentMixture, SharesLabels):
         shares: Tensor = received["shares"]
         if self.downlink == "labels":
             shares = one_hot(shares.clamp(min=0), ctx.num_classes).double()
-        return shares if not self.check_shares or self.has_predictable_shares(client, shares) else None
+        if self.check_shares and not self.has_predictable_shares(client, shares, self.label_noise(ctx)):
+            return None
+        return shares
+
+    def label_noise(self, ctx: FederationInfo) -> float:
+        # Noise that is uniform over the classes does not change which class leads on average.
+        return noise_fraction(ctx) if self.downlink == "shares" else 0.0
+
+    def student_loss(self, targets: Tensor, noise: float) -> SoftLabelLoss:
+        # Noisy shares arrive as they are: a power of them would not be what the loss corrects for.
+        return RandomisedLabelLoss(targets, 1.0, noise, self.sharpen) if noise else super().student_loss(targets, noise)
 
     def has_agreement(self, client: Client, agreement: Mapping[str, float]) -> bool:
         """Whether the votes of the client, and those of all clients, agree enough to use the shares."""
@@ -189,20 +212,20 @@ class Student(StudentMixture, SharesLabels):
             return True
         return not contradicts_others(z, median_z) and (median_z >= MIN_Z or self.gate != "safe")
 
-    def has_predictable_shares(self, client: Client, shares: Tensor) -> bool:
+    def has_predictable_shares(self, client: Client, shares: Tensor, noise: float) -> bool:
         """Whether a student predicts the votes on public examples that it has not seen; if not, they are noise."""
-        z = client.shared_result("holdout", lambda trainer: self.holdout_test(trainer, shares))
+        z = client.shared_result("holdout", lambda trainer: self.holdout_test(trainer, shares, noise))
         client.log(holdout_z=z)
         return z >= MIN_Z
 
-    def holdout_test(self, trainer: Server, shares: Tensor) -> float:
+    def holdout_test(self, trainer: Server, shares: Tensor, noise: float) -> float:
         """Return how well a student predicts the votes on public examples that it has not seen; see `holdout_z`."""
         import torch
 
         order = torch.as_tensor(trainer.rng("holdout").permutation(len(shares)))
         num_held_out = round(HOLDOUT_FRACTION * len(shares))
         held_out, seen = order[:num_held_out], order[num_held_out:]
-        student = self.train_student(trainer, shares, seen)
+        student = self.train_student(trainer, shares, seen, noise)
         predicted = trainer.predict_public(student, STUDENT_NETWORK).argmax(dim=1)
         return holdout_z(predicted[held_out].numpy(), shares.argmax(dim=1)[held_out].numpy(), shares.shape[1])
 
@@ -243,9 +266,15 @@ class Student(StudentMixture, SharesLabels):
 
 
 def confidence_votes(ballot: Ballot) -> ConfidenceVotes:
-    """Return the votes of a ballot. Of several bits that are set by noise, the lowest class counts."""
+    """Return the votes of a ballot."""
     labels = ballot.labels()
-    return ConfidenceVotes(labels.astype("int64") if labels.ndim == 1 else labels.argmax(axis=1), ballot.weights())
+    return ConfidenceVotes(labels.astype("int64") if labels.ndim == 1 else labels, ballot.weights())
+
+
+def noise_fraction(ctx: FederationInfo) -> float:
+    """Return the fraction of uniform labels in the votes, which follows from the noise of the run."""
+    rates = reporting_rates(ctx)
+    return uniform_fraction(rates.true_positive, rates.false_positive, ctx.num_classes)
 
 
 def stored_votes(votes: Mapping[int, ConfidenceVotes]) -> dict[str, dict[str, Tensor]]:
@@ -260,7 +289,7 @@ def stored_votes(votes: Mapping[int, ConfidenceVotes]) -> dict[str, dict[str, Te
 
 def vote_log(votes: Mapping[int, ConfidenceVotes], labels: Tensor, reputation: Mapping[int, float] | None) -> VoteLog:
     """Return what the log records about a vote."""
-    metrics = {c: {"vote_agreement": float((own.labels == labels.numpy()).mean())} for c, own in votes.items()}
+    metrics = {c: {"vote_agreement": agreement_rate(own.labels, labels.numpy())} for c, own in votes.items()}
     for client, value in (reputation or {}).items():
         metrics[client]["reputation"] = value
     return VoteLog(client_metrics=metrics, labels={"weighted": labels})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from fedmosaic_cli.cotraining.crossfit import stratified_folds
+from fedmosaic_cli.cotraining.label_noise import denoised_mean
 from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.cotraining.mixture import GATE_RULES, VIEWS, GateName, View, choose_mixture
 from fedmosaic_cli.engine import params
@@ -108,8 +109,9 @@ class StudentMixture(Method):
         """Train the student, test whether it helps, and store the mixture if it does."""
         shares = self.student_targets(client, received, ctx)
         if shares is not None:
-            student = client.shared_result("student", lambda trainer: self.train_student(trainer, shares))
-            self.store_mixture(client, student, shares)
+            noise = self.label_noise(ctx)
+            student = client.shared_result("student", lambda trainer: self.train_student(trainer, shares, noise=noise))
+            self.store_mixture(client, student, denoised_mean(shares, noise))
         client.log(gate_on=int(MIXTURE_KEY in client.state))
         for key in [key for key in client.state if key.split(".")[0] in self.temporary_keys(client)]:
             del client.state[key]
@@ -119,13 +121,19 @@ class StudentMixture(Method):
         shares: Tensor | None = received.get("shares")
         return shares
 
+    def label_noise(self, ctx: FederationInfo) -> float:
+        """Return the fraction of uniform labels in the targets; see `cotraining.label_noise`."""
+        return 0.0
+
     def temporary_keys(self, client: Client) -> set[str]:
         """Return the keys of the client's state that are not needed after the last round."""
         return {STEPS_KEY, FOLDS_KEY, DISTILLED_KEY, *(f"{FOLD_PREFIX}-{fold}" for fold in range(self.gate_folds))}
 
-    def train_student(self, trainer: Server, shares: Tensor, examples: Tensor | None = None) -> Parameters:
+    def train_student(
+        self, trainer: Server, shares: Tensor, examples: Tensor | None = None, noise: float = 0.0
+    ) -> Parameters:
         """Return a student of the shares of all public examples, or of some of them."""
-        term = SoftLabelLoss(shares if examples is None else shares[examples], 1.0)
+        term = self.student_loss(shares if examples is None else shares[examples], noise)
         trainer.state[STUDENT_KEY] = trainer.initial_network(STUDENT_NETWORK)
         for phase in range(NUM_LR_PHASES):
             trainer.train(
@@ -141,6 +149,10 @@ class StudentMixture(Method):
             )
         student: Parameters = trainer.state[STUDENT_KEY]
         return student
+
+    def student_loss(self, targets: Tensor, noise: float) -> SoftLabelLoss:
+        """Return the loss of a student."""
+        return SoftLabelLoss(targets, 1.0)
 
     def store_mixture(self, client: Client, student: Parameters, shares: Tensor) -> None:
         """Choose a mixture by the gate, and store it unless the client keeps its own model."""

@@ -25,7 +25,7 @@ def noise_key(summary: Mapping[str, Any]) -> str:
 
 
 def noise_label_parts(runs: pd.DataFrame, all_keys: Sequence[str]) -> list[str]:
-    """Describe the noise of a table row beside the method's name: "DP" only if the total epsilon is meaningful.
+    """Describe the noise of a table row beside the method's name: "DP" only if it is rated and meaningful.
 
     Settings that differ between the noise keys of the method's rows (`all_keys`) are part of the label.
     """
@@ -34,14 +34,16 @@ def noise_label_parts(runs: pd.DataFrame, all_keys: Sequence[str]) -> list[str]:
         return []
     sections = [PrivacySection.model_validate(section) for section in runs.privacy]
     total = max(section.total for section in sections)
-    kind = "DP" if total <= MAX_MEANINGFUL_EPSILON else "noise"
+    kind, bound = "DP" if total <= MAX_MEANINGFUL_EPSILON else "noise", "total"
+    if not all(section.is_rated for section in sections):
+        kind, bound = "randomised labels", "worst-case"
     condition = "conditional " if any(section.unit != "client" for section in sections) else ""
     settings, others = json.loads(key), [json.loads(other) for other in all_keys if other and other != key]
     differing = [name for name in sorted(settings) if any(other.get(name) != settings[name] for other in others)]
     # The first two parts already state the mechanism and epsilon.
     details = [f"{name} {settings[name]}" for name in differing if name not in ("labels", "epsilon") and settings[name]]
     mechanism = sections[0].labels.mechanism
-    return [f"{kind} {mechanism}", f"{condition}total epsilon {format_rounded_up(total)}", *details]
+    return [f"{kind} {mechanism}", f"{condition}{bound} epsilon {format_rounded_up(total)}", *details]
 
 
 def noise_options(runs: pd.DataFrame) -> tuple[str, ...]:

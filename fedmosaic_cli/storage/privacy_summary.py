@@ -16,6 +16,7 @@ GUARANTEE_LIMITS = {
     "weak": "at most 10",
     "no meaningful guarantee": "above 10",
 }
+RANDOMISED_LABELS = "randomised labels"
 SIGNIFICANT_DIGITS = 3
 NOISE_SOURCE_NOTES = {
     "seeded": "; not an adversary who knows the seed, which determines the noise",
@@ -50,7 +51,7 @@ class PrivacySection(Record):
     stage: Literal["planned", "spent"] = "spent"
     unit: Literal["client", "record-assumed"]
     changed_rows: int | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Field(ge=0, lt=1)]
     rounds: Annotated[int, Field(ge=0)]
     worst_client: int | None = None
     labels: LabelNoiseRecord
@@ -59,27 +60,23 @@ class PrivacySection(Record):
     eps_paper_formula: NonNegativeOrInf | None = None
     total_epsilon: NonNegativeOrInf
     noise: Literal["seeded", "system"] = "seeded"
-    verdict: Literal["strong", "good", "weak", "no meaningful guarantee"]
+    verdict: Literal["strong", "good", "weak", "no meaningful guarantee", "randomised labels"]
+    ledger: list[dict[str, Any]] = Field(default_factory=list)
 
     @property
     def total(self) -> float:
         return float(self.total_epsilon)
 
+    @property
+    def is_rated(self) -> bool:
+        """Whether the epsilon is that of a guarantee, rather than of randomised labels."""
+        return self.verdict != RANDOMISED_LABELS
+
 
 def privacy_lines(content: dict[str, Any]) -> list[str]:
     """Return the privacy section as lines of text."""
     section = PrivacySection.model_validate(content)
-    worst = "" if section.worst_client is None else f" | worst client: {section.worst_client}"
-    num_rounds = f"{section.rounds} round{'' if section.rounds == 1 else 's'}"
-    verdict = section.verdict.upper() if section.verdict == "no meaningful guarantee" else section.verdict
-    guarantee = f"{verdict} ({GUARANTEE_LIMITS[section.verdict]})" if section.rounds else "nothing is sent"
-    label_epsilon = format_privacy_number(section.round_epsilon.labels)
-    lines = [
-        f"privacy unit: {section.unit} | delta: {section.delta:g} | rounds: {section.rounds}{worst}",
-        mechanism_line(section),
-        f"per-round epsilon: labels {label_epsilon}{expertise_epsilon_text(section)}",
-        f"TOTAL epsilon over {num_rounds}: {format_rounded_up(section.total)}   -> {guarantee}",
-    ]
+    lines = guarantee_lines(section) if section.is_rated else randomised_label_lines(section)
     if section.unit != "client":
         lines.append(
             f"conditional: only if one record changes at most {section.changed_rows} public labels, which cannot be "
@@ -89,15 +86,45 @@ def privacy_lines(content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def randomised_label_lines(section: PrivacySection) -> list[str]:
+    """Describe noise that is not rated as a guarantee: the worst case is the sum over all labels."""
+    num_labels = sum(entry["count"] for entry in section.ledger)
+    exchanges = "the one exchange" if section.rounds == 1 else f"{section.rounds} exchanges"
+    epsilon = format_privacy_number(section.labels.epsilon)
+    return [
+        f"randomised {label_noise_text(section.labels)} | confidence: none sent",
+        f"worst-case epsilon of {exchanges}: {num_labels} labels x {epsilon} = {section.total:.6g}",
+    ]
+
+
+def guarantee_lines(section: PrivacySection) -> list[str]:
+    """Describe noise that is rated as a guarantee."""
+    worst = "" if section.worst_client is None else f" | worst client: {section.worst_client}"
+    num_rounds = f"{section.rounds} round{'' if section.rounds == 1 else 's'}"
+    verdict = section.verdict.upper() if section.verdict == "no meaningful guarantee" else section.verdict
+    guarantee = f"{verdict} ({GUARANTEE_LIMITS[section.verdict]})" if section.rounds else "nothing is sent"
+    label_epsilon = format_privacy_number(section.round_epsilon.labels)
+    return [
+        f"privacy unit: {section.unit} | delta: {section.delta:g} | rounds: {section.rounds}{worst}",
+        mechanism_line(section),
+        f"per-round epsilon: labels {label_epsilon}{expertise_epsilon_text(section)}",
+        f"TOTAL epsilon over {num_rounds}: {format_rounded_up(section.total)}   -> {guarantee}",
+    ]
+
+
 def mechanism_line(section: PrivacySection) -> str:
     """Describe the noise on labels and expertise."""
-    labels, expertise = section.labels, section.expertise
-    chance = f"flips {labels.flip:.6g} of all bits" if labels.flip is not None else f"keeps {labels.keep or 0:.6g}"
-    chance += "" if labels.guess is None else f", where a guess has {labels.guess:.3g}"
+    expertise = section.expertise
     mechanism = "none sent" if expertise.mechanism == "none" else expertise.mechanism
     noise = "" if expertise.sigma is None else f" (standard deviation {format_privacy_number(expertise.sigma)})"
-    epsilon = format_privacy_number(labels.epsilon)
-    return f"labels: {labels.mechanism} (epsilon {epsilon} each, {chance}) | expertise: {mechanism}{noise}"
+    return f"{label_noise_text(section.labels)} | expertise: {mechanism}{noise}"
+
+
+def label_noise_text(labels: LabelNoiseRecord) -> str:
+    """Describe the noise on labels."""
+    chance = f"flips {labels.flip:.6g} of all bits" if labels.flip is not None else f"keeps {labels.keep or 0:.6g}"
+    chance += "" if labels.guess is None else f", where a guess has {labels.guess:.3g}"
+    return f"labels: {labels.mechanism} (epsilon {format_privacy_number(labels.epsilon)} each, {chance})"
 
 
 def expertise_epsilon_text(section: PrivacySection) -> str:

@@ -146,6 +146,23 @@ def test_dry_run_shows_the_privacy_budget(invoke, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_student_prints_the_worst_case_of_randomised_labels(invoke, tmp_path):
+    options = ("baseline", "student", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--dp-delta", "0.1")
+    line = "  worst-case epsilon of the one exchange: 500 labels x 0.016 = 8"
+    planned = invoke(*options, "--dry-run")
+    assert planned.exit_code == 0, planned.stderr
+    assert line in planned.stdout.splitlines()
+    finished = invoke(*options, "--rounds", "2", "--set", "methods.student.steps=20")
+    assert finished.exit_code == 0, finished.stderr
+    assert line in finished.stderr.splitlines()
+    assert line in finished.stdout.splitlines()
+    for text in (planned.stdout.split("student, planned:")[1], planned.stderr, finished.output):
+        assert not [word for word in ("guarantee", "delta", "TOTAL", "weak", "DP") if word in text]
+    summary = json.loads((tmp_path / "runs/quickstart/student/seed-0/summary.json").read_text())
+    assert (summary["privacy"]["verdict"], summary["privacy"]["total_epsilon"]) == ("randomised labels", 8.0)
+    assert summary["privacy"]["round_epsilon"] == {"labels": 8.0, "expertise": 0.0}
+
+
 def test_a_large_delta_causes_a_warning(invoke):
     plan = ("train", *SHORT, "--dp", "krr", "--dp-epsilon", "8", "--dry-run")
     assert "warning: delta 0.1 is not below 1/" in invoke(*plan, "--dp-delta", "0.1").stderr

@@ -101,6 +101,26 @@ def test_z_has_the_moments_of_all_permutations():
     assert agreement_z(votes, others) == pytest.approx(expected, rel=1e-9)
 
 
+def test_bits_of_exact_labels_count_as_the_labels():
+    _, votes = voters(5)
+    bits = {c: ConfidenceVotes(np.eye(NUM_CLASSES, dtype=np.uint8)[v.labels], v.confidence) for c, v in votes.items()}
+    sums = vote_sums(votes, NUM_CLASSES)
+    assert (vote_sums(bits, NUM_CLASSES) == sums).all()
+    assert agreement_z_by_client(bits, sums) == agreement_z_by_client(votes, sums)
+
+
+def test_all_bits_that_are_set_count():
+    """A version that counts the lowest class of a row favours low classes."""
+    bits = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]], dtype=np.uint8)
+    votes = ConfidenceVotes(bits, np.ones(4))
+    assert vote_sums({0: votes}, 3).tolist() == bits.tolist()
+    others = np.random.default_rng(4).random((4, 3))
+    leaders = others.argmax(axis=1)
+    agreements = [bits[range(4), leaders[list(order)]].sum() for order in permutations(range(4))]
+    expected = (bits[range(4), leaders].sum() - np.mean(agreements)) / np.std(agreements)
+    assert agreement_z(votes, others) == pytest.approx(expected, rel=1e-9)
+
+
 def test_z_of_independent_votes_is_that_of_chance():
     rng = np.random.default_rng(2)
     values = []

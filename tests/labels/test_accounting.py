@@ -144,6 +144,14 @@ def test_few_labels_cost_the_sum_of_their_budgets():
     assert total_epsilon([], DELTA) == 0
 
 
+def test_worst_case_is_the_sum_over_all_labels():
+    labels = [Release(1, "krr", 500, epsilon=2.0), Release(2, "krr", 10, epsilon=0.5)]
+    assert total_epsilon(labels, 0.0) == 1005
+    assert total_epsilon(labels, DELTA) < 1005
+    assert math.isinf(total_epsilon([*labels, Release(1, "gaussian", 1, mu=1.0)], 0.0))
+    assert total_epsilon([], 0.0) == 0
+
+
 def test_total_exceeds_one_round():
     releases = both(100, 10, 0.1)
     assert total_epsilon(releases, DELTA) > 2 * total_epsilon(releases[:2], DELTA)

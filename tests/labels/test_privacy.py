@@ -230,6 +230,39 @@ def test_words_of_a_block(epsilon, kind):
     assert "conditional" not in text
 
 
+def randomised_labels(**settings):
+    """Noise of a method that claims no privacy, with 500 public examples and one exchange."""
+    return resolve_noise(PrivacySettings(**{"labels": "krr", **settings}), 500, 1, "entropy", claims_privacy=False)
+
+
+@pytest.mark.parametrize("labels", ["krr", "xor"])
+def test_budget_of_randomised_labels_is_the_worst_case(labels):
+    noise = randomised_labels(labels=labels, epsilon=8.0, expertise="gaussian", delta=0.01)
+    assert (noise.label_epsilon, noise.expertise_mechanism, noise.delta) == (8 / 500, "none", 0.0)
+    assert noise.planned_epsilon(1, 500) == pytest.approx(8)
+    one_record = randomised_labels(epsilon=8.0, unit="record-assumed", changed_rows=4)
+    assert (one_record.label_epsilon, one_record.planned_epsilon(1, 500)) == (2.0, 8.0)
+    with pytest.raises(RequestError, match="planned total epsilon of 1000 is above the limit of 10"):
+        require_planned_budget(randomised_labels(label_epsilon=2.0, max_epsilon=10), 1000)
+
+
+@pytest.mark.parametrize(("epsilon", "total"), [(0.016, "8"), (2.0, "1000"), (8.0, "4000"), ("inf", "inf")])
+def test_lines_about_randomised_labels_claim_nothing(epsilon, total):
+    noise = randomised_labels(label_epsilon=epsilon)
+    planned = planned_privacy_report(noise, 1, 500, 10, 1.0, [30, 40])
+    spent = spent_privacy_report(noise, {3: noise.round_releases(10, 40, 500, 1.0, is_first=True)}, 10)
+    for section in (planned, spent):
+        assert (section["verdict"], section["delta"]) == ("randomised labels", 0.0)
+        lines = privacy_lines(json.loads(json.dumps(section, allow_nan=False)))
+        assert lines[0].startswith(f"randomised labels: krr (epsilon {float(epsilon):g} each, keeps ")
+        assert lines[0].endswith(" | confidence: none sent")
+        assert lines[1] == f"worst-case epsilon of the one exchange: 500 labels x {float(epsilon):g} = {total}"
+        text = "\n".join(lines).lower()
+        assert not [
+            word for word in ("delta", "dp", "guarantee", "privacy", "strong", "weak", "private") if word in text
+        ]
+
+
 def test_report_states_the_assumption():
     text = "\n".join(lines_of(epsilon=1.0, unit="record-assumed", changed_rows=12))
     assert "conditional: only if one record changes at most 12 public labels" in text

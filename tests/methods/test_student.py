@@ -169,9 +169,9 @@ def test_all_clients_of_a_simulation_share_one_student():
     calls = []
 
     class Counted(Student):
-        def train_student(self, trainer, shares, examples=None):
+        def train_student(self, *args, **options):
             calls.append(1)
-            return super().train_student(trainer, shares, examples)
+            return super().train_student(*args, **options)
 
     models(Counted(steps=20, gate="off", check_agreement=False, check_shares=False), LARGE)
     assert len(calls) == 1

@@ -55,6 +55,20 @@ def test_noise_is_shown_beside_the_method(runs):
     ]
 
 
+@pytest.mark.parametrize("epsilon", [8.0, 800.0])
+def test_randomised_labels_have_no_badge(runs, epsilon):
+    chosen = PrivacySettings(labels="krr", epsilon=epsilon)
+    resolved = resolve_noise(chosen, 500, 1, None, claims_privacy=False)
+    ledger = resolved.round_releases(10, 40, 500, 2.0, is_first=True)
+    section = spent_privacy_report(resolved, {0: ledger}, 10)
+    runs("s", "student", 0, 0.5, privacy=section, privacy_settings=chosen.model_dump(mode="json"))
+    titles, group = titles_and_group(runs.folder)
+    assert titles == [f"Student (randomised labels krr, worst-case epsilon {epsilon:g})"]
+    shown = table_to_markdown(overview_table([group], with_published=False))
+    assert f"worst-case epsilon of the one exchange: 500 labels x {epsilon / 500:g} = {epsilon:g}" in shown
+    assert not [word for word in ("DP", "guarantee", "GUARANTEE", "TOTAL") if word in shown]
+
+
 def test_other_differences_in_noise_are_shown(runs):
     runs("s", "fedmosaic-entropy", 0, 0.5, place="a", **noise(epsilon=8.0))
     runs("s", "fedmosaic-entropy", 0, 0.5, place="b", **noise(epsilon=8.0, label_share=0.25))

@@ -55,9 +55,10 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
         }
         for run in plan.runs
     ]
-    noisy = [config for config in configs if config.noise]
     warnings = [
-        delta_warning(config.privacy.delta, dimensions[config.partition_seed].train_sizes or []) for config in noisy
+        delta_warning(config.noise.delta, dimensions[config.partition_seed].train_sizes or [])
+        for config in configs
+        if config.noise
     ]
     for warning in dict.fromkeys(filter(None, warnings)):
         print_stderr(f"warning: {warning}")

@@ -123,7 +123,10 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def total_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The total epsilon of a client's releases; infinite if one of them has no noise."""
+    """The total epsilon of a client's releases; infinite if one of them has no noise.
+
+    With delta 0 it is the sum of the epsilons of all labels; Gaussian noise has no such bound.
+    """
     kinds: Counter[tuple[float | None, float | None]] = Counter()
     for release in releases:
         kinds[release.epsilon, release.mu] += release.count
@@ -133,6 +136,8 @@ def total_epsilon(releases: Iterable[Release], delta: float) -> float:
     pure = math.fsum(count * epsilon for epsilon, count in labels.items())
     if math.isinf(squares) or math.isinf(pure):
         return math.inf
+    if not delta:
+        return math.inf if squares else pure
     if not labels:
         return gaussian_epsilon(math.sqrt(squares), delta)
     rho = squares / 2 + math.fsum(count * pure_dp_rho(epsilon) for epsilon, count in labels.items())

@@ -41,7 +41,7 @@ class PrivacyNoise:
         noise_multiplier: Standard deviation of Gaussian noise in units of the sensitivity; 0 without noise.
         unit: What the guarantee protects: all data of a client, or one record under the assumption `changed_rows`.
         changed_rows: Assumed number of public labels that one record can change.
-        delta: Delta of the guarantee.
+        delta: Delta of the guarantee; 0 for randomised labels, whose epsilon is the worst case.
         max_epsilon: Limit of the total epsilon.
     """
 
@@ -122,7 +122,11 @@ def num_exchange_rounds(num_rounds: int, warmup_rounds: int) -> int:
 
 
 def resolve_noise(
-    settings: PrivacySettings, public_size: int, num_exchanges: int, expertise_rule: str | None
+    settings: PrivacySettings,
+    public_size: int,
+    num_exchanges: int,
+    expertise_rule: str | None,
+    claims_privacy: bool = True,
 ) -> PrivacyNoise | None:
     """The noise of a run.
 
@@ -131,6 +135,7 @@ def resolve_noise(
         public_size: Number of public examples.
         num_exchanges: Number of rounds in which clients upload labels.
         expertise_rule: Expertise rule of the method, if it has one.
+        claims_privacy: False for randomised labels; see `SharesLabels`.
 
     Returns:
         The noise, or None if labels are uploaded without noise.
@@ -145,9 +150,10 @@ def resolve_noise(
             f"privacy.changed_rows is {settings.changed_rows} (configuration): it must be at most {public_size}, the "
             "size of the public set"
         )
-    expertise = resolve_expertise_mechanism(settings, expertise_rule)
+    expertise = resolve_expertise_mechanism(settings, expertise_rule) if claims_privacy else "none"
+    delta = settings.delta if claims_privacy else 0.0
     label_epsilon, multiplier = resolve_noise_parameters(
-        settings, expertise, settings.changed_rows or public_size, num_exchanges
+        settings, expertise, settings.changed_rows or public_size, num_exchanges, delta
     )
     if label_epsilon < MIN_LABEL_EPSILON:
         raise RequestError(
@@ -161,7 +167,7 @@ def resolve_noise(
         noise_multiplier=multiplier,
         unit=settings.unit,
         changed_rows=settings.changed_rows,
-        delta=settings.delta,
+        delta=delta,
         max_epsilon=settings.max_epsilon,
     )
 
@@ -186,7 +192,11 @@ def resolve_expertise_mechanism(settings: PrivacySettings, expertise_rule: str |
 
 
 def resolve_noise_parameters(
-    settings: PrivacySettings, expertise_mechanism: ExpertiseMechanism, max_changed_labels: int, num_exchanges: int
+    settings: PrivacySettings,
+    expertise_mechanism: ExpertiseMechanism,
+    max_changed_labels: int,
+    num_exchanges: int,
+    delta: float,
 ) -> tuple[float, float]:
     """The epsilon per label and the noise multiplier: as configured, or calibrated to the total epsilon."""
     if settings.epsilon == "inf":
@@ -195,9 +205,10 @@ def resolve_noise_parameters(
         gaussians = {"none": 0, "histogram": 1, "gaussian": num_exchanges}[expertise_mechanism]
         share = 1.0 if expertise_mechanism == "none" else settings.label_share
         # Without an exchange nothing is spent, and any noise is valid.
-        return calibrate_noise(
-            settings.epsilon, settings.delta, max(num_exchanges, 1) * max_changed_labels, max(gaussians, 1), share
-        )
+        num_labels = max(num_exchanges, 1) * max_changed_labels
+        if not delta:
+            return settings.epsilon / num_labels, 0.0
+        return calibrate_noise(settings.epsilon, delta, num_labels, max(gaussians, 1), share)
     if expertise_mechanism != "none" and settings.noise_multiplier is None:
         raise RequestError(
             f"privacy.label_epsilon is given, but no privacy.noise_multiplier for {expertise_mechanism} noise "

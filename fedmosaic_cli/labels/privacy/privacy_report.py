@@ -27,6 +27,8 @@ SYSTEM_NOISE_NOTE = (
     "drawn by every site from its operating system, and kept by nobody; in floating point, so the formulas hold up to "
     "its last digits; accuracies and losses told for the log, and class counts in the manifest, have no noise"
 )
+RANDOMISED_LABELS = "randomised labels"
+"""Instead of a rating, for methods that claim no privacy."""
 MAX_VALID_PAPER_EPSILON = 1.0
 """The paper's formula is proven up to this epsilon."""
 
@@ -106,7 +108,7 @@ def build_privacy_report(
         "eps_paper_formula": formula,
         "eps_paper_formula_valid": None if formula is None else formula <= MAX_VALID_PAPER_EPSILON,
         "total_epsilon": total,
-        "verdict": guarantee_rating(total),
+        "verdict": guarantee_rating(total) if noise.delta else RANDOMISED_LABELS,
         "noise": "seeded",
         "noise_means": SEEDED_NOISE_NOTE,
         "ledger": ledger,
