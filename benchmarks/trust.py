@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 SEEDS = "0,1,2"
-DIGITS = ["--preset", "quickstart"]
+DIGITS = ["--preset", "quickstart-label-skew"]
 # A setting of minutes, in which clients have about 150 examples each, and something to learn from each other.
 FASHION = [
     *("--preset", "practical-fashion-mnist", "--rounds", "30", "--set", "train.local_steps=10"),
@@ -30,6 +30,8 @@ FASHION = [
     *("--set", "data.alpha=1.0", "--set", "data.public_size=1000", "--set", "methods.fedmosaic.trust=stabilised"),
 ]
 SETTINGS = {"digits": DIGITS, "fashion-mnist": FASHION}
+# Student is for clients with few examples.
+STUDENT_SETTINGS = {**SETTINGS, "digits": ["--preset", "quickstart"]}
 FIFTEEN = {"digits": ["--set", "data.clients=15"], "fashion-mnist": []}
 PUBLIC = {"digits": 300, "fashion-mnist": 1000}
 DEFENCES = {
@@ -119,7 +121,7 @@ def epsilon(data: str) -> None:
 def randomised(data: str) -> None:
     """What `student` gains over Local with randomised labels, and without correction for their noise."""
     for public_size, budgets in (("500", ("none", "inf", "8", "4", "2", "1", "0.5")), ("100", ("none", "4", "2", "1"))):
-        options = [*SETTINGS[data], "--set", f"data.public_size={public_size}"]
+        options = [*STUDENT_SETTINGS[data], "--set", f"data.public_size={public_size}"]
         alone = runs(f"{data}/randomised/{public_size}/local", ["baseline", "local"], options)
         print(f"{data}, {public_size} public examples; Local training {alone.accuracy:.1f}\n")
         print("| epsilon per label | worst-case epsilon | right labels | Student | without correction |")

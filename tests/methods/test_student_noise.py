@@ -12,7 +12,7 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.cotraining.label_noise import denoised_mean
-from fedmosaic_cli.cotraining.mixture import prior_shift
+from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.label_messages import LabelVotes
@@ -120,9 +120,9 @@ def test_prior_shift_uses_the_class_frequencies_before_the_noise(labels):
     federation = run_toy(ALWAYS, noisy(labels))
     shares, fraction = federation.state.server.state["shares"], noise_fraction(federation.ctx)
     for client, model in zip(federation.state.clients, personal_models(federation).values(), strict=True):
-        expected = prior_shift(client.class_counts, denoised_mean(shares, fraction))
+        expected = shift_to_client(client.class_counts, denoised_mean(shares, fraction))
         assert model[SHIFT_ENTRY] == pytest.approx(expected, abs=0.1)
-        assert (model[SHIFT_ENTRY] - prior_shift(client.class_counts, shares)).abs().max() > 0.1
+        assert (model[SHIFT_ENTRY] - shift_to_client(client.class_counts, shares)).abs().max() > 0.1
 
 
 def test_leading_classes_need_no_correction():
