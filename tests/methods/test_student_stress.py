@@ -21,8 +21,8 @@ from tests.toys import from_client, make_toy, personal_models, run_toy, same
 
 LOCAL, STUDENT = Local(), Student()
 TWENTY_CLIENTS = ("data.clients=20", "data.examples_per_client=30", "data.test_examples_per_client=20")
-# Seeds 0 and 1 also pass. Seed 2 has the widest margins, so that rounding on another machine does not fail a test.
-ATTACKED_SEED = 2
+# Seeds 0 and 2 also pass. Seed 1 has the widest margins, so that rounding on another machine does not fail a test.
+ATTACKED_SEED = 1
 # Clients that memorise wrong labels are overconfident, so that a mixture with anything improves their Brier score.
 WRONG_LABELS = ("data.label_noise=0.4",)
 
