@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -46,8 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MODEL_PATH = Path(__file__).parents[1] / "fedmosaic_cli" / "runner" / MODEL_FILE
-FEATURES = ("reliability", "median_agreement", "log10_examples")
+FEATURES = ("reliability", "inverse_root_examples")
+OTHER_FEATURES = ("coverage", "agreement", "log10_public")
 PENALTY = 0.01
+LOWEST_SHARE = 0.1
+"""Share of clients from which the lower limit of phi is computed."""
 INTERVAL = 0.9
 CLIENT_LIMITS, MEAN_LIMITS = (0.005, 0.02, 0.05), (0.02,)
 """Expected gains at which the interval changes, for clients and for means."""
@@ -83,19 +87,23 @@ def collect_rows(folders: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"own_accuracy": float})
 
 
-def fit(rows: pd.DataFrame) -> ForecastModel:
+def fit(rows: pd.DataFrame, names: Sequence[str] = FEATURES) -> ForecastModel:
     """Fit gain = (1 - a) phi by least squares, with a penalty on the standardised coefficients of phi."""
     used = rows[~rows.is_guarded]
-    features = used[list(FEATURES)].to_numpy()
+    features = used[list(names)].to_numpy()
     center, scale = features.mean(axis=0), features.std(axis=0) + 1e-12
     headroom = 1 - used.own_accuracy.to_numpy()
     design = headroom[:, None] * np.column_stack([np.ones(len(used)), (features - center) / scale])
-    penalty = PENALTY * (headroom**2).sum() * np.diag([0.0, *[1.0] * len(FEATURES)])
+    penalty = PENALTY * (headroom**2).sum() * np.diag([0.0, *[1.0] * len(names)])
     constant, *slopes = np.linalg.solve(design.T @ design + penalty, design.T @ used.gain.to_numpy())
     coefficients = np.array(slopes) / scale
-    named = dict(zip(FEATURES, map(float, coefficients), strict=True))
+    named = dict(zip(names, map(float, coefficients), strict=True))
+    constant = float(constant - coefficients @ center)
+    # What the clients with the lowest values of the linear function gain.
+    order = np.argsort(features @ coefficients, kind="stable")[: round(LOWEST_SHARE * len(used))]
+    least = max(used.gain.to_numpy()[order].sum() / max(headroom[order].sum(), 1e-12), 0.0)
     unknown = (ResidualRange(inf, 0.0, 0.0),)
-    return ForecastModel(float(constant - coefficients @ center), named, unknown, unknown)
+    return ForecastModel(float(least), constant, named, unknown, unknown)
 
 
 def predict(model: ForecastModel, rows: pd.DataFrame) -> list[ExpectedGain]:
@@ -120,23 +128,21 @@ def predict_means(model: ForecastModel, rows: pd.DataFrame, gains: Sequence[Expe
 
 
 def residual_ranges(expected: pd.Series, observed: pd.Series, limits: Sequence[float]) -> tuple[ResidualRange, ...]:
-    """Quantiles of the errors between two limits of the expected gain."""
-    edges = [-inf, *limits, inf]
+    """Quantiles of the errors between two limits of the expected gain, with the correction of split conformal sets."""
     ranges = []
-    for low, high in pairwise(edges):
-        errors = (observed - expected)[(expected >= low) & (expected < high)]
-        tail = (1 - INTERVAL) / 2
-        ranges.append(ResidualRange(high, *map(float, np.quantile(errors, [tail, 1 - tail]))))
+    for low, high in pairwise([-inf, *limits, inf]):
+        errors = np.sort((observed - expected)[(expected >= low) & (expected < high)])
+        num_outside = max(int((len(errors) + 1) * (1 - INTERVAL) / 2), 1)
+        ranges.append(ResidualRange(high, float(errors[num_outside - 1]), float(errors[-num_outside])))
     return tuple(ranges)
 
 
 def with_intervals(model: ForecastModel, clients: pd.DataFrame, means: pd.DataFrame) -> ForecastModel:
     """The model with intervals from held-out predictions."""
-    return ForecastModel(
-        model.constant,
-        model.coefficients,
-        residual_ranges(clients["mean"], clients.gain, CLIENT_LIMITS),
-        residual_ranges(means["mean"], means.gain, MEAN_LIMITS),
+    return replace(
+        model,
+        residuals=residual_ranges(clients["mean"], clients.gain, CLIENT_LIMITS),
+        mean_residuals=residual_ranges(means["mean"], means.gain, MEAN_LIMITS),
     )
 
 
@@ -207,8 +213,9 @@ def fit_study(folders: Sequence[str]) -> None:
     model = with_intervals(fit(rows), *predictions["setting"])
     seeds = sorted(int(seed.removeprefix("seed-")) for seed in rows.seed.unique())
     content = ForecastModelFile(
-        study=f"'fedmosaic reproduce regimes', seeds {', '.join(map(str, seeds))}",
+        study=f"'fedmosaic reproduce regimes --seeds {','.join(map(str, seeds))}'",
         interval=INTERVAL,
+        least_fraction=model.least_fraction,
         constant=model.constant,
         coefficients=dict(model.coefficients),
         residuals=to_lists(model.residuals),
@@ -217,8 +224,25 @@ def fit_study(folders: Sequence[str]) -> None:
     )
     MODEL_PATH.write_text(json.dumps(rounded(content.model_dump()), indent=2) + "\n", encoding="utf-8")
     print(f"{rows.setting.nunique()} settings, {rows.run.nunique()} runs, {len(rows)} clients, seeds {seeds}\n")
-    print("phi =", " ".join([f"{model.constant:.3f}", *(f"{v:+.3f} {name}" for name, v in model.coefficients.items())]))
+    terms = [f"{model.constant:.3f}", *(f"{value:+.3f} {name}" for name, value in model.coefficients.items())]
+    print(f"phi = {' '.join(terms)}, at least {model.least_fraction:.3f}\n")
     print_quality(content.quality)
+    print_features(rows)
+
+
+def print_features(rows: pd.DataFrame) -> None:
+    """Print what other features would change: R2 over clients, by what is held out."""
+    print(f"\n| features of phi | {' | '.join(HELD_OUT)} |\n|---|{'---:|' * len(HELD_OUT)}")
+    choices = [FEATURES, *((name,) for name in FEATURES), *((*FEATURES, name) for name in OTHER_FEATURES)]
+    for names in choices:
+        cells = []
+        for keys in HELD_OUT.values():
+            parts = [
+                held_out.assign(mean=[gain.mean for gain in predict(fit(rows.drop(held_out.index), names), held_out)])
+                for _, held_out in rows.groupby(keys)
+            ]
+            cells.append(f"{r_squared(pd.concat(parts)):.2f}")
+        print(f"| {', '.join(names)} | {' | '.join(cells)} |")
 
 
 def to_lists(ranges: Sequence[ResidualRange]) -> list[tuple[float | None, float, float]]:

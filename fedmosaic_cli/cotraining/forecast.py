@@ -1,6 +1,6 @@
 """What an exchange of labels is expected to bring to each client, from the votes and the client's own data.
 
-The model says which fraction of a client's errors the exchange corrects. Its features are fractions or logarithms of
+The model says which fraction of a client's errors the exchange corrects. Its features are fractions or functions of
 counts, so that they are comparable between data sets. Neither true labels of the public set nor test examples are used.
 All functions compute in float64. See docs/trust.md.
 """
@@ -20,7 +20,6 @@ from fedmosaic_cli.cotraining.vote_shares import (
     agreement_kappa,
     agreement_z_by_client,
     contradicts_others,
-    sharpened_shares,
     vote_sums,
 )
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
 
-SHARE_POWER = 2.0
-"""Power of the vote sums in `VoteEvidence.consensus_accuracy`."""
 MIN_USEFUL_GAIN = 0.005
 """Gain in accuracy from which collaboration is worthwhile."""
 Advice = Literal["collaborate", "little to expect", "stay local"]
@@ -46,23 +43,19 @@ class VoteEvidence:
     Attributes:
         coverage: `vote_coverage` of the client's confidences.
         agreement: Agreement beyond chance of the client with the others; see `vote_shares.agreement_kappa`.
-        median_agreement: The median of `agreement` over all clients.
         agreement_z: The same agreement in standard deviations from chance; see `vote_shares.agreement_z`.
         median_z: The median of `agreement_z` over all clients.
         class_reliability: Reliability of the other clients' votes for each class [classes]; NaN without votes.
         reliability: Mean of `class_reliability` over the client's training examples; a class without votes counts 0.
-        consensus_accuracy: `consensus_accuracy` for the class counts of the client.
         public_size: Number of public examples.
     """
 
     coverage: float
     agreement: float
-    median_agreement: float
     agreement_z: float
     median_z: float
     class_reliability: FloatArray
     reliability: float
-    consensus_accuracy: float
     public_size: int
 
     @property
@@ -103,28 +96,6 @@ def confirmed_votes(votes: ConfidenceVotes, sums: FloatArray) -> tuple[FloatArra
     return confirmed, total
 
 
-def consensus_accuracy(shares: FloatArray, class_counts: IntArray) -> float:
-    """The accuracy that the shares claim for examples with the client's class frequencies.
-
-    With q(c) = (n(c) + 1) / (n + C), r(c) = mean_u t_u(c) + 0.001 and p_u(c) = t_u(c) q(c) / r(c), it is
-    sum_u max_c p_u(c) / sum_u sum_c p_u(c). If the shares were true probabilities, this would be the accuracy of
-    predictions by Bayes' rule from the consensus alone.
-
-    Args:
-        shares: t, the class shares of the public set [examples, classes].
-        class_counts: n(c), the client's training examples [classes].
-    """
-    own = (class_counts + 1) / (class_counts.sum() + len(class_counts))
-    joint = shares * (own / (shares.mean(axis=0) + 1e-3))
-    return float(joint.max(axis=1).sum() / joint.sum())
-
-
-def class_diversity(class_counts: IntArray) -> float:
-    """H(q) / log C: 0 for a client with one class, 1 if all C classes are equally frequent."""
-    frequency = class_counts[class_counts > 0] / class_counts.sum()
-    return float(-(frequency * np.log(frequency)).sum()) / math.log(len(class_counts))
-
-
 def vote_evidence(
     votes: Mapping[int, ConfidenceVotes], class_counts: Mapping[int, IntArray]
 ) -> dict[int, VoteEvidence]:
@@ -136,9 +107,7 @@ def vote_evidence(
     """
     num_classes = len(next(iter(class_counts.values())))
     sums = vote_sums(votes, num_classes)
-    shares = sharpened_shares(sums, SHARE_POWER)
     z = agreement_z_by_client(votes, sums)
-    kappa = {client: agreement_kappa(own, sums, 1.0) for client, own in votes.items()}
     tallies = {client: confirmed_votes(own, sums) for client, own in votes.items()}
     confirmed, total = (sum(parts, np.zeros(num_classes)) for parts in zip(*tallies.values(), strict=True))
     evidence = {}
@@ -149,13 +118,11 @@ def vote_evidence(
         counts = class_counts[client]
         evidence[client] = VoteEvidence(
             coverage=vote_coverage(own.confidence),
-            agreement=kappa[client],
-            median_agreement=median(kappa.values()),
+            agreement=agreement_kappa(own, sums, 1.0),
             agreement_z=z[client],
             median_z=median(z.values()),
             class_reliability=reliability,
             reliability=float(counts @ np.nan_to_num(reliability) / counts.sum()),
-            consensus_accuracy=consensus_accuracy(shares, counts),
             public_size=len(sums),
         )
     return evidence
@@ -195,15 +162,18 @@ class ResidualRange(NamedTuple):
 class ForecastModel:
     """Expected gain = (1 - a) phi, where a is the client's own accuracy and phi the fraction of errors corrected.
 
-    phi is a constant plus a linear function of features, limited to [0, 1].
+    phi is a constant plus a linear function of features, limited to [least_fraction, 1]. It does not fall to 0, because
+    the gate rejects what does not help.
 
     Attributes:
+        least_fraction: The lower limit of phi.
         constant: The constant of phi.
         coefficients: The coefficients of phi by feature; see `forecast_features`.
         residuals: Quantiles of errors for single clients, by increasing expected gain. The last one has no limit.
         mean_residuals: The same for the mean over the clients of a federation.
     """
 
+    least_fraction: float
     constant: float
     coefficients: Mapping[str, float]
     residuals: tuple[ResidualRange, ...]
@@ -212,7 +182,7 @@ class ForecastModel:
     def corrected_fraction(self, features: Mapping[str, float]) -> float:
         """phi, the fraction of the client's errors that the exchange corrects."""
         linear = self.constant + sum(value * features[name] for name, value in self.coefficients.items())
-        return min(max(linear, 0.0), 1.0)
+        return min(max(linear, self.least_fraction), 1.0)
 
     def expected_gain(self, features: Mapping[str, float], own_accuracy: float) -> ExpectedGain:
         """Return the expected gain of a client.
@@ -244,12 +214,9 @@ def forecast_features(evidence: VoteEvidence, class_counts: IntArray) -> dict[st
         class_counts: The client's training examples [classes].
     """
     return {
+        "reliability": evidence.reliability,
+        "inverse_root_examples": float(class_counts.sum()) ** -0.5,
         "coverage": evidence.coverage,
         "agreement": evidence.agreement,
-        "median_agreement": evidence.median_agreement,
-        "reliability": evidence.reliability,
-        "consensus_accuracy": evidence.consensus_accuracy,
-        "class_diversity": class_diversity(class_counts),
-        "log10_examples": math.log10(class_counts.sum()),
         "log10_public": math.log10(evidence.public_size),
     }

@@ -94,13 +94,15 @@ class ForecastModelFile(Record):
     Attributes:
         study: The runs that the model was fitted on.
         interval: Nominal coverage of the intervals.
-        constant, coefficients, residuals, mean_residuals: See `ForecastModel`; the last limit of residuals is null.
+        least_fraction, constant, coefficients, residuals, mean_residuals: Fields of `ForecastModel`; the last limit of
+            residuals is null.
         quality: Quality by what was held out together: a setting, all settings with one heterogeneity, or all with
             one number of examples per client.
     """
 
     study: str
     interval: Fraction
+    least_fraction: Fraction
     constant: float
     coefficients: dict[str, float]
     residuals: Annotated[list[tuple[float | None, float, float]], Field(min_length=1, strict=False)]
@@ -112,7 +114,7 @@ class ForecastModelFile(Record):
             tuple(ResidualRange(np.inf if below is None else below, low, high) for below, low, high in ranges)
             for ranges in (self.residuals, self.mean_residuals)
         )
-        return ForecastModel(self.constant, self.coefficients, residuals, mean_residuals)
+        return ForecastModel(self.least_fraction, self.constant, self.coefficients, residuals, mean_residuals)
 
 
 @dataclass(frozen=True)

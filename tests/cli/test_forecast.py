@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fedmosaic_cli as fedmosaic
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.cotraining.forecast import NO_GAIN, forecast_features
 from fedmosaic_cli.runner.forecast import (
@@ -83,6 +84,14 @@ def test_json_has_what_the_api_returns():
         assert client.reason == ""
     assert forecast.mean.mean == pytest.approx(fmean(client.expected_gain for client in forecast.clients))
     assert forecast.to_frame().expected_gain.tolist() == [client.expected_gain for client in forecast.clients]
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_api_accepts_a_result_and_a_directory():
+    [result] = fedmosaic.load(STUDENT)
+    assert fedmosaic.forecast(result, check=True) == fedmosaic.forecast(str(STUDENT), check=True)
+    with pytest.raises(fedmosaic.FedMosaicError, match=r"no such directory \(nowhere\)"):
+        fedmosaic.forecast("nowhere")
 
 
 @pytest.mark.usefixtures("runs")

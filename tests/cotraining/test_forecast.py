@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, log, log10
+from math import inf, log10
 
 import numpy as np
 import pytest
@@ -12,9 +12,7 @@ from fedmosaic_cli.cotraining.forecast import (
     ExpectedGain,
     ForecastModel,
     ResidualRange,
-    class_diversity,
     confirmed_votes,
-    consensus_accuracy,
     forecast_features,
     vote_coverage,
     vote_evidence,
@@ -96,32 +94,10 @@ def test_better_voters_are_more_reliable():
     def mean_evidence(error, name):
         return np.mean([getattr(each, name) for each in vote_evidence(voters(error), counts_of(voters())).values()])
 
-    for name in ("reliability", "agreement", "consensus_accuracy"):
+    for name in ("reliability", "agreement"):
         values = [mean_evidence(error, name) for error in (0.8, 0.5, 0.2, 0.0)]
         assert values == sorted(values)
     assert mean_evidence(0.0, "reliability") == 1
-
-
-def test_consensus_accuracy_is_that_of_a_loop():
-    rng = np.random.default_rng(3)
-    shares = rng.dirichlet(np.full(NUM_CLASSES, 0.3), size=50)
-    counts = np.array([7, 0, 3, 0, 2])
-    right = total = 0.0
-    common = shares.mean(axis=0) + 1e-3
-    for row in shares:
-        joint = [row[c] * (counts[c] + 1) / (12 + NUM_CLASSES) / common[c] for c in range(NUM_CLASSES)]
-        right += max(joint)
-        total += sum(joint)
-    assert consensus_accuracy(shares, counts) == pytest.approx(right / total)
-    assert consensus_accuracy(np.eye(NUM_CLASSES), counts) == 1
-    equal = np.full((9, NUM_CLASSES), 1 / NUM_CLASSES)
-    assert consensus_accuracy(equal, counts) == pytest.approx(8 / 17)  # the most frequent class
-
-
-def test_class_diversity_goes_from_0_to_1():
-    assert class_diversity(np.array([0, 9, 0])) == 0
-    assert class_diversity(np.array([4, 4, 4])) == pytest.approx(1)
-    assert class_diversity(np.array([5, 5, 0])) == pytest.approx(log(2) / log(3))
 
 
 def test_votes_at_random_and_a_contradicting_client_keep_the_own_model():
@@ -145,14 +121,14 @@ def test_features_are_computed_from_votes_and_class_counts():
     evidence = vote_evidence(votes, counts)[0]
     features = forecast_features(evidence, counts[0])
     assert features["reliability"] == evidence.reliability
-    assert features["log10_examples"] == pytest.approx(log10(40))
+    assert features["inverse_root_examples"] == pytest.approx(40**-0.5)
     assert features["log10_public"] == pytest.approx(log10(NUM_EXAMPLES))
-    assert features["class_diversity"] == class_diversity(counts[0])
 
 
 MODEL = ForecastModel(
-    0.1,
-    {"reliability": 0.5},
+    least_fraction=0.02,
+    constant=0.1,
+    coefficients={"reliability": 0.5},
     residuals=(ResidualRange(0.005, -0.01, 0.02), ResidualRange(inf, -0.03, 0.06)),
     mean_residuals=(ResidualRange(inf, -0.001, 0.002),),
 )
@@ -163,7 +139,7 @@ def test_expected_gain_is_the_corrected_fraction_of_errors():
     assert gain == pytest.approx((0.06, 0.03, 0.12))
     assert MODEL.expected_gain({"reliability": 0.4}, own_accuracy=1.0) == pytest.approx((0, -0.01, 0.02))
     assert MODEL.corrected_fraction({"reliability": 9.0}) == 1
-    assert MODEL.corrected_fraction({"reliability": -9.0}) == 0
+    assert MODEL.corrected_fraction({"reliability": -9.0}) == 0.02
 
 
 def test_mean_gain_has_an_interval_of_its_own():

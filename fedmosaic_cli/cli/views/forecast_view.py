@@ -82,8 +82,8 @@ def show_forecast_quality() -> None:
     content = load_forecast_model()
     quality = content.quality["setting"]
     print_stdout(
-        f"gains are points of accuracy over Local; on held-out settings of {content.study}, the mean error is "
-        f"{100 * quality.mean_error:.1f} points per client and {100 * quality.mean_mean_error:.1f} per setting, the "
+        f"gains are points of accuracy over Local; on {quality.settings} held-out settings of {content.study}, the mean "
+        f"error is {100 * quality.mean_error:.1f} points per client and {100 * quality.mean_mean_error:.1f} per setting, the "
         f"rank correlation {quality.rank_correlation:.2f} and {quality.mean_rank_correlation:.2f}"
     )
 
