@@ -81,10 +81,11 @@ def show_forecast_quality() -> None:
     """Print how well the model predicts held-out settings."""
     content = load_forecast_model()
     quality = content.quality["setting"]
+    errors = f"{100 * quality.mean_error:.1f} points per client and {100 * quality.mean_mean_error:.1f} per run"
     print_stdout(
-        f"gains are points of accuracy over Local; on {quality.settings} held-out settings of {content.study}, the mean "
-        f"error is {100 * quality.mean_error:.1f} points per client and {100 * quality.mean_mean_error:.1f} per setting, the "
-        f"rank correlation {quality.rank_correlation:.2f} and {quality.mean_rank_correlation:.2f}"
+        f"gains are points of accuracy over Local; on {quality.settings} held-out settings of {content.study}, the "
+        f"mean error is {errors}, the rank correlation {quality.rank_correlation:.2f} and "
+        f"{quality.mean_rank_correlation:.2f}"
     )
 
 
