@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.api.check_methods import check_method
     from fedmosaic_cli.api.compare_runs import compare
     from fedmosaic_cli.api.experiments import Experiment, RoundResult
+    from fedmosaic_cli.api.forecast_runs import forecast
     from fedmosaic_cli.api.method_decorator import method
     from fedmosaic_cli.api.results import Result, Runs, load
     from fedmosaic_cli.api.tensorboard_callback import TensorBoard
@@ -68,6 +69,7 @@ __all__ = [
     "Weights",
     "check_method",
     "compare",
+    "forecast",
     "hyperparameters",
     "load",
     "load_plugin",
@@ -85,6 +87,7 @@ MODULES = {
     "api.check_methods": ("check_method",),
     "api.compare_runs": ("compare",),
     "api.experiments": ("Experiment", "RoundResult"),
+    "api.forecast_runs": ("forecast",),
     "api.method_decorator": ("method",),
     "api.results": ("Result", "Runs", "load"),
     "api.tensorboard_callback": ("TensorBoard",),

@@ -204,7 +204,7 @@ INSTANT = [
         [command, "--help"]
         for command in (
             *("partition", "train", "baseline", "reproduce", "watch"),
-            *("evaluate", "report", "presets", "doctor", "site", "federation"),
+            *("evaluate", "forecast", "report", "presets", "doctor", "site", "federation"),
         )
     ),
     ["presets", "list"],
@@ -249,6 +249,8 @@ INSTANT = [
     ["baseline", "fedavg", "--preset", "quickstart", "--dp", "krr", "--dp-epsilon", "8"],
     ["baseline", "fedpox", "--preset", "quickstart"],
     ["evaluate", "no-such-run"],
+    ["forecast"],
+    ["forecast", "no-such-run"],
     ["evaluate", "no-such-run", "--lira"],
     ["evaluate", "no-such-run", "--privacy", "--lira", "--shadow-models", "1"],
     ["evaluate", "no-such-run", "--privacy", "--split", "test"],

@@ -39,6 +39,7 @@ COMMANDS = {
     "reproduce": "Execute the runs of one of the paper's tables or figures, and report them.",
     "watch": "Show the progress of runs that other processes execute, read from their files.",
     "evaluate": "Evaluate the saved personal models of finished runs, without training.",
+    "forecast": "Forecast what collaboration brings to each client, from the exchange of labels of a run.",
     "report": "Compare methods across settings: mean (std) over seeds, in the colours of the paper.",
     "check-method": "Check that a method keeps the contract: short runs, resume, remote sites, traffic and memory.",
     "presets": "List, show and copy presets of experiments.",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.storage.checkpoints import KEY_SEPARATOR
 
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.federation import Federation, RunState
     from fedmosaic_cli.storage.runs import ArrayDict
 
-KEY_SEPARATOR = "/"
 KEY_ORDER = "key_order"
 """Key of the list of all keys, because files do not keep their order."""
 

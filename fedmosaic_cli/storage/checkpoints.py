@@ -41,6 +41,8 @@ CHECKPOINT_SCHEMA = 2
 NUM_KEPT_CHECKPOINTS = 2
 TENSORS_FILE, VALUES_FILE, CHECKPOINT_MANIFEST_FILE = "state.safetensors", "state.json", "manifest.json"
 CHECKPOINT_PREFIX = "round-"
+KEY_SEPARATOR = "/"
+"""Between the parts of a path in the state of server and clients."""
 
 
 class FileEntry(Record):
