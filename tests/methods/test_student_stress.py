@@ -91,6 +91,7 @@ def test_two_hostile_voters_of_twenty_cost_at_most_a_third_of_the_gain(kind):
     assert gain >= 2 / 3 * gain_without_attack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flip", "inflate", "collude_flip"])
 @pytest.mark.parametrize("num_attackers", [4, 6])
 def test_more_hostile_voters_leave_honest_clients_at_or_above_local_training(kind, num_attackers):
