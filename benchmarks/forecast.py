@@ -53,7 +53,7 @@ PENALTY = 0.01
 LOWEST_SHARE = 0.1
 """Share of clients from which the lower limit of phi is computed."""
 INTERVAL = 0.9
-CLIENT_LIMITS, MEAN_LIMITS = (0.005, 0.02, 0.05), (0.02,)
+CLIENT_LIMITS, MEAN_LIMITS = (0.02, 0.05), (0.02,)
 """Expected gains at which the interval changes, for clients and for means."""
 SETTING_PATTERN = re.compile(r"regimes-n(\d+)-(.+)-u\d+")
 HELD_OUT = {"setting": ["examples", "heterogeneity"], "heterogeneity": ["heterogeneity"], "examples": ["examples"]}

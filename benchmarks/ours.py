@@ -37,7 +37,7 @@ TINY_MLP: dict[str, Any] = {"name": "mlp", "hidden": (64,)}
 
 # One epoch of plain SGD, one client after the other.
 ONE_EPOCH: dict[str, Any] = {"optimizer": "sgd", "lr": LR, "local_epochs": 1, "rounds": 1_000_000, "workers": 1}
-# The settings of the preset `quickstart`.
+# The settings of the preset `quickstart-label-skew`.
 QUICKSTART: dict[str, Any] = {
     "optimizer": "adam",
     "lr": 3e-3,

@@ -87,13 +87,13 @@ def workers(plan: Plan) -> Result:
 
 
 def tiny(plan: Plan) -> Result:
-    """The sizes of the preset `quickstart`: clients one by one, and stacked into one."""
+    """The sizes of the preset `quickstart-label-skew`: clients one by one, and stacked into one."""
     result = Result(
         "Tiny models: clients one by one, and stacked",
         [
-            f"Sizes of the preset quickstart for 15 clients: images of 8x8, an mlp with 64 hidden units, 10 steps of "
-            f"Adam at batch 32; {plan.tiny_rounds} rounds a sample, 1 worker, {plan.repetitions} interleaved "
-            "repetitions."
+            f"Sizes of the preset quickstart-label-skew for 15 clients: images of 8x8, an mlp with 64 hidden units, "
+            f"10 steps of Adam at batch 32; {plan.tiny_rounds} rounds a sample, 1 worker, {plan.repetitions} "
+            "interleaved repetitions."
         ],
     )
     task = deal(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def forecast(run: Result | str | Path, check: bool = False) -> RunForecast:
     """Forecast what the method `student` brings to each client, from the exchange of labels of a run.
 
-    The forecast uses what is known before a student is trained: the votes, the class counts of the clients and the
-    accuracy of each client's own model on held-out training examples.
+    The forecast follows from the votes, the class counts of the clients and the accuracy of each client's own model on
+    held-out training examples; a failed hold-out test of the votes sets it to 0.
 
     Args:
         run: A finished run of `student`, or its directory.
         check: Also read the gains over the Local run next to it.
 
     Returns:
-        The forecast. `mean` is the expected mean gain with its 90 % interval, `clients` has one entry per client,
+        The forecast. `mean` is the expected mean gain with an interval, `clients` has one entry per client,
         `to_frame()` returns them as a DataFrame. Gains are fractions.
 
     Raises:

@@ -114,7 +114,7 @@ def reproduce(
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Execute the runs of one of the paper's tables or figures, and report them.
+    """Execute the runs of a study, e.g. of a table or figure of the paper, and report them.
 
     Finished runs are not repeated and interrupted runs continue: after Ctrl-C, a crash or a power cut, run the
     same command again. Data sets are not downloaded; settings without their data are skipped.

@@ -159,6 +159,9 @@ class RunFacts:
     num_participants: int
     has_batch_norm: bool
     public_size: int
+    optimizer: str = "adam"
+    learning_rate: float = 0.0
+    examples_per_client: int | None = None
 
 
 @dataclass(frozen=True)

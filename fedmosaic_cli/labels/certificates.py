@@ -5,7 +5,6 @@ A certificate says whether a client uses what it received, and what its own held
 
 from __future__ import annotations
 
-import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,13 +75,21 @@ class ExchangeDiagnosis(Record):
     label_accuracy: Share | None = None
     largest_client: Annotated[int, Field(ge=0)] = 0
 
-    def warnings(self) -> list[str]:
-        """Return one sentence per reason to expect little of the exchange."""
+    def warnings(self, has_noise: bool = False) -> list[str]:
+        """Return one sentence per reason to expect little of the exchange.
+
+        Args:
+            has_noise: Whether the votes are randomised labels.
+        """
         messages = []
         if self.median_z is not None and self.median_z < MIN_Z:
+            remedy = (
+                "less noise may help (privacy.label_epsilon)"
+                if has_noise
+                else "a larger or more similar public set may help (data.public_size)"
+            )
             messages.append(
-                f"voters do not agree on the public set (median z {self.median_z:.1f}, below {MIN_Z:g}): a larger or "
-                "more similar public set may help (data.public_size)"
+                f"voters do not agree on the public set (median z {self.median_z:.1f}, below {MIN_Z:g}): {remedy}"
             )
         if self.holdout_z is not None and self.holdout_z < MIN_Z:
             messages.append(
@@ -133,18 +140,14 @@ def interval(row: dict[str, Any], mean: str, error: str) -> Interval | None:
     return Interval(mean=center, low=center - INTERVAL_Z * half, high=center + INTERVAL_Z * half)
 
 
-def mean_interval(intervals: Sequence[Interval]) -> Interval | None:
-    """Return the 95% interval of the mean of independent estimates; None without any."""
-    if not intervals:
-        return None
-    center = fmean(each.mean for each in intervals)
-    half = math.sqrt(sum((each.high - each.mean) ** 2 for each in intervals)) / len(intervals)
-    return Interval(mean=center, low=center - half, high=center + half)
+def mean_accuracy_gain(certificates: Sequence[Certificate]) -> float | None:
+    """Return the mean gain on held-out data of the clients that use the student; None without a test.
 
-
-def mean_accuracy_gain(certificates: Sequence[Certificate]) -> Interval | None:
-    """Return the mean gain in accuracy of the clients that use the student; None without a test."""
-    return mean_interval([each.accuracy_gain for each in certificates if each.collaborates and each.accuracy_gain])
+    It is larger than the gain on test data: the own models of the test have seen fewer examples, and only clients with
+    a gain on these data are counted.
+    """
+    gains = [each.accuracy_gain.mean for each in certificates if each.collaborates and each.accuracy_gain]
+    return fmean(gains) if gains else None
 
 
 def diagnose_exchange(rows: LogRows, largest_client: int) -> ExchangeDiagnosis:
@@ -153,7 +156,7 @@ def diagnose_exchange(rows: LogRows, largest_client: int) -> ExchangeDiagnosis:
         confidence=mean_metric(rows, "confidence"),
         median_z=last_metric(rows, "median_z"),
         holdout_z=mean_metric(rows, "holdout_z"),
-        class_coverage=last_metric(rows, "effective_classes"),
+        class_coverage=last_metric(rows, "class_coverage"),
         label_accuracy=last_metric(rows, "pseudo_label_accuracy"),
         largest_client=largest_client,
     )
@@ -165,10 +168,7 @@ def describe_certificates(certificates: Sequence[Certificate], exchange: Exchang
     lines = [f"{num_used} of {len(certificates)} clients use the student"]
     gain = mean_accuracy_gain(certificates)
     if gain is not None:
-        lines[0] += (
-            f"; on their held-out training data it brings {100 * gain.mean:+.1f} points "
-            f"(95% interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-        )
+        lines[0] += f"; on their held-out training data it brings {100 * gain:+.1f} points, on test data less"
     numbers = {
         "mean confidence {:.1f}%": exchange.confidence and 100 * exchange.confidence,
         "median agreement z {:.1f}": exchange.median_z,

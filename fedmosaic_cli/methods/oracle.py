@@ -1,7 +1,6 @@
 """Oracle: what the true labels of the public set would bring, used as `methods.student` uses its votes.
 
-It is the ceiling of all methods that label the public set: where it is not above Local, no such method can show a gain.
-A federation does not have these labels.
+It shows what better votes could bring to `methods.student`. A federation does not have these labels.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class Oracle(StudentMixture):
     def needs(self) -> Needs:
         return replace(super().needs, public_labels=True, broadcast_to_evaluate=False)
 
-    def student_targets(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Tensor | None:
+    def student_targets(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Tensor:
         from torch.nn.functional import one_hot
 
-        return None if ctx.public_labels is None else one_hot(ctx.public_labels, ctx.num_classes).double()
+        assert ctx.public_labels is not None  # required by `needs`
+        return one_hot(ctx.public_labels, ctx.num_classes).double()

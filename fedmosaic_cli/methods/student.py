@@ -174,7 +174,7 @@ class Student(StudentMixture, SharesLabels):
             VOTE_LOG_KEY: vote_log(votes, labels, reputation),
         }
         num_effective = effective_classes(denoised_mean(shares, noise).numpy())
-        server.log(median_z=median(z.values()), effective_classes=num_effective / ctx.num_classes)
+        server.log(median_z=median(z.values()), class_coverage=num_effective / ctx.num_classes)
 
     def broadcast(self, server: Server, client_id: int, ctx: FederationInfo) -> Message:
         if "shares" not in server.state or server.round > ctx.num_rounds:
@@ -251,7 +251,7 @@ class Student(StudentMixture, SharesLabels):
         )
 
     def warnings(self, facts: RunFacts) -> list[str]:
-        title, warnings = self.info.title, []
+        title, warnings = self.info.title, super().warnings(facts)
         if facts.public_size < MIN_PUBLIC_SIZE:
             warnings.append(
                 f"{title} has {facts.public_size} public examples (data.public_size): at least {MIN_PUBLIC_SIZE} are "

@@ -6,6 +6,7 @@ Base class of `methods.student`, where the shares come from votes, and of `metho
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
 from fedmosaic_cli.engine.losses import PublicSoftLabelLoss, SoftLabelLoss
 from fedmosaic_cli.engine.method import Costs, Method, Needs, UsedIf, hyperparameters
+from fedmosaic_cli.labels.certificates import MAX_EXAMPLES
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, is_mixture, make_mixture, mix, predict_mixture
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         ReceivedMessage,
         Server,
     )
+    from fedmosaic_cli.engine.method import RunFacts
 
 # Keys of models and data in the state of a client, besides its own model.
 FOLDS_KEY, FOLD_PREFIX, STEPS_KEY, MIXTURE_KEY, DISTILLED_KEY = "folds", "fold", "steps", "mixture", "distilled"
@@ -61,7 +64,8 @@ class StudentMixture(Method):
         steps: Steps of the student.
         batch: Batch size of the student.
         lr: Initial learning rate of the student, which uses Adam. None is that of the run.
-        finetune_steps: Steps of fine-tuning. None is half of the steps that the client's own model took.
+        finetune_steps: Steps of fine-tuning. None is half of the steps that the client's own model took, or a tenth of
+            `steps` if it took none, as a scikit-learn model does.
         gate_folds: Folds of the cross-fitted test.
         gate_prior_var: Prior variance of the gain, which matters for few examples.
         distil: Train one network to predict as the mixture does.
@@ -116,10 +120,9 @@ class StudentMixture(Method):
         for key in [key for key in client.state if key.split(".")[0] in self.temporary_keys(client)]:
             del client.state[key]
 
+    @abstractmethod
     def student_targets(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Tensor | None:
         """Return the targets of the student [examples, classes]; None if the client keeps its own model."""
-        shares: Tensor | None = received.get("shares")
-        return shares
 
     def label_noise(self, ctx: FederationInfo) -> float:
         """Return the fraction of uniform labels in the targets; see `cotraining.label_noise`."""
@@ -211,7 +214,6 @@ class StudentMixture(Method):
         self, client: Client, student: Parameters, examples: Tensor | None = None, stream: str = "finetune"
     ) -> Parameters:
         """Return a copy of the student that is fine-tuned on the client's data with half the learning rate."""
-        # A scikit-learn client takes no steps.
         default = client.state[STEPS_KEY] // 2 or self.steps // 10
         steps = default if self.finetune_steps is None else self.finetune_steps
         # The stream is also the key, so that no training continues with the optimizer state of another one.
@@ -245,6 +247,20 @@ class StudentMixture(Method):
         if not is_mixture(model):
             return predictor.predict(model, examples)
         return predict_mixture(model, predictor, examples, STUDENT_NETWORK)
+
+    def warnings(self, facts: RunFacts) -> list[str]:
+        title, warnings = self.info.title, super().warnings(facts)
+        if self.lr is None and facts.optimizer != "adam":
+            warnings.append(
+                f"{title} trains a student by Adam with the learning rate {facts.learning_rate:g}, which is meant for "
+                f"{facts.optimizer} (train.lr): set methods.{self.info.name}.lr, e.g. to 0.002"
+            )
+        if (facts.examples_per_client or 0) > MAX_EXAMPLES:
+            warnings.append(
+                f"clients have {facts.examples_per_client} training examples: above about {MAX_EXAMPLES}, {title} has "
+                "little to gain"
+            )
+        return warnings
 
     def costs(self, ctx: FederationInfo) -> Costs:
         folds = 0 if self.gate == "off" else self.gate_folds

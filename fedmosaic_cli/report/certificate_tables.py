@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis, mean_accuracy_gain
@@ -24,10 +25,10 @@ EXCHANGE_HEADER = (
     *("classes %", "right labels %"),
 )
 EXCHANGE_NOTE = (
-    "Clients that predict with a mixture of their own model and the student; the others equal Local. Held-out gain: "
-    "difference in accuracy on held-out training data in points, mean over these clients with a 95% interval. It is "
-    "larger than on test data, because models tested on a fold are trained without it. Test gain: difference to "
-    "Local on test data, mean over all clients. Votes: mean confidence; median agreement of a client with the others, "
+    "Clients that predict with a mixture of their own model and the student; the others equal Local. Gains: difference "
+    "in accuracy to their own model in points, mean over these clients. On held-out training data it is larger than on "
+    "test data: the own models of that test have seen fewer examples, and only clients with a gain there use the "
+    "student. Votes: mean confidence; median agreement of a client with the others, "
     "and agreement of a student with votes that it has not seen, both in standard deviations from chance; classes "
     "covered; right labels by the true ones, which a federation does not have."
 )
@@ -88,13 +89,13 @@ def build_certificate_tables(groups: Iterable[ComparisonGroup]) -> list[TextTabl
 
 def exchange_row(run: CertifiedRun) -> tuple[str, ...]:
     num_used = sum(certificate.collaborates for certificate in run.certificates)
-    mean_gain = sum(run.gains.values()) / len(run.gains) if run.gains else None
+    gains = [run.gains[each.client] for each in run.certificates if each.collaborates and each.client in run.gains]
     exchange = run.exchange
     return (
         run.title,
         f"{num_used} of {len(run.certificates)}",
-        format_interval(mean_accuracy_gain(run.certificates), 100),
-        format_optional(mean_gain, "+.2f", 100),
+        format_optional(mean_accuracy_gain(run.certificates), "+.2f", 100),
+        format_optional(fmean(gains) if gains else None, "+.2f", 100),
         format_optional(exchange.confidence, ".1f", 100),
         format_optional(exchange.median_z, ".1f"),
         format_optional(exchange.holdout_z, ".1f"),

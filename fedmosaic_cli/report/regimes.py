@@ -42,8 +42,8 @@ VARIED_DATA_KEYS = {
 }
 # More examples may need more steps.
 VARIED_TRAIN_KEYS = {"local_steps"}
-MIN_SHOWN_GAIN = 0.0005
-"""Smaller gains are printed as 0.0 points."""
+MIN_NAMED_GAIN = 0.005
+"""The gain from which a map recommends a method instead of Local."""
 LOCAL_LABEL = "Local"
 CSV_FIELDS = (
     *("map", "setting", "public_size", "examples_per_client", "scheme", "alpha", "classes_per_client", "domains"),
@@ -105,9 +105,9 @@ class RegimeCell:
 
     @cached_property
     def best_key(self) -> MethodKey:
-        """The best method that a federation can use; Local if no other one gains at least 0.05 points."""
+        """The best method that a federation can use; Local if no other one gains at least half a point."""
         best = self.best_of(key for key in self.gains if key not in (LOCAL_KEY, ORACLE_KEY, CENTRALIZED_KEY))
-        return LOCAL_KEY if best is None or self.gains[best].mean < MIN_SHOWN_GAIN else best
+        return LOCAL_KEY if best is None or self.gains[best].mean < MIN_NAMED_GAIN else best
 
     @cached_property
     def label_sharing_gain(self) -> float | None:

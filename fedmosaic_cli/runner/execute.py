@@ -103,6 +103,9 @@ def method_warnings(plan: RunPlan) -> list[str]:
             num_participants=config.train.clients_per_round or num_clients,
             has_batch_norm=config.model_settings_for(0).has_batch_norm,
             public_size=config.data.public_size or 0,
+            optimizer=config.train.optimizer,
+            learning_rate=config.train.lr,
+            examples_per_client=config.data.examples_per_client,
         )
         warnings += config.method.warnings(facts)
         if config.train.augment != "none" and (names := estimator_names(config)):

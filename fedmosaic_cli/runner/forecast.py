@@ -1,7 +1,7 @@
 """Forecast what the method `student` brings to each client, from the exchange of labels of a run.
 
-The forecast uses what is known before a student is trained: the votes, the clients' class counts and the accuracy of
-each client's own model on held-out training examples. Does not import torch.
+The forecast follows from the votes, the clients' class counts and the accuracy of each client's own model on held-out
+training examples; a failed hold-out test of the votes sets it to 0. Does not import torch.
 """
 
 from __future__ import annotations

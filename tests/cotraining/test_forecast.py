@@ -18,6 +18,7 @@ from fedmosaic_cli.cotraining.forecast import (
     vote_evidence,
 )
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, agreement_kappa, vote_sums
+from fedmosaic_cli.runner.forecast import load_forecast_model
 
 NUM_EXAMPLES, NUM_CLASSES, NUM_CLIENTS = 300, 5, 6
 
@@ -153,3 +154,10 @@ def test_advice_depends_on_the_expected_gain_and_its_upper_limit():
     assert ExpectedGain(0.004, -0.1, 0.1).advice == "little to expect"
     assert ExpectedGain(0.001, -0.1, 0.004).advice == "stay local"
     assert NO_GAIN.advice == "stay local"
+
+
+def test_every_advice_can_be_given_by_the_shipped_model():
+    model = load_forecast_model().to_model()
+    features = {"reliability": 0.6, "inverse_root_examples": 0.2}
+    given = {model.expected_gain(features, own_accuracy=accuracy).advice for accuracy in (0.3, 0.99)}
+    assert given | {NO_GAIN.advice} == {"collaborate", "little to expect", "stay local"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fedmosaic_cli.labels.certificates import (
+    Certificate,
     ExchangeDiagnosis,
     Interval,
     client_certificates,
     describe_certificates,
     diagnose_exchange,
-    mean_interval,
+    mean_accuracy_gain,
 )
 
 OPEN = {
@@ -38,19 +39,20 @@ def test_certificates_are_those_of_the_last_round():
     assert client_certificates([{"round": 1, "client": 0}]) == []
 
 
-def test_interval_of_the_mean_is_that_of_independent_estimates():
-    each = Interval(mean=0.1, low=0.0, high=0.2)
-    mean = mean_interval([each] * 4)
-    assert mean.model_dump() == pytest.approx({"mean": 0.1, "low": 0.05, "high": 0.15})
-    assert mean_interval([]) is None
+def test_mean_gain_is_that_of_clients_that_use_the_student():
+    used, unused = (
+        Certificate(client=n, collaborates=used, accuracy_gain=Interval(mean=gain, low=0.0, high=1.0))
+        for n, (used, gain) in enumerate([(True, 0.1), (False, 0.3)])
+    )
+    assert mean_accuracy_gain([used, unused]) == pytest.approx(0.1)
+    assert mean_accuracy_gain([unused]) is None
 
 
-def test_description_counts_the_clients_and_gives_an_interval():
+def test_description_counts_the_clients_and_says_that_test_data_show_less():
     certificates = client_certificates([OPEN, CLOSED])
     first, second = describe_certificates(certificates, ExchangeDiagnosis(median_z=20.0, confidence=0.01))
     assert first == (
-        "1 of 2 clients use the student; on their held-out training data it brings +5.0 points (95% interval +3.0 to "
-        "+7.0)"
+        "1 of 2 clients use the student; on their held-out training data it brings +5.0 points, on test data less"
     )
     assert second == "votes: mean confidence 1.0%, median agreement z 20.0"
 
@@ -71,10 +73,16 @@ def test_warnings_name_the_reason(values, words):
     assert good.warnings() == []
 
 
+def test_the_remedy_for_votes_that_do_not_agree_depends_on_their_noise():
+    diagnosis = ExchangeDiagnosis(median_z=1.0)
+    assert "data.public_size" in diagnosis.warnings()[0]
+    assert "privacy.label_epsilon" in diagnosis.warnings(has_noise=True)[0]
+
+
 def test_diagnosis_takes_means_over_clients_and_the_last_vote():
     rows = [
-        {"round": 3, "client": 0, "confidence": 0.2, "median_z": 7.0, "holdout_z": 5.0, "effective_classes": 0.9},
-        {"round": 3, "client": 1, "confidence": 0.4, "median_z": 7.0, "effective_classes": 0.9},
+        {"round": 3, "client": 0, "confidence": 0.2, "median_z": 7.0, "holdout_z": 5.0, "class_coverage": 0.9},
+        {"round": 3, "client": 1, "confidence": 0.4, "median_z": 7.0, "class_coverage": 0.9},
     ]
     diagnosis = diagnose_exchange(rows, 30)
     assert diagnosis.confidence == pytest.approx(0.3)

@@ -17,6 +17,7 @@ from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.cotraining.mixture import GATE_RULES, increased_weights
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
+from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
@@ -210,17 +211,47 @@ def test_gate_opens_where_others_know_more():
     assert sum(WEIGHTS_ENTRY in model for model in personal_models(federation).values()) >= 4
 
 
-def test_predictions_of_a_fold_are_made_without_it():
-    """A version whose models have seen the fold accepts memorised labels."""
+def fold_models(method, relabelled_fold=None):
+    """Return the models of all folds of client 0 after two rounds; the labels of a fold may be changed before."""
+    federation = LARGE.federation(method)
+    client = federation.state.clients[0]
+    if relabelled_fold is not None:
+        is_held_out = client.state["folds"] == relabelled_fold
+        labels = torch.where(is_held_out, (client.private.labels + 1) % 3, client.private.labels)
+        client.private = replace(client.private, labels=labels)
+    with federation.worker_pool:
+        for _ in run_rounds(federation, 2):
+            pass
+    return [client.state[f"fold-{fold}"] for fold in range(3)]
+
+
+class TrainsOnAllFolds(Student):
+    """Wrong: the models of the folds are trained on all examples."""
+
+    def local_round(self, client, received, ctx):
+        client.train("model")
+        for fold in range(self.gate_folds):
+            client.train(f"fold-{fold}")
+        return {}
+
+
+def test_own_model_of_a_fold_is_trained_without_it():
+    bold = replace(FAST, gate="bold")
+    before, after = fold_models(bold), fold_models(bold, relabelled_fold=0)
+    assert [same([a], [b]) for a, b in zip(before, after, strict=True)] == [True, False, False]
+    wrong = TrainsOnAllFolds(steps=40, batch=8, check_agreement=False, check_shares=False, gate="bold")
+    assert not same(fold_models(wrong)[:1], fold_models(wrong, relabelled_fold=0)[:1])
+
+
+def test_views_of_a_fold_are_predicted_without_it():
     federation = run_toy(replace(FAST, gate="bold"), LARGE, rounds=2)
     client = federation.state.clients[0]
     folds = client.state["folds"]
     assert sorted(folds.bincount().tolist()) == [8, 8, 8]
-    other = federation.state.clients[0]
     shares = torch.full((40, 3), 1 / 3, dtype=torch.float64)
     student = client.shared_result("student", lambda trainer: FAST.train_student(trainer, shares))
     views = FAST.held_out_views(client, student, shares)
-    changed = other.private.labels.clone()
+    changed = client.private.labels.clone()
     changed[folds == 0] = (changed[folds == 0] + 1) % 3
     client.private = replace(client.private, labels=changed)
     after = FAST.held_out_views(client, student, shares)
@@ -369,3 +400,18 @@ def test_defences_that_the_method_does_not_use_are_refused():
     assert reason is not None
     assert (reason.problem, "methods.student.robust=true" in reason.remedy) == ("defence.vote is set", True)
     assert resolve_run_config("x", layers, "fedmosaic", 0, DataDirs()).incompatibility() is None
+
+
+def test_a_learning_rate_for_sgd_is_questioned():
+    facts = RunFacts(10, 10, 10, has_batch_norm=False, public_size=500, optimizer="sgd", learning_rate=0.1)
+    [warning] = Student().warnings(facts)
+    assert "learning rate 0.1, which is meant for sgd" in warning
+    assert "set methods.student.lr" in warning
+    assert Student(lr=0.002).warnings(facts) == []
+    assert Student().warnings(replace(facts, optimizer="adam")) == []
+
+
+def test_many_examples_per_client_are_questioned():
+    facts = RunFacts(10, 10, 10, has_batch_norm=False, public_size=500, examples_per_client=501)
+    assert "501 training examples" in Student().warnings(facts)[0]
+    assert Student().warnings(replace(facts, examples_per_client=500)) == []

@@ -149,3 +149,13 @@ def test_reputations_of_flipped_bits_are_refused():
         resolve_run_config("x", layers, "student", 0, DataDirs())
     layers.add_assignment("privacy.labels=krr")
     assert resolve_run_config("x", layers, "student", 0, DataDirs()).noise is not None
+
+
+def test_noise_on_confidence_that_is_not_sent_is_refused():
+    layers = ConfigLayers()
+    layers.add_all(load_preset("quickstart").layers)
+    for assignment in ("privacy.expertise=gaussian", "privacy.labels=krr", "privacy.epsilon=8"):
+        layers.add_assignment(assignment)
+    with pytest.raises(RequestError, match="gaussian noise has no effect"):
+        resolve_run_config("x", layers, "student", 0, DataDirs())
+    resolve_run_config("x", layers, "fedmosaic", 0, DataDirs())

@@ -69,7 +69,7 @@ def print_certificates(label: str, summary: dict[str, Any]) -> None:
     certificates = [Certificate.model_validate(content) for content in summary["certificates"]]
     for line in describe_certificates(certificates, exchange):
         print_stdout(f"{label}: {line}")
-    for warning in exchange.warnings():
+    for warning in exchange.warnings(has_noise="privacy" in summary):
         print_stderr(f"warning: {label}: {warning}")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
 from fedmosaic_cli.report.plots.plot_style import PAGE_WIDTH_INCHES
+from fedmosaic_cli.report.regimes import MIN_NAMED_GAIN, Regime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +32,6 @@ COLOR_MAP, DARKEST_FRACTION = "RdBu", 0.56
 TEXT_COLOR = "#111111"
 """Not black, which becomes the text colour of the page: cells are light in its dark theme, too."""
 MIN_COLOR_RANGE_POINTS = 1.0
-MIN_ORACLE_GAIN = 0.005
-"""If the oracle gains less, labels of the public set have nothing to offer."""
 HATCH_COLOR, HATCH_MARGINS = "0.55", ((0.015, 0.02), (0.07, 0.09))
 EMPTY_CELL = "\u2013"
 COLOR_LABEL = "gain over Local of the best method that shares labels only (points)"
@@ -40,7 +39,8 @@ TITLE = "Who should collaborate, and by what"
 NOTE = (
     "In a cell: the best method, without Centralized and the oracle, and its gain over Local in percentage points; "
     "below it the gains of the student and of the oracle, which has the true labels of U. Hatched: nothing to gain, "
-    f"the oracle gains less than {100 * MIN_ORACLE_GAIN:g} points. {EMPTY_CELL}: no runs."
+    f"neither from votes nor from true labels of U, which gain less than {100 * MIN_NAMED_GAIN:g} points. "
+    f"{EMPTY_CELL}: no runs."
 )
 
 
@@ -66,6 +66,8 @@ def regime_map_figure(regime_map: RegimeMap, is_captioned: bool = True) -> Figur
     label = fill(COLOR_LABEL, 44) if width < PAGE_WIDTH_INCHES else COLOR_LABEL
     bar = figure.colorbar(colors, ax=panels[: len(sizes)], location="bottom", aspect=45, fraction=0.04, pad=0.03)
     bar.set_label(label)
+    lowest, highest = shown_gain_range(regime_map)
+    bar.ax.set_xlim(lowest, highest)
     bar.outline.set_visible(False)
     if is_captioned:
         add_title_and_note(figure, f"{TITLE}: {regime_map.label}", NOTE)
@@ -83,19 +85,22 @@ def gain_colors(regime_map: RegimeMap) -> ScalarMappable:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    gains = [cell.label_sharing_gain for cell in regime_map.cells.values()]
-    largest = max([MIN_COLOR_RANGE_POINTS, *(100 * abs(gain) for gain in gains if gain is not None)])
+    largest = max(map(abs, shown_gain_range(regime_map)))
     ends = 0.5 - DARKEST_FRACTION / 2, 0.5 + DARKEST_FRACTION / 2
     light = ListedColormap(colormaps[COLOR_MAP](np.linspace(*ends, 255)))
     return ScalarMappable(Normalize(-largest, largest), light)
+
+
+def shown_gain_range(regime_map: RegimeMap) -> tuple[float, float]:
+    """The lowest and highest gain in points that colours show; 0 is between them."""
+    gains = [100 * gain for cell in regime_map.cells.values() if (gain := cell.label_sharing_gain) is not None]
+    return min([0.0, *gains]), max([MIN_COLOR_RANGE_POINTS, *gains])
 
 
 def draw_panel(
     axes: Axes, regime_map: RegimeMap, public_size: int, colors: ScalarMappable, cell_width_inches: float
 ) -> None:
     """Draw the cells of one size of the public set."""
-    from fedmosaic_cli.report.regimes import Regime
-
     rows, columns = regime_map.heterogeneities, regime_map.example_counts
     for row, heterogeneity in enumerate(rows):
         for column, num_examples in enumerate(columns):
@@ -128,7 +133,7 @@ def draw_cell(
     (column, row), gain, oracle_gain = position, cell.label_sharing_gain, cell.gain_of("oracle")
     color: Any = "white" if gain is None else colors.to_rgba(np.array(100 * gain))
     axes.add_patch(Rectangle(*inset_rectangle(position), facecolor=color, edgecolor="white", linewidth=1.2))
-    if oracle_gain is not None and oracle_gain < MIN_ORACLE_GAIN:
+    if oracle_gain is not None and max(oracle_gain, gain or 0.0) < MIN_NAMED_GAIN:
         hatched, inner = (inset_rectangle(position, margin) for margin in HATCH_MARGINS)
         axes.add_patch(Rectangle(*hatched, fill=False, hatch="//////", edgecolor=HATCH_COLOR, linewidth=0))
         axes.add_patch(Rectangle(*inner, facecolor=color, edgecolor="none"))
