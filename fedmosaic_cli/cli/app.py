@@ -36,7 +36,7 @@ COMMANDS = {
     "partition": "Partition a data set into shards, with class counts and plots.",
     "train": "Train FedMosaic, or another method with --method.",
     "baseline": "Train baselines for comparison with FedMosaic, on the same shards.",
-    "reproduce": "Execute the runs of one of the paper's tables or figures, and report them.",
+    "reproduce": "Execute the runs of a study, e.g. of a table or figure of the paper, and report them.",
     "watch": "Show the progress of runs that other processes execute, read from their files.",
     "evaluate": "Evaluate the saved personal models of finished runs, without training.",
     "forecast": "Forecast what collaboration brings to each client, from the exchange of labels of a run.",

@@ -52,6 +52,12 @@ def check_noise(config: RunConfig, layers: ConfigLayers) -> None:
             f"{key} is true ({layers.origin(key)}): it cannot compare votes with xor noise, whose rows are not labels; "
             "use krr, or leave it out"
         )
+    expertise = config.privacy.expertise
+    if expertise in ("gaussian", "histogram") and not getattr(config.method, "claims_privacy", True):
+        raise RequestError(
+            f"privacy.expertise is {expertise} ({layers.origin('privacy.expertise')}): {config.method.info.title} sends "
+            "randomised labels without confidence; use none"
+        )
     if config.train.on_nan == "skip":
         raise RequestError(
             f"train.on_nan is skip ({layers.origin('train.on_nan')}): with noise it must be stop, because a missing "

@@ -156,6 +156,6 @@ def test_noise_on_confidence_that_is_not_sent_is_refused():
     layers.add_all(load_preset("quickstart").layers)
     for assignment in ("privacy.expertise=gaussian", "privacy.labels=krr", "privacy.epsilon=8"):
         layers.add_assignment(assignment)
-    with pytest.raises(RequestError, match="gaussian noise has no effect"):
+    with pytest.raises(RequestError, match=r"privacy.expertise is gaussian \(.*\): Student sends randomised labels without confidence"):
         resolve_run_config("x", layers, "student", 0, DataDirs())
     resolve_run_config("x", layers, "fedmosaic", 0, DataDirs())

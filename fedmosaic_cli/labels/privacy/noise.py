@@ -150,11 +150,6 @@ def resolve_noise(
             f"privacy.changed_rows is {settings.changed_rows} (configuration): it must be at most {public_size}, the "
             "size of the public set"
         )
-    if not claims_privacy and settings.expertise in ("gaussian", "histogram"):
-        raise RequestError(
-            f"randomised labels are sent without confidence, so {settings.expertise} noise has no effect "
-            "(privacy.expertise): use none, or --dp krr"
-        )
     expertise = resolve_expertise_mechanism(settings, expertise_rule) if claims_privacy else "none"
     delta = settings.delta if claims_privacy else 0.0
     label_epsilon, multiplier = resolve_noise_parameters(
