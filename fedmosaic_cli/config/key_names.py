@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 STORED_KEYS = {
     "data": {"fraction": "share", "public_pool_size": "public_from"},
     "train": {"image_device": "images"},
-    "methods": {
-        "voter": "votes_from",
-        "outlier_weight": "doubt",
-        "warmup_fraction": "warmup_share",
-        "batch_size": "batch",
-    },
+    "methods": {"voter": "votes_from", "outlier_weight": "doubt", "warmup_fraction": "warmup_share"},
 }
 """The stored key of each renamed one, by section."""
 STORED_VALUES = {"voter": {"model": "self", "local": "shadow", "outlier-exposed": "doubting"}}

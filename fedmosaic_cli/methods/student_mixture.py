@@ -62,7 +62,7 @@ class StudentMixture(Method):
             lets the weight vary and requires one standard error; `light` is `bold` without
             fine-tuning; `off` takes half of each without a test.
         steps: Steps of the student.
-        batch: Batch size of the student.
+        batch_size: Batch size of the student.
         lr: Initial learning rate of the student, which uses Adam. None is that of the run.
         finetune_steps: Steps of fine-tuning. None is half of the steps that the client's own model took, or a tenth of
             `steps` if it took none, as a scikit-learn model does.
@@ -73,7 +73,7 @@ class StudentMixture(Method):
 
     gate: GateName = "safe"
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 500
-    batch: Annotated[int, Field(ge=2, le=1_000_000)] = 50
+    batch_size: Annotated[int, Field(ge=2, le=1_000_000)] = 50
     lr: Annotated[float, Field(gt=0, le=1e30)] | None = None
     finetune_steps: Annotated[int | None, Field(ge=0, le=1_000_000), UsedIf("gate", "safe", "bold", "off")] = None
     gate_folds: Annotated[int, Field(ge=2, le=20), UsedIf("gate", "safe", "bold", "light")] = 3
@@ -144,7 +144,7 @@ class StudentMixture(Method):
                 [term],
                 examples=examples,
                 steps=self.steps * (phase + 1) // NUM_LR_PHASES - self.steps * phase // NUM_LR_PHASES,
-                batch_size=self.batch,
+                batch_size=self.batch_size,
                 lr=(self.lr or trainer.lr) * (1 + math.cos(math.pi * phase / NUM_LR_PHASES)) / 2,
                 optimizer="adam",
                 stream=f"student-{phase}",
@@ -233,7 +233,7 @@ class StudentMixture(Method):
             DISTILLED_KEY,
             [PublicSoftLabelLoss(targets.exp(), 1.0)],
             steps=self.steps,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             stream=DISTILLED_KEY,
             network=STUDENT_NETWORK,
         )

@@ -28,7 +28,7 @@ from tests.methods.problems import PermutedShares, by_hand_logits, full_batch_to
 from tests.toys import TOYS, Toy, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
 
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
-FAST = Student(steps=40, batch=8, check_agreement=False, check_shares=False)
+FAST = Student(steps=40, batch_size=8, check_agreement=False, check_shares=False)
 ALWAYS, NEVER = replace(FAST, gate="off"), replace(FAST, gate_prior_var=1e30)
 LARGE = make_toy([24, 18, 30], public=40).changed(local_steps=8, rounds=3)
 
@@ -112,7 +112,7 @@ def by_hand_voter(model, private, labels, public, steps: int, lr: float):
 def test_whole_method_by_hand():
     """With full batches nothing is random. Votes are quantised with 16 bits, so that sums agree to about 1e-4."""
     toy = full_batch_toy((24, 18, 30), rounds=3)
-    method = replace(ALWAYS, confidence_bits=16, share_bits=16, batch=1000)
+    method = replace(ALWAYS, confidence_bits=16, share_bits=16, batch_size=1000)
     federation = run_toy(method, toy)
     clients = federation.state.clients
     public = clients[0].public.inputs(slice(None))
@@ -152,7 +152,7 @@ def test_student_of_given_shares_by_hand():
     """Without the votes nothing is quantised, and the student agrees to rounding."""
     toy = full_batch_toy((24, 18, 30))
     federation = toy.federation(ALWAYS)
-    client, method = federation.state.clients[0], replace(ALWAYS, batch=1000)
+    client, method = federation.state.clients[0], replace(ALWAYS, batch_size=1000)
     public = client.public.inputs(slice(None))
     shares = torch.rand(len(public), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares /= shares.sum(dim=1, keepdim=True)
@@ -239,7 +239,7 @@ def test_own_model_of_a_fold_is_trained_without_it():
     bold = replace(FAST, gate="bold")
     before, after = fold_models(bold), fold_models(bold, relabelled_fold=0)
     assert [same([a], [b]) for a, b in zip(before, after, strict=True)] == [True, False, False]
-    wrong = TrainsOnAllFolds(steps=40, batch=8, check_agreement=False, check_shares=False, gate="bold")
+    wrong = TrainsOnAllFolds(steps=40, batch_size=8, check_agreement=False, check_shares=False, gate="bold")
     assert not same(fold_models(wrong)[:1], fold_models(wrong, relabelled_fold=0)[:1])
 
 

@@ -47,7 +47,7 @@ class Uncorrected(Student):
 
 @MECHANISMS
 def test_infinite_budget_sends_exact_labels_without_confidence(labels):
-    uniform = UniformConfidence(steps=40, batch=8, check_agreement=False, check_shares=False, gate="off")
+    uniform = UniformConfidence(steps=40, batch_size=8, check_agreement=False, check_shares=False, gate="off")
     assert same(models(ALWAYS, noisy(labels, "inf")), models(uniform, LARGE))
     assert not same(models(ALWAYS, noisy(labels, "inf")), models(ALWAYS, LARGE))
 
@@ -63,7 +63,9 @@ def test_noise_is_reproducible_and_the_correction_changes_the_student(labels):
     first = models(ALWAYS, noisy(labels))
     assert same(first, models(ALWAYS, noisy(labels).changed(workers=3)))
     assert not same(first, models(ALWAYS, LARGE))
-    wrong = models(Uncorrected(steps=40, batch=8, check_agreement=False, check_shares=False, gate="off"), noisy(labels))
+    wrong = models(
+        Uncorrected(steps=40, batch_size=8, check_agreement=False, check_shares=False, gate="off"), noisy(labels)
+    )
     assert not same(first, wrong)
 
 
@@ -86,7 +88,7 @@ def by_hand_corrected_student(model, inputs, shares, fraction, sharpen, steps, l
 @MECHANISMS
 def test_student_of_noisy_votes_by_hand(labels):
     toy = noisy(labels, toy=full_batch_toy((24, 18, 30), rounds=3))
-    method = replace(ALWAYS, share_bits=16, batch=1000)
+    method = replace(ALWAYS, share_bits=16, batch_size=1000)
     federation = run_toy(method, toy)
     client, fraction = federation.state.clients[0], noise_fraction(federation.ctx)
     shares = federation.state.server.state["shares"]
@@ -130,7 +132,9 @@ def test_leading_classes_need_no_correction():
     federation = LARGE.federation(hard)
     assert hard.label_noise(federation.ctx) == 0
     assert noise_fraction(noisy("krr").federation(hard).ctx) > 0.3
-    wrong = Uncorrected(steps=40, batch=8, check_agreement=False, check_shares=False, gate="off", downlink="labels")
+    wrong = Uncorrected(
+        steps=40, batch_size=8, check_agreement=False, check_shares=False, gate="off", downlink="labels"
+    )
     assert same(models(hard, noisy("krr")), models(wrong, noisy("krr")))
 
 
@@ -156,6 +160,8 @@ def test_noise_on_confidence_that_is_not_sent_is_refused():
     layers.add_all(load_preset("quickstart").layers)
     for assignment in ("privacy.expertise=gaussian", "privacy.labels=krr", "privacy.epsilon=8"):
         layers.add_assignment(assignment)
-    with pytest.raises(RequestError, match=r"privacy.expertise is gaussian \(.*\): Student sends randomised labels without confidence"):
+    with pytest.raises(
+        RequestError, match=r"privacy.expertise is gaussian \(.*\): Student sends randomised labels without confidence"
+    ):
         resolve_run_config("x", layers, "student", 0, DataDirs())
     resolve_run_config("x", layers, "fedmosaic", 0, DataDirs())

@@ -37,9 +37,7 @@ def groups(runs):
 
 def test_exchange_table_counts_clients_and_compares_held_out_with_test_gain(groups):
     exchange, _ = build_certificate_tables(groups)
-    assert exchange.rows == (
-        ("Student, seed 0", "1 of 2", "+5.00", "+10.00", "10.0", "12.0", "20.0", "90", "70.0"),
-    )
+    assert exchange.rows == (("Student, seed 0", "1 of 2", "+5.00", "+10.00", "10.0", "12.0", "20.0", "90", "70.0"),)
 
 
 def test_certificate_table_has_a_row_per_client(groups):
