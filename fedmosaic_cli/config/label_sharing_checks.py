@@ -55,8 +55,8 @@ def check_noise(config: RunConfig, layers: ConfigLayers) -> None:
     expertise = config.privacy.expertise
     if expertise in ("gaussian", "histogram") and not getattr(config.method, "claims_privacy", True):
         raise RequestError(
-            f"privacy.expertise is {expertise} ({layers.origin('privacy.expertise')}): {config.method.info.title} sends "
-            "randomised labels without confidence; use none"
+            f"privacy.expertise is {expertise} ({layers.origin('privacy.expertise')}): {config.method.info.title} "
+            "sends randomised labels without confidence; use none"
         )
     if config.train.on_nan == "skip":
         raise RequestError(
