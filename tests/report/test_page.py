@@ -282,13 +282,14 @@ def test_the_overview_summarizes_results_in_sentences(federation):
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
 
 
-def test_the_overview_says_if_the_best_method_is_worse_than_local(tmp_path):
+def test_the_overview_says_if_the_best_method_without_the_oracle_is_worse_than_local(tmp_path):
     write_run(tmp_path, "s", "local", 0, [0.5, 0.6])
     write_run(tmp_path, "s", "fedavg", 0, [0.3, 0.6])
     alone = re.sub(r"<[^>]+>", "", page_of(tmp_path))
     assert "Best of" not in alone
     assert "FedAvg reaches 45.00: \u221210.00 points compared with Local training. It helped 0 of 2 clients" in alone
     write_run(tmp_path, "s", "ditto", 0, [0.5, 0.59])
+    write_run(tmp_path, "s", "oracle", 0, [0.9, 0.9])
     assert "Best of the 2 other methods: Ditto with 54.50, less than Local training." in re.sub(
         r"<[^>]+>", "", page_of(tmp_path)
     )

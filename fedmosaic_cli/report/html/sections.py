@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, has_client_trust, method_title
+from fedmosaic_cli.report.comparison import (
+    CENTRALIZED_KEY,
+    LOCAL_KEY,
+    ORACLE_KEY,
+    has_client_trust,
+    method_title,
+)
 from fedmosaic_cli.report.comparison_table import method_results
 from fedmosaic_cli.report.statistics import compare_methods_with_local
 from fedmosaic_cli.storage.files import read_regular_file
@@ -118,7 +124,7 @@ def overview_tiles(groups: Sequence[ComparisonGroup], skipped: Sequence[SkippedR
 
 
 def summarize_group(group: ComparisonGroup) -> GroupSummary:
-    other_keys = [key for key in group.runs_by_method if key not in (LOCAL_KEY, CENTRALIZED_KEY)]
+    other_keys = [key for key in group.runs_by_method if key not in (LOCAL_KEY, CENTRALIZED_KEY, ORACLE_KEY)]
     results = method_results(group.runs_by_method, other_keys)
     gains = {comparison.method: comparison for comparison in compare_methods_with_local(group)}
     rows = [
