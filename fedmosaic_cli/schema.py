@@ -12,6 +12,8 @@ STRICT_MODEL_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=Fals
 IntTuple = Annotated[tuple[StrictInt, ...], Field(strict=False)]
 StrTuple = Annotated[tuple[StrictStr, ...], Field(strict=False)]
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
 
 class ConfigSection(BaseModel):
     """A section of the configuration: frozen, strictly typed, without unknown keys."""

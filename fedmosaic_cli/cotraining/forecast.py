@@ -20,6 +20,7 @@ from fedmosaic_cli.cotraining.vote_shares import (
     agreement_kappa,
     agreement_z_by_client,
     contradicts_others,
+    sums_without,
     vote_sums,
 )
 
@@ -84,11 +85,8 @@ def confirmed_votes(votes: ConfidenceVotes, sums: FloatArray) -> tuple[FloatArra
         votes: The votes of the client.
         sums: `vote_sums` of all clients, this one included.
     """
-    count, num_classes = sums.shape
-    weights = votes.weights()
-    others = sums.copy()
-    others[np.arange(count), votes.labels] -= weights
-    is_confirmed = others.argmax(axis=1) == votes.labels
+    num_classes, weights = sums.shape[1], votes.weights()
+    is_confirmed = sums_without(votes, sums).argmax(axis=1) == votes.labels
     confirmed, total = (
         np.bincount(votes.labels, weights * factor, minlength=num_classes).astype(np.float64)
         for factor in (is_confirmed, 1.0)

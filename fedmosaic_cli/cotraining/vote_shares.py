@@ -71,6 +71,17 @@ def vote_sums(
     return sums
 
 
+def sums_without(votes: ConfidenceVotes, sums: FloatArray, reputation: float = 1.0) -> FloatArray:
+    """Return the sums of the other clients' votes [examples, classes].
+
+    Args:
+        votes: The votes of the client.
+        sums: `vote_sums` of all clients, this one included.
+        reputation: The client's factor in `sums`.
+    """
+    return sums - votes.by_class(votes.weights(reputation), sums.shape[1])
+
+
 def sharpened_shares(sums: FloatArray, power: float) -> FloatArray:
     """t_u(c) = s_u(c)^power / sum_c' s_u(c')^power; uniform for an example without votes.
 
@@ -117,9 +128,7 @@ def agreement_z_by_client(votes: Mapping[int, ConfidenceVotes], sums: FloatArray
         votes: Votes by client.
         sums: `vote_sums(votes)` without reputations.
     """
-    return {
-        client: agreement_z(own, sums - own.by_class(own.weights(), sums.shape[1])) for client, own in votes.items()
-    }
+    return {client: agreement_z(own, sums_without(own, sums)) for client, own in votes.items()}
 
 
 def contradicts_others(z: float, median_z: float) -> bool:
@@ -145,10 +154,8 @@ def vote_reputations(votes: Mapping[int, ConfidenceVotes], num_classes: int) -> 
 
 def agreement_kappa(votes: ConfidenceVotes, sums: FloatArray, reputation: float) -> float:
     """Agreement beyond chance of a client with the leading classes of the others; see `vote_reputations`."""
-    count, num_classes = sums.shape
-    others = sums.copy()
-    others[np.arange(count), votes.labels] -= votes.weights(reputation)
-    leaders = others.argmax(axis=1)
+    num_classes = sums.shape[1]
+    leaders = sums_without(votes, sums, reputation).argmax(axis=1)
     total = votes.confidence.sum()
     if total <= 0:
         return 0.0

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedmosaic_cli.cotraining.vote_shares import MIN_Z
 from fedmosaic_cli.labels.trust_diagnosis import finite_metric, last_metric, mean_metric
-from fedmosaic_cli.schema import Record
+from fedmosaic_cli.schema import Fraction, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,6 @@ INTERVAL_Z = 1.96
 """Standard errors of a 95% interval."""
 MIN_CLASS_COVERAGE = 0.5
 MAX_EXAMPLES = 500
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Interval(Record):
@@ -52,7 +50,7 @@ class Certificate(Record):
     collaborates: bool
     accuracy_gain: Interval | None = None
     brier_gain: Interval | None = None
-    weights: dict[str, Share] = Field(default_factory=dict)
+    weights: dict[str, Fraction] = Field(default_factory=dict)
     agreement_z: float | None = None
 
 
@@ -68,11 +66,11 @@ class ExchangeDiagnosis(Record):
         largest_client: Training examples of the largest client.
     """
 
-    confidence: Share | None = None
+    confidence: Fraction | None = None
     median_z: float | None = None
     holdout_z: float | None = None
     class_coverage: Annotated[float, Field(ge=0)] | None = None
-    label_accuracy: Share | None = None
+    label_accuracy: Fraction | None = None
     largest_client: Annotated[int, Field(ge=0)] = 0
 
     def warnings(self, has_noise: bool = False) -> list[str]:

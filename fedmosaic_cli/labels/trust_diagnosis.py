@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fedmosaic_cli.schema import Record
+from fedmosaic_cli.schema import Fraction, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +18,6 @@ MIN_EFFECTIVE_TRUST = 1e-6
 """Below this lambda the public set has no effect on training."""
 MAX_LOGGED_VALUE = 1e300
 
-UnitFraction = Annotated[float, Field(ge=0, le=1)]
 NonNegativeCount = Annotated[int, Field(ge=0)]
 TrustValue = Annotated[float, Field(ge=0)]
 
@@ -28,7 +27,7 @@ class GateOutcome(Record):
 
     client: NonNegativeCount
     round: Annotated[int, Field(ge=1)]
-    agreement: UnitFraction | None = None
+    agreement: Fraction | None = None
     trust: TrustValue | None = None
     gain: float | None = None
     error: Annotated[float, Field(ge=0)] | None = None
@@ -38,8 +37,8 @@ class GateOutcome(Record):
 class VoteAccuracy(Record):
     """Accuracy of the last weighted and majority vote, by the true labels of the public set."""
 
-    weighted: UnitFraction | None = None
-    majority: UnitFraction | None = None
+    weighted: Fraction | None = None
+    majority: Fraction | None = None
 
 
 class TrustDiagnosis(Record):
@@ -57,14 +56,14 @@ class TrustDiagnosis(Record):
     median_lambda: TrustValue | None = None
     least_lambda: TrustValue | None = None
     largest_lambda: TrustValue | None = None
-    silent_share: UnitFraction = 0.0
+    silent_share: Fraction = 0.0
     silent_clients: NonNegativeCount = 0
     silent_by_gate: NonNegativeCount = 0
     silent_since: Annotated[int, Field(ge=1)] | None = None
     self_training_clients: NonNegativeCount = 0
-    vote_agreement: UnitFraction | None = None
-    votes_differ: UnitFraction | None = None
-    public_share: UnitFraction | None = None
+    vote_agreement: Fraction | None = None
+    votes_differ: Fraction | None = None
+    public_share: Fraction | None = None
     oracle: VoteAccuracy = VoteAccuracy()
     gate: list[GateOutcome] = Field(default_factory=list)
 

@@ -229,8 +229,8 @@ class Student(StudentMixture, SharesLabels):
         predicted = trainer.predict_public(student, STUDENT_NETWORK).argmax(dim=1)
         return holdout_z(predicted[held_out].numpy(), shares.argmax(dim=1)[held_out].numpy(), shares.shape[1])
 
-    def temporary_keys(self, client: Client) -> set[str]:
-        return super().temporary_keys(client) | {VOTER_KEY}
+    def temporary_keys(self) -> set[str]:
+        return super().temporary_keys() | {VOTER_KEY}
 
     def costs(self, ctx: FederationInfo) -> Costs:
         costs = super().costs(ctx)

@@ -117,7 +117,7 @@ class StudentMixture(Method):
             student = client.shared_result("student", lambda trainer: self.train_student(trainer, shares, noise=noise))
             self.store_mixture(client, student, denoised_mean(shares, noise))
         client.log(gate_on=int(MIXTURE_KEY in client.state))
-        for key in [key for key in client.state if key.split(".")[0] in self.temporary_keys(client)]:
+        for key in [key for key in client.state if key.split(".")[0] in self.temporary_keys()]:
             del client.state[key]
 
     @abstractmethod
@@ -128,7 +128,7 @@ class StudentMixture(Method):
         """Return the fraction of uniform labels in the targets; see `cotraining.label_noise`."""
         return 0.0
 
-    def temporary_keys(self, client: Client) -> set[str]:
+    def temporary_keys(self) -> set[str]:
         """Return the keys of the client's state that are not needed after the last round."""
         return {STEPS_KEY, FOLDS_KEY, DISTILLED_KEY, *(f"{FOLD_PREFIX}-{fold}" for fold in range(self.gate_folds))}
 

@@ -34,7 +34,7 @@ from fedmosaic_cli.runner.baseline_lookup import (
     find_local_baseline,
     load_recorded_run,
 )
-from fedmosaic_cli.schema import Record
+from fedmosaic_cli.schema import Fraction, Record
 from fedmosaic_cli.storage.checkpoints import KEY_SEPARATOR, read_newest_checkpoint
 from fedmosaic_cli.storage.runs import ROUNDS_FILE, SHARDS_FILE
 from fedmosaic_cli.storage.shard_manifest import ShardManifest
@@ -53,7 +53,6 @@ MODEL_FILE = "forecast_model.json"
 MAKE_VOTES = "name a run of 'student', made by 'fedmosaic baseline student'"
 FORECAST_GATE = "safe"
 """The gate of the runs that the model was fitted on."""
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class ForecastQuality(Record):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis
-from fedmosaic_cli.schema import Record
+from fedmosaic_cli.schema import Fraction, Record
 from fedmosaic_cli.storage.privacy_summary import PrivacySection
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def iter_strings(value: Any, depth: int = 0) -> Iterator[str]:
             yield from iter_strings(inner, depth + 1)
 
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PrintableStr = Annotated[str, AfterValidator(require_printable)]
 NonEmptyStr = Annotated[PrintableStr, Field(min_length=1)]

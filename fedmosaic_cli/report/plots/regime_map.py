@@ -33,14 +33,14 @@ TEXT_COLOR = "#111111"
 """Not black, which becomes the text colour of the page: cells are light in its dark theme, too."""
 MIN_COLOR_RANGE_POINTS = 1.0
 HATCH_COLOR, HATCH_MARGINS = "0.55", ((0.015, 0.02), (0.07, 0.09))
-EMPTY_CELL = "\u2013"
+NO_RUNS = "\u2013"
 COLOR_LABEL = "gain over Local of the best method that shares labels only (points)"
 TITLE = "Who should collaborate, and by what"
 NOTE = (
     "In a cell: the best method, without Centralized and the oracle, and its gain over Local in percentage points; "
     "below it the gains of the student and of the oracle, which has the true labels of U. Hatched: nothing to gain, "
     f"neither from votes nor from true labels of U, which gain less than {100 * MIN_NAMED_GAIN:g} points. "
-    f"{EMPTY_CELL}: no runs."
+    f"{NO_RUNS}: no runs."
 )
 
 
@@ -106,7 +106,7 @@ def draw_panel(
         for column, num_examples in enumerate(columns):
             cell = regime_map.cells.get(Regime(public_size, heterogeneity, num_examples))
             if cell is None:
-                axes.text(column, row, EMPTY_CELL, ha="center", va="center")
+                axes.text(column, row, NO_RUNS, ha="center", va="center")
             else:
                 title = fill(regime_map.short_title(cell.best_key), 12, break_long_words=False)
                 draw_cell(axes, cell, (column, row), title, colors, cell_width_inches)
@@ -161,6 +161,6 @@ def inset_rectangle(
 def format_points(gain: float | None) -> str:
     """A gain in percentage points with a typographic sign; a dash without a run."""
     if gain is None:
-        return EMPTY_CELL
+        return NO_RUNS
     text = f"{100 * gain:+.1f}".replace("-", "\u2212")
     return text[1:] if text[1:] == "0.0" else text
