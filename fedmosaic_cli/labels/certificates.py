@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     LogRows = Sequence[dict[str, Any]]
 
 INTERVAL_Z = 1.96
-"""Standard errors of a 95% interval."""
+"""Standard errors of a nominal 95 % interval."""
 MIN_CLASS_COVERAGE = 0.5
 MAX_EXAMPLES = 500
 
 
 class Interval(Record):
-    """A mean and its 95% interval."""
+    """A mean and its nominal 95 % interval. It covers less, because the mixture is chosen on the same data."""
 
     mean: float
     low: float
@@ -35,6 +35,8 @@ class Interval(Record):
 
 class Certificate(Record):
     """The decision of one client after the exchange, and the evidence for it.
+
+    A certificate is the result of the client's own test, not a guarantee.
 
     Attributes:
         client: Number of the client.
@@ -87,7 +89,8 @@ class ExchangeDiagnosis(Record):
                 else "a larger or more similar public set may help (data.public_size)"
             )
             messages.append(
-                f"voters do not agree on the public set (median z {self.median_z:.1f}, below {MIN_Z:g}): {remedy}"
+                f"voters do not agree on the public set (median z {self.median_z:.1f}, below {MIN_Z:g}), so with the "
+                f"gate `safe` all clients keep their own model: {remedy}"
             )
         if self.holdout_z is not None and self.holdout_z < MIN_Z:
             messages.append(
@@ -101,8 +104,8 @@ class ExchangeDiagnosis(Record):
             )
         if self.largest_client > MAX_EXAMPLES:
             messages.append(
-                f"clients have up to {self.largest_client} training examples: above about {MAX_EXAMPLES} there is "
-                "little to gain"
+                f"clients have up to {self.largest_client} training examples: above about {MAX_EXAMPLES}, gains are "
+                "small unless the clients' data are similar"
             )
         return messages
 
@@ -131,7 +134,7 @@ def client_certificates(rows: LogRows) -> list[Certificate]:
 
 
 def interval(row: dict[str, Any], mean: str, error: str) -> Interval | None:
-    """Return the 95% interval of a logged mean with its standard error; None if it is not logged."""
+    """Return the nominal 95 % interval of a logged mean with its standard error; None if it is not logged."""
     center, half = finite_metric(row, mean), finite_metric(row, error)
     if center is None or half is None:
         return None
@@ -141,8 +144,8 @@ def interval(row: dict[str, Any], mean: str, error: str) -> Interval | None:
 def mean_accuracy_gain(certificates: Sequence[Certificate]) -> float | None:
     """Return the mean gain on held-out data of the clients that use the student; None without a test.
 
-    It is larger than the gain on test data: the own models of the test have seen fewer examples, and only clients with
-    a gain on these data are counted.
+    It is usually larger than the gain on test data: the own models of the test have seen fewer examples, only clients
+    with a gain on these data are counted, and the shares contain the client's own votes.
     """
     gains = [each.accuracy_gain.mean for each in certificates if each.collaborates and each.accuracy_gain]
     return fmean(gains) if gains else None
@@ -166,7 +169,7 @@ def describe_certificates(certificates: Sequence[Certificate], exchange: Exchang
     lines = [f"{num_used} of {len(certificates)} clients use the student"]
     gain = mean_accuracy_gain(certificates)
     if gain is not None:
-        lines[0] += f"; on their held-out training data it brings {100 * gain:+.1f} points, on test data less"
+        lines[0] += f"; on their held-out training data it brings {100 * gain:+.1f} points (an optimistic estimate)"
     numbers = {
         "mean confidence {:.1f}%": exchange.confidence and 100 * exchange.confidence,
         "median agreement z {:.1f}": exchange.median_z,

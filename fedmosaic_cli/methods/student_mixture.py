@@ -257,8 +257,8 @@ class StudentMixture(Method):
             )
         if (facts.examples_per_client or 0) > MAX_EXAMPLES:
             warnings.append(
-                f"clients have {facts.examples_per_client} training examples: above about {MAX_EXAMPLES}, {title} has "
-                "little to gain"
+                f"clients have {facts.examples_per_client} training examples: above about {MAX_EXAMPLES}, gains of "
+                f"{title} are small unless the clients' data are similar"
             )
         return warnings
 

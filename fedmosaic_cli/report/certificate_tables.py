@@ -26,18 +26,18 @@ EXCHANGE_HEADER = (
 )
 EXCHANGE_NOTE = (
     "Clients that predict with a mixture of their own model and the student; the others equal Local. Gains: difference "
-    "in accuracy to their own model in points, mean over these clients. On held-out training data it is larger than on "
-    "test data: the own models of that test have seen fewer examples, and only clients with a gain there use the "
-    "student. Votes: mean confidence; median agreement of a client with the others, "
-    "and agreement of a student with votes that it has not seen, both in standard deviations from chance; classes "
-    "covered; right labels by the true ones, which a federation does not have."
+    "in accuracy to their own model in points, mean over these clients. On held-out training data it is usually larger "
+    "than on test data: the own models of that test have seen fewer examples, only clients with a gain there use the "
+    "student, and the shares contain the client's own votes. Votes: mean confidence; median agreement of a client with "
+    "the others, and agreement of a student with votes that it has not seen, both in standard deviations from chance; "
+    "classes covered; right labels by the true ones, which a federation does not have."
 )
 CERTIFICATE_HEADER = (
     *("Client", "uses it", "held-out gain", "held-out Brier gain", "test gain", "weights", "agreement z"),
 )
 CERTIFICATE_NOTE = (
-    "Gains of the best tested mixture over the client's own model on held-out training data, with 95% intervals. "
-    "Weights: own model / corrected student / fine-tuned student."
+    "Gains of the best tested mixture over the client's own model on held-out training data, with nominal 95 % "
+    "intervals: the mixture is chosen on the same data. Weights: own model / corrected student / fine-tuned student."
 )
 
 
