@@ -66,6 +66,7 @@ class ExchangeDiagnosis(Record):
         class_coverage: Number of classes that the shares cover, as a fraction of all classes.
         label_accuracy: Fraction of correct labels, if the true ones are known.
         largest_client: Training examples of the largest client.
+        failed: Whether there was no exchange, because too few uploads of the last round were valid.
     """
 
     confidence: Fraction | None = None
@@ -74,6 +75,7 @@ class ExchangeDiagnosis(Record):
     class_coverage: Annotated[float, Field(ge=0)] | None = None
     label_accuracy: Fraction | None = None
     largest_client: Annotated[int, Field(ge=0)] = 0
+    failed: bool = False
 
     def warnings(self, has_noise: bool = False) -> list[str]:
         """Return one sentence per reason to expect little of the exchange.
@@ -82,6 +84,10 @@ class ExchangeDiagnosis(Record):
             has_noise: Whether the votes are randomised labels.
         """
         messages = []
+        if self.failed:
+            messages.append(
+                "too few valid uploads in the last round: there was no exchange, and all clients keep their own model"
+            )
         if self.median_z is not None and self.median_z < MIN_Z:
             remedy = (
                 "less noise may help (privacy.label_epsilon)"
@@ -153,13 +159,15 @@ def mean_accuracy_gain(certificates: Sequence[Certificate]) -> float | None:
 
 def diagnose_exchange(rows: LogRows, largest_client: int) -> ExchangeDiagnosis:
     """Diagnose the votes of a run with one exchange."""
+    median_z = last_metric(rows, "median_z")
     return ExchangeDiagnosis(
         confidence=mean_metric(rows, "confidence"),
-        median_z=last_metric(rows, "median_z"),
+        median_z=median_z,
         holdout_z=mean_metric(rows, "holdout_z"),
         class_coverage=last_metric(rows, "class_coverage"),
         label_accuracy=last_metric(rows, "pseudo_label_accuracy"),
         largest_client=largest_client,
+        failed=median_z is None and last_metric(rows, "exchanged") == 0,
     )
 
 

@@ -187,7 +187,10 @@ class Student(StudentMixture, SharesLabels):
     def student_targets(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Tensor | None:
         from torch.nn.functional import one_hot
 
-        if "shares" not in received or not self.has_agreement(client, received["agreement"]):
+        if "shares" not in received:
+            client.log(exchanged=0)
+            return None
+        if not self.has_agreement(client, received["agreement"]):
             return None
         shares: Tensor = received["shares"]
         if self.downlink == "labels":

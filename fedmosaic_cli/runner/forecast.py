@@ -357,6 +357,8 @@ def read_votes(run: RecordedRun) -> dict[int, ConfidenceVotes]:
     if not parts:
         method = run.summary["method"]
         problem = "a run of an earlier version" if method == "student" else f"a run of '{method}'"
+        if (run.summary.get("exchange") or {}).get("failed"):
+            problem = "a run with too few valid uploads"
         raise RequestError(f"{problem} has no stored votes ({path}): {MAKE_VOTES}")
     if run.summary.get("privacy"):
         raise RequestError(f"the votes of this run are randomised ({path}): {MAKE_VOTES} without --dp")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.storage.shards import ShardSet
 
+# Only methods with one exchange log one of these; the last one says that the exchange failed.
+EXCHANGE_METRICS = {"gate_accuracy_gain", "median_z", "exchanged"}
+
 
 def plugin_section(config: RunConfig) -> dict[str, Any]:
     """Return what a report must know about plug-ins; {} if all is built in."""
@@ -103,7 +106,7 @@ def diagnosis_section(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str
 
 def certificate_sections(rows: list[dict[str, Any]], shards: ShardSet) -> dict[str, Any]:
     """Return certificates and diagnosis of methods with one exchange and held-out tests; empty for other methods."""
-    if not any("gate_accuracy_gain" in row or "median_z" in row for row in rows):
+    if not any(EXCHANGE_METRICS & row.keys() for row in rows):
         return {}
     largest = max(client["train"]["size"] for client in shards.manifest["clients"])
     return {

@@ -64,6 +64,7 @@ def test_description_counts_the_clients_and_calls_the_held_out_gain_optimistic()
         ({"holdout_z": 2.9}, "they are noise"),
         ({"class_coverage": 0.49}, "cover 49% of the classes"),
         ({"largest_client": 501}, "up to 501 training examples"),
+        ({"failed": True}, "there was no exchange"),
     ],
 )
 def test_warnings_name_the_reason(values, words):
@@ -87,3 +88,9 @@ def test_diagnosis_takes_means_over_clients_and_the_last_vote():
     diagnosis = diagnose_exchange(rows, 30)
     assert diagnosis.confidence == pytest.approx(0.3)
     assert (diagnosis.median_z, diagnosis.holdout_z, diagnosis.class_coverage) == (7.0, 5.0, 0.9)
+    assert not diagnosis.failed
+
+
+def test_exchange_without_votes_has_failed():
+    assert diagnose_exchange([{"round": 3, "client": 0, "confidence": 0.2, "exchanged": 0}], 30).failed
+    assert not diagnose_exchange([{"round": 3, "client": 0, "gate_on": 1}], 30).failed

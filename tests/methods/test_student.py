@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shar
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.labels.certificates import ExchangeDiagnosis
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
 from fedmosaic_cli.methods.student import Student
 from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_NETWORK
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
+from fedmosaic_cli.runner.summary import certificate_sections
 from tests.cotraining.test_mixture import possible_weights
 from tests.methods.problems import PermutedShares, by_hand_logits, full_batch_toy
 from tests.toys import TOYS, Toy, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
@@ -337,6 +340,19 @@ def test_clients_that_do_not_agree_keep_their_models_only_with_the_safe_gate():
     assert "gate_gain" not in rows[0]
     assert same(models(safe, toy, rounds=1), models(Local(), toy, rounds=1))
     assert "gate_gain" in rows_of(replace(safe, gate="bold"), toy, rounds=1)[0]
+
+
+def test_exchange_with_too_few_valid_uploads_is_reported_as_failed():
+    toy = LARGE.changed(attack={"kind": "missing", "clients": (0, 1)})
+    rows = rows_of(FAST, toy)
+    assert [row.get("exchanged") for row in rows] == [None] * 6 + [0] * 3
+    shards: Any = SimpleNamespace(manifest={"clients": [{"train": {"size": 30}}]})
+    sections = certificate_sections(rows, shards)
+    assert [certificate["collaborates"] for certificate in sections["certificates"]] == [False] * 3
+    [warning] = ExchangeDiagnosis.model_validate(sections["exchange"]).warnings()
+    assert "there was no exchange, and all clients keep their own model" in warning
+    assert same(models(FAST, toy), models(Local(), LARGE))
+    assert not any("exchanged" in row for row in rows_of(FAST, LARGE))
 
 
 def test_client_that_does_not_vote_needs_only_the_shares():
