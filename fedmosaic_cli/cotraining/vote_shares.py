@@ -83,10 +83,11 @@ def sums_without(votes: ConfidenceVotes, sums: FloatArray, reputation: float = 1
 
 
 def sharpened_shares(sums: FloatArray, power: float) -> FloatArray:
-    """t_u(c) = s_u(c)^power / sum_c' s_u(c')^power; uniform for an example without votes.
+    """t_u(c) = s_u(c)^power / sum_c' s_u(c')^power; uniform for an example whose sums are all 0.
 
     Args:
-        sums: Sums of votes [examples, classes], at least 0.
+        sums: Sums of votes [examples, classes], at least 0. With confidences above 0 they are all 0 only if the
+            reputation of every voter is 0.
         power: 1 keeps the shares of the votes, larger values favour the leading class.
     """
     highest = sums.max(axis=1, keepdims=True)
