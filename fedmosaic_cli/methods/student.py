@@ -59,7 +59,7 @@ VOTER_KEY = "voter"
 VOTES_KEY = "votes"
 """Where the server state keeps the votes, which `fedmosaic forecast` reads."""
 HOLDOUT_FRACTION = 0.2
-MIN_PUBLIC_SIZE = 500
+MIN_PUBLIC_SIZE, RECOMMENDED_PUBLIC_SIZE = 250, 500
 
 
 @hyperparameters
@@ -140,6 +140,7 @@ class Student(StudentMixture, SharesLabels):
             return {}
         if self.has_voter(client):
             uniform = UniformTargetLoss(torch.zeros(ctx.public_size, dtype=torch.int64), self.outlier_weight)
+            client.log(public_share=0.0)  # that of the client's own model, not of the voting model
             client.train(VOTER_KEY, [uniform])
         return self.make_upload(client, ctx) if client.round == ctx.num_rounds else {}
 
@@ -250,15 +251,16 @@ class Student(StudentMixture, SharesLabels):
             state_models=costs.state_models + num_voters,
             trained_models=costs.trained_models + num_voters,
             local_rounds=local_rounds,
-            note=note,
+            note="; ".join(filter(None, (note, costs.note))),
         )
 
     def warnings(self, facts: RunFacts) -> list[str]:
         title, warnings = self.info.title, super().warnings(facts)
-        if facts.public_size < MIN_PUBLIC_SIZE:
+        if facts.public_size < RECOMMENDED_PUBLIC_SIZE:
+            needed = f"{MIN_PUBLIC_SIZE} are needed, " if facts.public_size < MIN_PUBLIC_SIZE else ""
             warnings.append(
-                f"{title} has {facts.public_size} public examples (data.public_size): at least {MIN_PUBLIC_SIZE} are "
-                "recommended"
+                f"{title} has {facts.public_size} public examples (data.public_size): at least {needed}"
+                f"{RECOMMENDED_PUBLIC_SIZE} are recommended"
             )
         if facts.num_participants < facts.num_clients:
             warnings.append(
@@ -269,7 +271,11 @@ class Student(StudentMixture, SharesLabels):
 
 
 def confidence_votes(ballot: Ballot) -> ConfidenceVotes:
-    """Return the votes of a ballot."""
+    """Return the votes of a ballot.
+
+    Every confidence is at least `voting.MIN_VOTE_WEIGHT`, so that an example in which no client has confidence gets
+    nearly the votes of the majority.
+    """
     labels = ballot.labels()
     return ConfidenceVotes(labels.astype("int64") if labels.ndim == 1 else labels, ballot.weights())
 

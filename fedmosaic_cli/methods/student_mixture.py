@@ -68,7 +68,7 @@ class StudentMixture(Method):
             `steps` if it took none, as a scikit-learn model does.
         gate_folds: Folds of the cross-fitted test.
         gate_prior_var: Prior variance of the gain, which matters for few examples.
-        distil: Train one network to predict as the mixture does.
+        distil: Train one network on the client's data and on the predictions of the mixture for the public set.
     """
 
     gate: GateName = "safe"
@@ -214,7 +214,8 @@ class StudentMixture(Method):
         self, client: Client, student: Parameters, examples: Tensor | None = None, stream: str = "finetune"
     ) -> Parameters:
         """Return a copy of the student that is fine-tuned on the client's data with half the learning rate."""
-        default = client.state[STEPS_KEY] // 2 or self.steps // 10
+        taken = client.state[STEPS_KEY]
+        default = taken // 2 if taken else self.steps // 10
         steps = default if self.finetune_steps is None else self.finetune_steps
         # The stream is also the key, so that no training continues with the optimizer state of another one.
         client.state[stream] = params.clone(student)
@@ -224,7 +225,8 @@ class StudentMixture(Method):
         return tuned
 
     def distilled(self, client: Client, student: Parameters, mixture: Parameters) -> Parameters:
-        """Return a mixture of one network, which is trained to predict as `mixture` on the public set."""
+        """Return a mixture of one network: the student, trained further on the client's data and on the predictions of
+        `mixture` for the public set."""
         targets = mix(
             mixture, lambda view, model: client.predict_public(model, None if view == "local" else STUDENT_NETWORK)
         )
@@ -266,7 +268,13 @@ class StudentMixture(Method):
         folds = 0 if self.gate == "off" else self.gate_folds
         num_tuned = 0 if self.gate == "light" else 1 + folds
         local_rounds = ctx.num_rounds * (1 + folds) + math.ceil(num_tuned * ctx.num_rounds / 2)
-        return Costs(state_models=max(1 + folds, 4), trained_models=1 + folds, local_rounds=local_rounds)
+        note = f"each distilled network of {self.info.title} takes {self.steps} steps of a private and a public batch"
+        return Costs(
+            state_models=max(1 + folds, 4),
+            trained_models=1 + folds,
+            local_rounds=local_rounds,
+            note=note if self.distil else "",
+        )
 
 
 def other_folds(client: Client, fold: int) -> Tensor:

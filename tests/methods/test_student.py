@@ -18,11 +18,13 @@ from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.cotraining.mixture import GATE_RULES
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
+from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.labels.certificates import ExchangeDiagnosis
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
+from fedmosaic_cli.methods.oracle import Oracle
 from fedmosaic_cli.methods.student import Student
 from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_NETWORK
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
@@ -426,6 +428,38 @@ def test_a_learning_rate_for_sgd_is_questioned():
     assert "set methods.student.lr" in warning
     assert Student(lr=0.002).warnings(facts) == []
     assert Student().warnings(replace(facts, optimizer="adam")) == []
+
+
+@pytest.mark.parametrize(
+    ("public_size", "words"), [(249, "at least 250 are needed, 500 are recommended"), (250, "at least 500 are")]
+)
+def test_small_public_sets_are_questioned(public_size, words):
+    facts = RunFacts(10, 10, 10, has_batch_norm=False, public_size=public_size)
+    [warning] = Student().warnings(facts)
+    assert f"{public_size} public examples (data.public_size): {words}" in warning
+
+
+@pytest.mark.parametrize("method", [Student(), Oracle()])
+def test_steps_of_distillation_are_part_of_the_costs(method):
+    ctx = FederationInfo(0, {}, {}, 10)
+    assert "distilled" not in method.costs(ctx).note
+    title = method.info.title
+    assert f"each distilled network of {title} takes 500 steps" in replace(method, distil=True).costs(ctx).note
+
+
+def test_public_share_is_that_of_the_own_model():
+    assert {row["public_share"] for row in rows_of(ALWAYS, LARGE, rounds=1)} == {0.0}
+
+
+def test_client_after_one_step_is_not_fine_tuned():
+    """Half of one step is no step; only a model without steps takes those of the student as a measure."""
+    federation = run_toy(ALWAYS, LARGE.changed(local_steps=1, rounds=1), rounds=1)
+    for model in personal_models(federation).values():
+        corrected, tuned = (
+            {name.removeprefix(view): tensor for name, tensor in model.items() if name.startswith(view)}
+            for view in ("corrected.", "tuned.")
+        )
+        assert same([corrected], [tuned])
 
 
 def test_many_examples_per_client_are_questioned():
