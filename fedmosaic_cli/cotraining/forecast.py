@@ -135,10 +135,10 @@ class ExpectedGain(NamedTuple):
 
     @property
     def advice(self) -> Advice:
-        """What to do: collaborate if the gain is expected to be useful, stay local if it is unlikely to be."""
-        if self.mean >= MIN_USEFUL_GAIN:
-            return "collaborate"
-        return "little to expect" if self.high >= MIN_USEFUL_GAIN else "stay local"
+        """What to do: collaborate if the gain is expected to be useful, stay local if a guard decides."""
+        if self == NO_GAIN:
+            return "stay local"
+        return "collaborate" if self.mean >= MIN_USEFUL_GAIN else "little to expect"
 
 
 NO_GAIN = ExpectedGain(0.0, 0.0, 0.0)
