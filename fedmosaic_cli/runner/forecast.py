@@ -53,6 +53,7 @@ MODEL_FILE = "forecast_model.json"
 MAKE_VOTES = "name a run of 'student', made by 'fedmosaic baseline student'"
 FORECAST_GATE = "safe"
 """The gate of the runs that the model was fitted on."""
+GUARDS = ("check_agreement", "check_shares")
 
 
 class ForecastQuality(Record):
@@ -163,6 +164,7 @@ class RunForecast:
         class_reliability: How far the votes for each class agree with the others; None without votes.
         gate: The gate of the run. The forecast is for `safe`.
         without_votes: Clients that have not voted.
+        disabled_guards: Guards that the run does not have. The forecast is for the default guards.
     """
 
     path: Path
@@ -172,6 +174,7 @@ class RunForecast:
     class_reliability: dict[str, float | None]
     gate: str = FORECAST_GATE
     without_votes: tuple[int, ...] = ()
+    disabled_guards: tuple[str, ...] = ()
 
     @property
     def is_checked(self) -> bool:
@@ -197,6 +200,7 @@ class RunForecast:
             "class_reliability": self.class_reliability,
             "gate": self.gate,
             "without_votes": list(self.without_votes),
+            "disabled_guards": list(self.disabled_guards),
             "clients": clients,
         }
 
@@ -257,14 +261,16 @@ def forecast_run(path: Path, check: bool = False) -> RunForecast:
     gains = gains_over_local_run(exchange) if check else {}
     model = load_forecast_model().to_model()
     expected = {client: expected_client_gain(exchange, client, model) for client in exchange.evidence}
+    hyperparameters = exchange.run.summary["hyperparameters"]
     return RunForecast(
         path=path,
         clients=tuple(client_forecast(exchange, client, gain, gains.get(client)) for client, gain in expected.items()),
         public_size=next(iter(exchange.evidence.values())).public_size,
         mean=model.expected_mean(list(expected.values())),
         class_reliability=mean_reliability(exchange),
-        gate=exchange.run.summary["hyperparameters"].get("gate", ""),
+        gate=hyperparameters.get("gate", ""),
         without_votes=tuple(client for client in exchange.class_counts if client not in exchange.evidence),
+        disabled_guards=tuple(name for name in GUARDS if hyperparameters.get(name) is False),
     )
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import fedmosaic_cli as fedmosaic
 from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.cli.views.forecast_view import summary_lines
 from fedmosaic_cli.cotraining.forecast import NO_GAIN, forecast_features
 from fedmosaic_cli.runner.forecast import (
     ForecastModelFile,
@@ -164,6 +165,19 @@ def test_votes_at_random_bring_nothing():
     text = invoke("forecast", STUDENT).stdout
     assert text.count("stay local: voters do not agree with each other") == 10
     assert "0 of 10 clients should collaborate" in text
+
+
+@pytest.mark.usefixtures("runs")
+def test_guards_that_the_run_does_not_have_are_noted(monkeypatch):
+    forecast = forecast_run(STUDENT)
+    assert forecast.disabled_guards == ()
+    assert not any("guards" in line for line in summary_lines(forecast))
+    exchange = read_exchange(STUDENT)
+    exchange.run.summary["hyperparameters"] |= {"check_agreement": False, "check_shares": False}
+    monkeypatch.setattr("fedmosaic_cli.runner.forecast.read_exchange", lambda path: exchange)
+    assert summary_lines(forecast_run(STUDENT))[-1] == (
+        "note: the run has check_agreement=false and check_shares=false, the forecast is for the default guards"
+    )
 
 
 @pytest.mark.usefixtures("runs")

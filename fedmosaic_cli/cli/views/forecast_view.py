@@ -72,6 +72,9 @@ def summary_lines(forecast: RunForecast) -> list[str]:
         )
     if forecast.gate != FORECAST_GATE:
         lines.append(f"note: the run uses the gate '{forecast.gate}', the forecast is for '{FORECAST_GATE}'")
+    if forecast.disabled_guards:
+        guards = " and ".join(f"{name}=false" for name in forecast.disabled_guards)
+        lines.append(f"note: the run has {guards}, the forecast is for the default guards")
     if forecast.without_votes:
         lines.append(f"note: no forecast for {len(forecast.without_votes)} clients that have not voted")
     return lines
