@@ -28,11 +28,11 @@ DIAGNOSIS_HEADER = (
 )
 GATE_HEADER = ("Client", "round", "agreement %", "lambda in question", "gain", "standard error", "gate")
 DIAGNOSIS_NOTE = (
-    "Lambda: median over clients in the last round, and how many are so small that this is Local training. Means over "
-    "clients and rounds: how often a client says what the consensus says; on how many examples the weighted vote is "
-    "not the majority's; what of the training loss came from the public set. Oracle: right labels of the last vote, by "
-    "labels that nobody in a federation has. Clients helped, left unharmed and hurt against Local on the same shards "
-    "and seed, mean gain in percentage points."
+    "Lambda: median over clients in the last round, and the number of clients with lambda below 1e-6, for which "
+    "training equals Local. Means over clients and rounds: agreement of a client with the consensus; examples on which "
+    "the weighted vote differs from the majority; fraction of the training loss from the public set. Oracle: correct "
+    "labels of the last vote by the true labels, which a federation does not have. Clients helped, unharmed and hurt "
+    "against Local on the same shards and seed; mean gain in percentage points."
 )
 GATE_NOTE = "Gain: mean Brier gain out of fold of training with the consensus, and its standard error."
 # Trust rules with lambda from losses, for runs whose summary does not say so.

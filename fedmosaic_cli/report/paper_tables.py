@@ -182,7 +182,7 @@ def oracle_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
         if seeds and round(gain, ACCURACY_DECIMALS) <= 0:
             notes.append(
                 f"{group.label}: with the true labels of the public set the oracle is not above Local "
-                f"({100 * gain:+.2f} points), so this setting cannot show a gain from better labels of the public set."
+                f"({100 * gain:+.2f} points), so better votes are unlikely to help here."
             )
     return notes
 

@@ -61,7 +61,7 @@ def test_each_run_has_a_row_with_its_gains_over_local(bench):
         "right, weighted % (oracle)",
         "right, majority % (oracle)",
     ]
-    assert "labels that nobody in a federation has" in table.note
+    assert "true labels, which a federation does not have" in table.note
 
 
 def test_there_is_no_diagnosis_without_co_training(bench):
