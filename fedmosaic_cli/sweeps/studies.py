@@ -273,7 +273,7 @@ STUDIES = {
         figures=("accuracy", "clients", "communication"),
     ),
     "regimes": Study(
-        "map that is not in the paper: who should collaborate, and by which method; both scales are the same",
+        "map that is not in the paper: who should collaborate, and by what; both scales are the same",
         {Scale.quick: REGIME_SCENARIOS, Scale.paper: REGIME_SCENARIOS},
         (
             *method_rows("local", "centralized", "fedavg", "fedavgft", "ditto"),

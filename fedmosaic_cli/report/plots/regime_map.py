@@ -35,7 +35,7 @@ MIN_COLOR_RANGE_POINTS = 1.0
 HATCH_COLOR, HATCH_MARGINS = "0.55", ((0.015, 0.02), (0.07, 0.09))
 NO_RUNS = "\u2013"
 COLOR_LABEL = "gain over Local of the best method that shares labels only (points)"
-TITLE = "Who should collaborate, and by which method"
+TITLE = "Who should collaborate, and by what"
 NOTE = (
     "In a cell: the best method, without Centralized and the oracle, and its gain over Local in percentage points; "
     "below it the gains of the student and of the oracle, which has the true labels of U. Hatched: nothing to gain, "
