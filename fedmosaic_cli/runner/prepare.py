@@ -15,6 +15,7 @@ from fedmosaic_cli.report.plots.partition_plots import render_class_counts, rend
 from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
+from fedmosaic_cli.storage.files import require_no_links_below
 from fedmosaic_cli.storage.lock import require_unlocked
 from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_counts_by_client
 from fedmosaic_cli.storage.shards import load_exported_shards
@@ -189,6 +190,7 @@ def require_finished_run(files: RunDirectory) -> None:
         raise RequestError(f"the configuration is missing ({files.config_path}): repair the run with --resume")
     if not files.config_path.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
+    require_no_links_below(files.path)
     if not files.is_finished():
         require_unlocked(files.path)
         raise RequestError(f"the run is not finished ({files.path}): continue with --resume first")

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, RunStateError
 from fedmosaic_cli.storage import syscalls
-from fedmosaic_cli.storage.files import make_directories, read_regular_file, remove_path, write_and_close
+from fedmosaic_cli.storage.files import (
+    make_directories,
+    read_regular_file,
+    remove_path,
+    require_no_link,
+    write_and_close,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +41,7 @@ def require_unlocked(folder: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Return whether a process writes to a directory. Nothing is changed, and several processes may ask at once."""
     try:
-        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -54,6 +60,7 @@ def directory_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         RunStateError: If another process holds the lock.
+        RequestError: If the lock file is a symbolic link.
     """
     created: list[Path] = []
     try:
@@ -80,6 +87,7 @@ def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
 
     while True:
         created += make_directories(folder)
+        require_no_link(folder / LOCK_FILE)
         lock = FileLock(folder / LOCK_FILE, TIMEOUT_SECONDS, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire(poll_interval=POLL_SECONDS)

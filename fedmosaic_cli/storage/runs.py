@@ -23,6 +23,7 @@ from fedmosaic_cli.storage.files import (
     read_regular_file,
     remove_path,
     remove_stale_temporaries,
+    require_no_links_below,
     sha256,
     to_checksummed_json,
     to_json_bytes,
@@ -104,9 +105,10 @@ class RunDirectory:
         return (self.path / SUMMARY_FILE).is_file()
 
     def check_file_types(self) -> None:
-        """Raise `RequestError` if a name that fedmosaic uses belongs to an entry of another type."""
+        """Raise `RequestError` for a symbolic link, or an entry of another type than its name says."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
+        require_no_links_below(self.path)
         for name in (*RUN_FILES, *POST_RUN_FILES, LOCK_FILE, CRASH_FILE):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise RequestError(f"not a file ({self.path / name}): move it away")

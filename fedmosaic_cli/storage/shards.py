@@ -24,6 +24,7 @@ from fedmosaic_cli.storage.files import (
     read_checksummed_json,
     read_json,
     require_free_space,
+    require_no_link,
     sha256,
     to_checksummed_json,
     write_new_file,
@@ -189,6 +190,7 @@ def read_shards(path: Path) -> ShardSet:
 
 def read_shard_header(path: Path) -> ShardSet:
     """Read the manifest and the public set, but no client file."""
+    require_no_link(path / SHARD_MANIFEST_FILE)
     if not (path / SHARD_MANIFEST_FILE).is_file():
         raise RequestError(
             f"no shards found ({path}): create them with 'fedmosaic partition --scheme dirichlet --out {path}'"
@@ -248,6 +250,7 @@ def read_client_shard(path: Path, entry: dict[str, Any], manifest: dict[str, Any
 
 def read_shard_arrays(path: Path, names: list[str], manifest: dict[str, Any]) -> ArrayDict:
     """Read the named arrays of a file after checking its digest in the manifest."""
+    require_no_link(path)
     try:
         if sha256(path.read_bytes() if path.is_file() or not path.exists() else b"") != manifest["files"][path.name]:
             raise ValueError("digest mismatch")

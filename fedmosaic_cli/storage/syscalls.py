@@ -19,8 +19,12 @@ def create_private_file(path: Path) -> int:
 
 
 def open_append(path: Path) -> int:
-    """Open a file for appending and create it if necessary; never block on a pipe without a reader."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    """Open a file for appending and create it if necessary.
+
+    A symbolic link is an error, and a pipe without a reader does not block.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o666)
 
 
 def write(fd: int, data: memoryview) -> int:
