@@ -166,6 +166,11 @@ def is_run_complete(files: RunDirectory, config: RunConfig) -> bool:
         return False
 
 
+def is_run_intact(files: RunDirectory, config: RunConfig) -> bool:
+    """Whether all configured rounds are finished and no file is damaged, so that nothing is left to do."""
+    return is_run_complete(files, config) and not files.damaged_files()
+
+
 def require_empty_or_resume(files: RunDirectory, resume: bool) -> None:
     """Refuse a directory with content, unless the run is resumed."""
     if files.has_content() and not resume:

@@ -30,6 +30,8 @@ LOCK_FILE = ".lock"
 MAX_OWNER_BYTES = 1 << 12
 # `is_locked` of another process holds the lock for an instant.
 TIMEOUT_SECONDS, POLL_SECONDS = 0.1, 0.01
+HELD_DIRECTORIES: set[Path] = set()
+"""The directories whose locks this process holds."""
 
 
 def require_unlocked(folder: Path) -> None:
@@ -65,6 +67,8 @@ def directory_lock(folder: Path) -> Iterator[None]:
     created: list[Path] = []
     try:
         lock = acquire_lock(folder, created)
+        held = folder.resolve()
+        HELD_DIRECTORIES.add(held)
         try:
             write_owner(folder / LOCK_FILE)
             yield
@@ -74,11 +78,17 @@ def directory_lock(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     remove_path(folder / LOCK_FILE)
             finally:
+                HELD_DIRECTORIES.discard(held)
                 lock.release()
     finally:
         for empty in reversed(created):
             with suppress(OSError):
                 syscalls.remove_directory(empty)
+
+
+def is_held_here(folder: Path) -> bool:
+    """Return whether this process holds the lock of a directory."""
+    return folder.resolve() in HELD_DIRECTORIES
 
 
 def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
@@ -88,7 +98,9 @@ def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
     while True:
         created += make_directories(folder)
         require_no_link(folder / LOCK_FILE)
-        lock = FileLock(folder / LOCK_FILE, TIMEOUT_SECONDS, thread_local=False, fallback_to_soft=False)
+        # A mode that is given ignores the umask.
+        mode: dict[str, Any] = {"mode": syscalls.file_mode()} if syscalls.IS_PRIVATE.get() else {}
+        lock = FileLock(folder / LOCK_FILE, TIMEOUT_SECONDS, thread_local=False, fallback_to_soft=False, **mode)
         try:
             lock.acquire(poll_interval=POLL_SECONDS)
         except FileNotFoundError:  # the previous holder removed the directory
