@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower import flwr_commands, ipc
+from fedmosaic_cli.federation.flower import flwr_commands, ipc, superexec
 from fedmosaic_cli.federation.flower.flower_messages import (
     NO_SITE_PROCESS,
     SITE_PROCESS_ENDED,
@@ -29,6 +30,7 @@ from fedmosaic_cli.federation.flower.flower_processes import (
     FlowerProcess,
     exit_message,
     flower_environment,
+    install_superexec,
     marked_processes,
     terminate_all,
 )
@@ -355,6 +357,33 @@ def test_a_runtime_dir_has_a_short_path(monkeypatch, tmp_path):
     runtime_dir = RuntimeDir()
     assert runtime_dir.path.parent == ipc.SHORT_TEMP_DIR
     runtime_dir.close()
+
+
+SHOW_TOKEN = "import sys; from pathlib import Path; print(sys.argv[1:], Path(sys.argv[3]).read_text())"
+
+
+def test_the_token_of_an_app_is_not_among_its_arguments(capfd):
+    """Other users can read the arguments of a process."""
+    process = superexec.start_app([sys.executable, "-c", SHOW_TOKEN, "ADDRESS", "--token", "secret", "--insecure"])
+    assert process.args[-2].startswith("/dev/fd/")
+    assert "secret" not in process.args
+    assert process.wait(30) == 0
+    assert capfd.readouterr().out == f"['ADDRESS', '--token-file', '{process.args[-2]}', '--insecure'] secret\n"
+
+
+def test_an_app_without_a_token_is_started_as_it_is(capfd):
+    process = superexec.start_app([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL)
+    assert process.wait(30) == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_flower_programs_find_our_superexec_first(tmp_path):
+    install_superexec(tmp_path)
+    install_superexec(tmp_path)  # again after a restart
+    program = tmp_path / "bin" / "flower-superexec"
+    assert program.stat().st_mode & 0o777 == 0o700
+    assert shutil.which("flower-superexec", path=flower_environment(tmp_path)["PATH"]) == str(program)
+    assert "-m fedmosaic_cli.federation.flower.superexec" in program.read_text()
 
 
 SLEEPER = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
