@@ -81,8 +81,7 @@ def remove_if_stale(path: Path, folder_fd: int) -> None:
     """Remove one directory if this user owns it, its marker is valid and no process holds its lock."""
     if not is_private(os.fstat(folder_fd)):
         return
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock_fd = os.open(RUNTIME_LOCK_FILE, flags, dir_fd=folder_fd)
+    lock_fd = os.open(RUNTIME_LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
     try:
         status, marker = os.fstat(lock_fd), runtime_dir_marker(path)
         if not stat.S_ISREG(status.st_mode) or not is_private(status):
