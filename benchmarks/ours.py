@@ -111,11 +111,11 @@ def recorder(federation: Federation, folder: Path) -> Callable[[], None]:
     """A function that logs a round and saves a checkpoint, as a run does after it."""
     files = RunDirectory(folder)
     row = {"lambda": 0.123456789, "loss_private": 0.123456789, "accuracy": 0.123456789, "bits_up": 12000}
-    files.initialize({}, {}, {}, {})
+    logs = files.initialize({}, {}, {}, {})
 
     def record() -> None:
-        files.append_round([row] * len(federation.state.clients), {"seconds": 1.0})
-        save_checkpoint(files, federation, {"config": {}, "environment": {"versions": {}}, "nonidentical": []})
+        logs.append_round([row] * len(federation.state.clients), {"seconds": 1.0})
+        save_checkpoint(files, logs, federation, {"config": {}, "environment": {"versions": {}}, "nonidentical": []})
 
     return record
 

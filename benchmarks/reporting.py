@@ -153,7 +153,8 @@ def write_run(
             "device": "cpu",
             "evaluation": {"clients": "each on its own test part"},
             "models": models,
-        }
+        },
+        {name: sha256(texts[name]) for name in (ROUNDS_FILE, TIMINGS_FILE)},
     )
 
 

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedmosaic_cli import __version__
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
+from fedmosaic_cli.safe_text import escape_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,8 @@ class LazyCommandGroup(TyperGroup):
 def exit_with_error(error: BaseException, args: list[str]) -> NoReturn:
     """Print an error as one line and exit."""
     if "--debug" in args:
-        traceback.print_exception(error)
+        with suppress(OSError):
+            sys.stderr.write(escape_control_characters("".join(traceback.format_exception(error))))
     line, code = describe_error(error, args)
     with suppress(OSError):
         sys.stderr.write(f"error: {printable_line(line)}\n")

@@ -1,39 +1,62 @@
-"""Output of commands: results to stdout, progress and notes to stderr."""
+"""Output of commands: results to stdout, progress and notes to stderr.
+
+Names of files, classes and runs may contain control characters. They are escaped here, in everything that is printed.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from fedmosaic_cli.safe_text import escape_control_characters
 
 # Lines in a pipe are not wrapped or cut.
 PIPE_WIDTH = 1000
 MAX_NOTES = 10
 
 
+class EscapingConsole(Console):
+    """Escapes control characters in the text that it prints, but not its own colours and cursor movements."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a cell or a line as text. It is escaped before the width of a column is measured."""
+        return super().render_str(escape_control_characters(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of everything that is printed, at any depth."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape_control_characters(segment.text))
+
+
 def stdout_console() -> Console:
     """Return a console for results. It is created per call because tests and callers replace `sys.stdout`."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return EscapingConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def stderr_console() -> Console:
     """Return a console for progress and notes."""
-    return Console(stderr=True, highlight=False, markup=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    return EscapingConsole(
+        stderr=True, highlight=False, markup=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
+    )
 
 
 def print_stdout(text: str) -> None:
     """Print a line to stdout without markup or wrapping."""
+    text = escape_control_characters(text)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def print_stderr(text: str) -> None:
     """Print a line to stderr without markup or wrapping; a closed stderr is ignored."""
     with suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(escape_control_characters(text) + "\n")
         sys.stderr.flush()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+import fedmosaic_cli
 from fedmosaic_cli.cli.common_options import (
     DebugOption,
     DeviceChoice,
@@ -31,6 +32,8 @@ from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.plugins import register_named
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 from fedmosaic_cli.storage.lock import directory_lock, is_locked, read_owner, require_unlocked
+from fedmosaic_cli.storage.shards import PUBLIC_FILE, SHARD_MANIFEST_FILE
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from fedmosaic_cli.federation.site_shards import SiteShard
@@ -57,6 +60,14 @@ MaxEpsilonOption = Annotated[
     typer.Option(help="The largest total epsilon, for all data here, that one run may spend.", show_default="no limit"),
 ]
 
+AllowRootOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-root", help="Run as root, although the coordinator controls what the site computes. Not recommended."
+    ),
+]
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+
 
 @app.callback(invoke_without_command=True)
 def site(context: typer.Context) -> None:
@@ -79,6 +90,7 @@ def init(
     ca: CaOption = None,
     allow_upload: AllowUploadOption = None,
     max_epsilon: MaxEpsilonOption = None,
+    allow_root: AllowRootOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -94,13 +106,16 @@ def init(
     files, site_shard = SiteFiles(site_dir), load_site_shard(shard)
     name = node_name(site_shard.client_id)
     settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon)
+    require_unprivileged_user(allow_root)
     require_unlocked(site_dir)
     key = files.private_key_path(name)
-    if not key.exists():
-        make_directories(site_dir)
-        create_node_key(key)
-    files.save_settings(settings)
-    write_atomic(files.unit_path, systemd_unit(sys.executable, site_dir.absolute(), os.getuid()).encode())
+    with private_files():
+        if not key.exists():
+            make_directories(site_dir)
+            create_node_key(key)
+        files.save_settings(settings)
+        write_atomic(files.unit_path, site_unit(settings, site_dir).encode())
+    warn_if_readable(site_dir)
     facts, public_key = shard_facts(site_shard), f"{key}.pub"
     if as_json:
         paths = {"public_key": public_key, "unit": str(files.unit_path)}
@@ -138,6 +153,7 @@ def start(
     ] = None,
     plugin: PluginOption = None,
     device: DeviceOption = DeviceChoice.auto,
+    allow_root: AllowRootOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -159,7 +175,9 @@ def start(
     settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon)
     site_shard = load_site_shard(Path(settings.shard))
     check_connection_settings(settings, files.private_key_path(node_name(site_shard.client_id)), insecure)
-    with directory_lock(site_dir):
+    require_unprivileged_user(allow_root)
+    with private_files(), directory_lock(site_dir):
+        warn_if_readable(site_dir)
         run_site(files, settings, site_shard, insecure, device.value, quiet)
 
 
@@ -214,6 +232,31 @@ def merge_site_settings(
         raise RequestError(f"no shard is given ({files.path}): add --shard client-003.npz, or run 'site init' first")
     names = tuple(SiteSettings.model_fields)
     return build_validated(SiteSettings, content, names, "site", dict.fromkeys(names, "site"))
+
+
+def require_unprivileged_user(allow_root: bool) -> None:
+    """Raise `RequestError` if this process belongs to root, unless that is allowed."""
+    if os.geteuid() == 0 and not allow_root:
+        raise RequestError(
+            "a site does what its coordinator plans and must not do it as root (uid 0): use another user, "
+            "or add --allow-root"
+        )
+
+
+def warn_if_readable(site_dir: Path) -> None:
+    """Print a note if other users can read a directory that existed before."""
+    if site_dir.stat().st_mode & 0o077:
+        print_stderr(f"note: other users can look into this directory ({site_dir}): chmod -R go-rwx {site_dir}")
+
+
+def site_unit(settings: SiteSettings, site_dir: Path) -> str:
+    """Return a systemd unit that shows the site its own files, its shard and this Python environment only."""
+    shard = Path(settings.shard)
+    readable = [shard, *(shard.with_name(name) for name in (SHARD_MANIFEST_FILE, PUBLIC_FILE))]
+    readable += [Path(settings.ca)] if settings.ca else []
+    readable += [Path(sys.prefix), Path(sys.base_prefix), Path(fedmosaic_cli.__file__).parent]
+    has_gpu = any(Path(device).exists() for device in GPU_DEVICES)
+    return systemd_unit(sys.executable, site_dir.absolute(), os.getuid(), readable, has_gpu)
 
 
 def shard_facts(shard: SiteShard) -> dict[str, Any]:

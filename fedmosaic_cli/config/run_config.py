@@ -58,7 +58,7 @@ RESUME_SAFE_KEYS = {
     "train.on_nan",
     "privacy.max_epsilon",
 }
-NAME_PATTERN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def require_safe_name(name: str, where: str = "preset or shards") -> None:
     if not NAME_PATTERN.fullmatch(name):
         raise RequestError(
             f"'{name}' is not a valid name for runs ({where}): use at most 64 letters, digits, '.', '_' and '-', "
-            "without a dot at the start"
+            "without a dot or a dash at the start"
         )
 
 

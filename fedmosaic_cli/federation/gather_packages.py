@@ -14,6 +14,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.site_package import INDEX_BLOCK_SIZE
 from fedmosaic_cli.storage.files import (
     atomic_directory,
+    make_directories,
     require_free_space,
     sha256,
     to_checksummed_json,
@@ -28,6 +29,7 @@ from fedmosaic_cli.storage.shards import (
     is_occupied,
     read_shard_header,
 )
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,14 +121,15 @@ def require_matching_packages(packages: Mapping[Path, SitePackage], public_set: 
 
 
 def save_gathered_shards(path: Path, manifest: dict[str, Any], public_set: PublicSet) -> ShardSet:
-    """Write manifest and public set, both or none. Existing shards must be the same."""
+    """Write manifest and public set, both or none, for this user only. Existing shards must be the same."""
     if is_occupied(path):
         existing = read_shard_header(path)
         if existing.digest != manifest["digest"]:
             raise RequestError(f"other shards exist here ({path}): choose another --out")
         return existing
     require_free_space(path, len(public_set.npz_bytes), "free some space, or choose another --out")
-    with atomic_directory(path) as folder:
+    make_directories(path.parent)
+    with private_files(), atomic_directory(path) as folder:
         write_new_file(folder / PUBLIC_FILE, public_set.npz_bytes)
         write_new_file(folder / SHARD_MANIFEST_FILE, to_checksummed_json(manifest))
     return read_shard_header(path)

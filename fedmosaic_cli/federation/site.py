@@ -32,6 +32,7 @@ from fedmosaic_cli.runner.environment import package_versions
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import make_directories, read_checksummed_json, to_checksummed_json, write_atomic
 from fedmosaic_cli.storage.runs import RunDirectory
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,8 +114,12 @@ class Site:
     _cached_parts: tuple[str, EncodedParts] | None = None
     """The parts that were received last, with their digest: the coordinator may refer to them."""
 
+    @private_files()
     def handle_request(self, data: bytes) -> bytes:
-        """Return the response to a request. Invalid requests and failures give an error response."""
+        """Return the response to a request. Invalid requests and failures give an error response.
+
+        Files that it writes are for this user only.
+        """
         started, request = time.monotonic(), Request({})
         handlers = {
             protocol.JOIN: self._handle_join,

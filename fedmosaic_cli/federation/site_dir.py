@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,16 +16,39 @@ from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.schema import ConfigSection
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import read_regular_file, to_json_bytes, write_atomic
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from fedmosaic_cli.federation.flower.supernode import ConnectionEvent
     from fedmosaic_cli.federation.site import HandledRequest
 
 SETTINGS_FILE, STATUS_FILE, UNIT_FILE, RUNS_DIR = "site.json", "status.json", "fedmosaic-site.service", "runs"
 MAX_SITE_JSON_BYTES = 1 << 20
+HIDDEN_DIRS = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))
+"""Directories that a unit with `ProtectHome=tmpfs` and `PrivateTmp=yes` shows as empty."""
+RESTRICTIONS = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+NoNewPrivileges=yes
+LockPersonality=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RemoveIPC=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallErrorNumber=EPERM
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+"""
 
 
 class SiteSettings(ConfigSection):
@@ -58,6 +82,7 @@ class SiteFiles:
             raise RequestError(f"not the settings of a site ({self.path / SETTINGS_FILE}): run 'fedmosaic site init'")
         return content
 
+    @private_files()
     def save_settings(self, settings: SiteSettings) -> None:
         write_atomic(self.path / SETTINGS_FILE, to_json_bytes(settings.model_dump(mode="json")))
 
@@ -66,6 +91,7 @@ class SiteFiles:
         content = self._read_json(STATUS_FILE)
         return content if isinstance(content, dict) else {}
 
+    @private_files()
     def save_status(self, status: dict[str, Any]) -> None:
         write_atomic(self.path / STATUS_FILE, to_json_bytes(status))
 
@@ -129,29 +155,53 @@ def utc_timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def systemd_unit(python_path: str, site_dir: Path, user_id: int) -> str:
-    """Return a systemd unit that runs the site as this user and restarts it whenever it ends."""
+def systemd_unit(
+    python_path: str, site_dir: Path, user_id: int, readable_paths: Iterable[Path] = (), has_gpu: bool = False
+) -> str:
+    """Return a systemd unit that runs the site as this user and restarts it whenever it ends.
+
+    Args:
+        python_path: The Python interpreter of this environment.
+        site_dir: The site's directory, the only place where the site may write.
+        user_id: The user of the site.
+        readable_paths: What the site reads: its shard, the certificate and the Python environment. All else below
+            the hidden directories, such as home directories, does not exist for the site.
+        has_gpu: Whether the site may use the devices of this machine.
+    """
+    hidden = [path for path in dict.fromkeys(readable_paths) if any(map(path.is_relative_to, HIDDEN_DIRS))]
+    bindings = "".join(f"BindReadOnlyPaths={quote_unit_path(path)}\n" for path in hidden)
+    devices = "" if has_gpu else "PrivateDevices=yes\n"
+    root = " --allow-root" if user_id == 0 else ""
     return f"""\
 [Unit]
-Description=fedmosaic site {site_dir}
+Description=fedmosaic site {str(site_dir).replace("%", "%%")}
 After=network-online.target
 Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
 User={user_id}
-ExecStart="{python_path}" -m fedmosaic_cli site start --site-dir "{site_dir}"
+ExecStart={quote_unit_path(python_path)} -m fedmosaic_cli site start --site-dir {quote_unit_path(site_dir)}{root}
 Restart=always
 RestartSec=15
 KillMode=control-group
 TimeoutStopSec=60
-# The coordinator controls this process: restrict what it can do.
-NoNewPrivileges=yes
+UMask=0077
+# The coordinator controls this process: restrict what it can do and read.
 ProtectSystem=strict
-ProtectHome=read-only
+ProtectHome=tmpfs
 PrivateTmp=yes
-ReadWritePaths="{site_dir}"
-
+BindPaths={quote_unit_path(site_dir)}
+ReadWritePaths={quote_unit_path(site_dir)}
+{bindings}\
+{devices}\
+{RESTRICTIONS}
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def quote_unit_path(path: Path | str) -> str:
+    """Return a path as one word of a unit file."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"'

@@ -29,6 +29,7 @@ from fedmosaic_cli.storage.files import (
 )
 from fedmosaic_cli.storage.shard_manifest import MAX_CLASSES, SPLITS, SplitEntry, arrays_digest, shard_arrays
 from fedmosaic_cli.storage.shards import INVALID_MANIFEST_ERRORS, client_file_name, to_npz_bytes
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,9 +190,11 @@ def split_entry(labels: NDArray[np.int64], num_classes: int) -> dict[str, Any]:
 
 
 def save_package(folder: Path, client_id: int, npz_bytes: bytes, description: dict[str, Any]) -> tuple[Path, Path]:
-    """Write a client's file and its description. Return both paths."""
+    """Write a client's file and its description, for this user only. Return both paths."""
     file = folder / client_file_name(client_id)
-    write_new_or_identical({file: npz_bytes, file.with_suffix(".json"): to_checksummed_json(description)})
+    make_directories(folder.parent)
+    with private_files():
+        write_new_or_identical({file: npz_bytes, file.with_suffix(".json"): to_checksummed_json(description)})
     return file, file.with_suffix(".json")
 
 

@@ -11,6 +11,7 @@ from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_t
 from fedmosaic_cli.report.paper_tables import overview_table, select_tables
 from fedmosaic_cli.report.regimes import find_regime_maps, regime_maps_to_csv
 from fedmosaic_cli.report.stats_tables import TextTable
+from fedmosaic_cli.safe_text import escape_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -53,7 +54,7 @@ def result_files(
         texts["regimes.csv"] = regime_maps_to_csv(regime_maps)
     texts["all.tex"] = latex_document([name for name in texts if name.endswith(".tex")])
     texts[PREAMBLE_FILE] = latex_preamble()
-    return {name: text.encode() for name, text in texts.items()}
+    return {name: escape_control_characters(text).encode() for name, text in texts.items()}
 
 
 def text_table_files(stem: str, tables: Sequence[TextTable], csv_text: str) -> dict[str, str]:

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.method import RunFacts
-from fedmosaic_cli.errors import FedMosaicError, ResourceError, RunFailedError
+from fedmosaic_cli.errors import FedMosaicError, ResourceError, RunFailedError, RunStateError
 from fedmosaic_cli.plugin_sources import plugin_failure
-from fedmosaic_cli.runner.events import RunFailed, RunPreparing, RunStopped
+from fedmosaic_cli.runner.events import RunFailed, RunFinished, RunPreparing, RunStopped
 from fedmosaic_cli.runner.prepare import (
     UnsavedPartition,
     check_run_directory,
     find_or_partition_shards,
+    is_run_complete,
+    is_run_intact,
     require_empty_or_resume,
     shard_set,
 )
 from fedmosaic_cli.storage.files import require_free_space, write_atomic
-from fedmosaic_cli.storage.lock import directory_lock
+from fedmosaic_cli.storage.lock import directory_lock, is_held_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,13 +42,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def lock_runs(plan: RunPlan, data_dirs: DataDirs) -> Iterator[None]:
-    """Check and lock the directories of all runs; raise before any of them changes."""
+    """Check and lock the directories of all runs; raise before any of them changes.
+
+    A finished run is not locked, because nothing is written to it. Its directory may be read-only.
+    """
     request = plan.request
     for run in plan.runs:
         check_run_directory(run.config, run.files, request.resume, data_dirs, request.allow_nonidentical)
     with ExitStack() as locks:
         for run in plan.runs:
-            locks.enter_context(directory_lock(run.files.path))
+            if not is_run_intact(run.files, run.config):
+                locks.enter_context(directory_lock(run.files.path))
         for run in plan.runs:  # another process may have written between the check and the lock
             require_empty_or_resume(run.files, request.resume)
         yield
@@ -82,7 +88,8 @@ def check_resources(plan: RunPlan, shards: dict[int, ShardSet | UnsavedPartition
         dimensions = dimensions_from_shards(planned)
         channels, height, width = dimensions.input_shape
         check_networks(run.config, (height, width, channels), dimensions.num_classes, devices[0])
-        required_bytes += max(0, disk_bytes(run.config, dimensions) - run.files.size_bytes())
+        if not is_run_complete(run.files, run.config):
+            required_bytes += max(0, disk_bytes(run.config, dimensions) - run.files.size_bytes())
     require_free_space(plan.runs[0].files.path, required_bytes, "free some space or choose another --runs-dir")
 
 
@@ -129,7 +136,7 @@ def execute_runs(
     remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None,
     observe: EventObserver = lambda events, _: nullcontext(events),
 ) -> Iterator[tuple[PlannedRun, RunEvent | RunPreparing | RunFailed]]:
-    """Make the runs of a plan one after the other.
+    """Make the runs of a plan one after the other, within `lock_runs`.
 
     A run that fails does not affect the others. After a stop request, the current run stops and the rest do not start.
 
@@ -147,6 +154,11 @@ def execute_runs(
         if options.should_stop():
             yield run, RunStopped(0, started=False)
             return
+        if not is_held_here(run.files.path):
+            require_intact_run(run)
+            yield run, RunPreparing()
+            yield run, RunFinished(run.files.read_summary())
+            continue
         planned = shards[run.config.partition_seed]
         saved = planned.save() if isinstance(planned, UnsavedPartition) else planned
         shards[run.config.partition_seed] = saved
@@ -161,6 +173,14 @@ def execute_runs(
                         return
         except RunFailedError as error:
             yield run, RunFailed(error)
+
+
+def require_intact_run(run: PlannedRun) -> None:
+    """Raise `RunStateError` if a run that was finished when the command started is not finished any more."""
+    if not is_run_intact(run.files, run.config):
+        raise RunStateError(
+            f"another process changed this finished run ({run.files.path}): wait for it, then repeat the command"
+        )
 
 
 @contextmanager

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.engine.rounds import RoundRecord
-    from fedmosaic_cli.storage.runs import ArrayDict
+    from fedmosaic_cli.storage.runs import ArrayDict, RunLogs
     from fedmosaic_cli.storage.shards import ShardSet
 
 
@@ -88,7 +88,7 @@ def run_experiment(
     with open_federation(config, shards, files, data_dirs, options) as federation:
         environment = collect_environment(federation, shards, options.cli_args, config.plugins())
         environment |= remote.environment(federation) if remote else {}
-        resumed, origin = restore_or_start(
+        resumed, origin, logs = restore_or_start(
             config, files, federation, environment, shards.manifest, data_dirs, options.allow_nonidentical
         )
         yield RunStarted(federation.client_devices, federation.execution, federation.worker_pool.num_workers)
@@ -100,12 +100,12 @@ def run_experiment(
                 yield RunStopped(max(0, federation.state.finished))
                 return
             yield WaitingForClients(missing)
-        for event in run_remaining_rounds(config, files, federation, origin, options):
+        for event in run_remaining_rounds(config, files, logs, federation, origin, options):
             yield event
             if isinstance(event, RunStopped):
                 return
         digests = remote.finish(federation) if remote else save_personal_models(files, federation)
-        rows = files.read_rounds()
+        rows = logs.read_rounds()
         device_types = sorted({device.type for device in federation.client_devices})
         summary = {
             **build_summary(config, shards, rows),
@@ -120,7 +120,7 @@ def run_experiment(
             "models": digests,
             **(remote.summary(rows) if remote else {}),
         }
-        files.finalize(summary)
+        files.finalize(summary, logs.digests())
         yield RunFinished(summary)
 
 
@@ -146,7 +146,12 @@ def open_federation(
 
 
 def run_remaining_rounds(
-    config: RunConfig, files: RunDirectory, federation: Federation, metadata: dict[str, Any], options: RunOptions
+    config: RunConfig,
+    files: RunDirectory,
+    logs: RunLogs,
+    federation: Federation,
+    metadata: dict[str, Any],
+    options: RunOptions,
 ) -> Iterator[RunEvent]:
     """Run the remaining rounds, log each of them and write checkpoints.
 
@@ -157,14 +162,14 @@ def run_remaining_rounds(
     started = saved = time.perf_counter()
     while (record := next_round(rounds, config, files)) is not None:
         seconds = time.perf_counter() - started
-        files.append_round(record.rows, {"round": record.number, "seconds": round(seconds, 6)})
+        logs.append_round(record.rows, {"round": record.number, "seconds": round(seconds, 6)})
         stopping = options.should_stop() and record.number < last
         # The next round may take as long as this one.
         late = time.perf_counter() - saved + seconds >= options.stop_timeout_seconds
         # Sites can go back by one or two rounds only.
         due = record.number % config.train.checkpoint_every == 0 or late or federation.remote_pool is not None
         if stopping or due or record.number == last:
-            save_checkpoint(files, federation, metadata)
+            save_checkpoint(files, logs, federation, metadata)
             saved = time.perf_counter()
         trusts = [row["lambda"] for row in record.rows if row["lambda"] is not None]
         accuracy = fmean(row["accuracy"] for row in record.rows)
@@ -210,21 +215,21 @@ def restore_or_start(
     manifest: dict[str, Any],
     data_dirs: DataDirs,
     allow_nonidentical: bool,
-) -> tuple[RunResumed | None, dict[str, Any]]:
+) -> tuple[RunResumed | None, dict[str, Any], RunLogs]:
     """Restore federation and files from the newest checkpoint, or initialize the run's directory.
 
     Changes nothing if the run cannot be resumed.
 
     Returns:
-        The event if the run is resumed, and the metadata for its checkpoints.
+        The event if the run is resumed, the metadata for its checkpoints, and its logs.
     """
     begun = files.has_content()
     checkpoint, damaged = checkpoints.read_newest_checkpoint(files.checkpoints_dir)
     origin: dict[str, Any] = {"config": config.to_dict(), "environment": environment, "nonidentical": []}
     if checkpoint is None:
         require_checkpoints_present(files, config, data_dirs)
-        files.initialize(origin["config"], environment, manifest, {})
-        return RunResumed(0, []) if begun else None, origin
+        logs = files.initialize(origin["config"], environment, manifest, {})
+        return RunResumed(0, []) if begun else None, origin, logs
     metadata = checkpoint.metadata
     old_config = run_config_from_dict(metadata["config"], str(files.checkpoints_dir), data_dirs)
     differences = [difference.text for difference in config_differences(old_config, config)]
@@ -239,8 +244,8 @@ def restore_or_start(
     warnings += log_mismatch_warnings(files, checkpoint.logs)
     for path in damaged:
         checkpoints.quarantine_checkpoint(path)
-    files.initialize(origin["config"], origin["environment"], manifest, checkpoint.logs)
-    return RunResumed(checkpoint.round, warnings), origin
+    logs = files.initialize(origin["config"], origin["environment"], manifest, checkpoint.logs)
+    return RunResumed(checkpoint.round, warnings), origin, logs
 
 
 def require_checkpoints_present(files: RunDirectory, config: RunConfig, data_dirs: DataDirs) -> None:
@@ -267,9 +272,10 @@ def log_mismatch_warnings(files: RunDirectory, checkpoint_logs: dict[str, bytes]
     return warnings
 
 
-def save_checkpoint(files: RunDirectory, federation: Federation, metadata: dict[str, Any]) -> None:
+def save_checkpoint(files: RunDirectory, logs: RunLogs, federation: Federation, metadata: dict[str, Any]) -> None:
+    """Write a checkpoint. It contains the logs, which are compared with what was written to them."""
     arrays, values = capture_state(federation.state)
-    state = checkpoints.Checkpoint(federation.state.finished, arrays, values, files.read_logs(), metadata)
+    state = checkpoints.Checkpoint(federation.state.finished, arrays, values, logs.read_unchanged(), metadata)
     checkpoints.write_checkpoint(files.checkpoints_dir, state)
 
 

@@ -15,6 +15,7 @@ from fedmosaic_cli.report.plots.partition_plots import render_class_counts, rend
 from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
+from fedmosaic_cli.storage.files import require_no_links_below
 from fedmosaic_cli.storage.lock import require_unlocked
 from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_counts_by_client
 from fedmosaic_cli.storage.shards import load_exported_shards
@@ -165,6 +166,11 @@ def is_run_complete(files: RunDirectory, config: RunConfig) -> bool:
         return False
 
 
+def is_run_intact(files: RunDirectory, config: RunConfig) -> bool:
+    """Whether all configured rounds are finished and no file is damaged, so that nothing is left to do."""
+    return is_run_complete(files, config) and not files.damaged_files()
+
+
 def require_empty_or_resume(files: RunDirectory, resume: bool) -> None:
     """Refuse a directory with content, unless the run is resumed."""
     if files.has_content() and not resume:
@@ -189,6 +195,7 @@ def require_finished_run(files: RunDirectory) -> None:
         raise RequestError(f"the configuration is missing ({files.config_path}): repair the run with --resume")
     if not files.config_path.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
+    require_no_links_below(files.path)
     if not files.is_finished():
         require_unlocked(files.path)
         raise RequestError(f"the run is not finished ({files.path}): continue with --resume first")

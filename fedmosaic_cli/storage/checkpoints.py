@@ -23,6 +23,7 @@ from fedmosaic_cli.storage.files import (
     read_regular_file,
     remove_path,
     require_free_space,
+    require_no_link,
     sha256,
     to_checksummed_json,
     to_json_bytes,
@@ -95,6 +96,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         VALUES_FILE: to_json_bytes(checkpoint.values),
         **checkpoint.logs,
     }
+    require_no_link(folder)
     make_directories(folder)
     hint = "free some space, then continue with --resume"
     require_free_space(folder, 2 * sum(map(len, contents.values())), hint)
@@ -119,8 +121,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints, oldest first."""
+    """Return the checkpoints, oldest first. Links are refused: old checkpoints are removed."""
+    require_no_link(folder)
     rounds = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in folder.glob(f"{CHECKPOINT_PREFIX}*")}
+    for path in rounds:
+        require_no_link(path)
     return sorted((path for path, number in rounds.items() if number.isdecimal()), key=lambda path: int(rounds[path]))
 
 

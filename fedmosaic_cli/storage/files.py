@@ -139,6 +139,18 @@ def remove_path(path: Path) -> None:
             syscalls.remove_file(path)
 
 
+def require_no_link(path: Path) -> None:
+    """Raise `RequestError` if a path is a symbolic link: what it points to does not belong to the directory."""
+    if path.is_symlink():
+        raise RequestError(f"symbolic links are not used here ({path}): replace it by what it points to, or remove it")
+
+
+def require_no_links_below(folder: Path) -> None:
+    """Raise `RequestError` for a symbolic link inside a directory. The directory itself may be reached by one."""
+    for path in sorted(folder.rglob("*")):
+        require_no_link(path)
+
+
 @contextmanager
 def locked_temporaries(paths: list[Path]) -> Iterator[list[tuple[int, Path]]]:
     """Yield descriptors and names of temporary files next to `paths`; files not renamed by then are removed."""

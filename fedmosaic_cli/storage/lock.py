@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, RunStateError
 from fedmosaic_cli.storage import syscalls
-from fedmosaic_cli.storage.files import make_directories, read_regular_file, remove_path, write_and_close
+from fedmosaic_cli.storage.files import (
+    make_directories,
+    read_regular_file,
+    remove_path,
+    require_no_link,
+    write_and_close,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +30,8 @@ LOCK_FILE = ".lock"
 MAX_OWNER_BYTES = 1 << 12
 # `is_locked` of another process holds the lock for an instant.
 TIMEOUT_SECONDS, POLL_SECONDS = 0.1, 0.01
+HELD_DIRECTORIES: set[Path] = set()
+"""The directories whose locks this process holds."""
 
 
 def require_unlocked(folder: Path) -> None:
@@ -35,7 +43,7 @@ def require_unlocked(folder: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Return whether a process writes to a directory. Nothing is changed, and several processes may ask at once."""
     try:
-        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -54,10 +62,13 @@ def directory_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         RunStateError: If another process holds the lock.
+        RequestError: If the lock file is a symbolic link.
     """
     created: list[Path] = []
     try:
         lock = acquire_lock(folder, created)
+        held = folder.resolve()
+        HELD_DIRECTORIES.add(held)
         try:
             write_owner(folder / LOCK_FILE)
             yield
@@ -67,11 +78,17 @@ def directory_lock(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     remove_path(folder / LOCK_FILE)
             finally:
+                HELD_DIRECTORIES.discard(held)
                 lock.release()
     finally:
         for empty in reversed(created):
             with suppress(OSError):
                 syscalls.remove_directory(empty)
+
+
+def is_held_here(folder: Path) -> bool:
+    """Return whether this process holds the lock of a directory."""
+    return folder.resolve() in HELD_DIRECTORIES
 
 
 def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
@@ -80,7 +97,10 @@ def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
 
     while True:
         created += make_directories(folder)
-        lock = FileLock(folder / LOCK_FILE, TIMEOUT_SECONDS, thread_local=False, fallback_to_soft=False)
+        require_no_link(folder / LOCK_FILE)
+        # A mode that is given ignores the umask.
+        mode: dict[str, Any] = {"mode": syscalls.file_mode()} if syscalls.IS_PRIVATE.get() else {}
+        lock = FileLock(folder / LOCK_FILE, TIMEOUT_SECONDS, thread_local=False, fallback_to_soft=False, **mode)
         try:
             lock.acquire(poll_interval=POLL_SECONDS)
         except FileNotFoundError:  # the previous holder removed the directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import yaml
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, RunStateError
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
     MAX_JSON_BYTES,
@@ -23,6 +24,7 @@ from fedmosaic_cli.storage.files import (
     read_regular_file,
     remove_path,
     remove_stale_temporaries,
+    require_no_links_below,
     sha256,
     to_checksummed_json,
     to_json_bytes,
@@ -71,6 +73,58 @@ def evaluation_file_name(split: str) -> str:
 POST_RUN_FILES = (*map(evaluation_file_name, EVALUATION_SPLITS), PRIVACY_FILE)
 
 
+class RunLogs:
+    """Appends to the logs of a run, and knows the digests of all that was written.
+
+    Args:
+        folder: The run's directory.
+        contents: What the logs contain at the start, by name.
+    """
+
+    def __init__(self, folder: Path, contents: Mapping[str, bytes]) -> None:
+        self._folder = folder
+        self._hashes = {name: hashlib.sha256(contents.get(name, b"")) for name in (ROUNDS_FILE, TIMINGS_FILE)}
+
+    def append_round(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
+        for name, lines in ((ROUNDS_FILE, rows), (TIMINGS_FILE, [timing])):
+            data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+            append_bytes(self._folder / name, data)
+            self._hashes[name].update(data)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of what was written, by name."""
+        return {name: digest.hexdigest() for name, digest in self._hashes.items()}
+
+    def read_unchanged(self) -> dict[str, bytes]:
+        """Return the contents of the logs, by name.
+
+        Raises:
+            RunStateError: Another process has changed a log.
+        """
+        contents = {name: read_regular_file(self._folder / name) for name in self._hashes}
+        for name, digest in self.digests().items():
+            if sha256(contents[name]) != digest:
+                raise RunStateError(
+                    f"another process changed the log during the run ({self._folder / name}): "
+                    "stop that process, then continue with --resume"
+                )
+        return contents
+
+    def read_rounds(self) -> list[dict[str, Any]]:
+        """Return all rows of rounds.jsonl, which must be as they were written."""
+        return parse_rows(self.read_unchanged()[ROUNDS_FILE])
+
+
+def parse_rows(data: bytes) -> list[dict[str, Any]]:
+    """Return the values of a JSONL file, one per line. Raise `ValueError` if it is damaged."""
+    lines = data.splitlines()
+    # Parsing all lines at once is several times faster.
+    rows: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(lines))
+    if len(rows) != len(lines):
+        raise ValueError("more than one value on a line")
+    return rows
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Access to the files of one run directory."""
@@ -104,9 +158,10 @@ class RunDirectory:
         return (self.path / SUMMARY_FILE).is_file()
 
     def check_file_types(self) -> None:
-        """Raise `RequestError` if a name that fedmosaic uses belongs to an entry of another type."""
+        """Raise `RequestError` for a symbolic link, or an entry of another type than its name says."""
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"not a directory ({self.path}): choose another --run-dir or --runs-dir")
+        require_no_links_below(self.path)
         for name in (*RUN_FILES, *POST_RUN_FILES, LOCK_FILE, CRASH_FILE):
             if (self.path / name).exists() and not (self.path / name).is_file():
                 raise RequestError(f"not a file ({self.path / name}): move it away")
@@ -120,8 +175,8 @@ class RunDirectory:
         environment: dict[str, Any],
         shards: dict[str, Any],
         logs: Mapping[str, bytes],
-    ) -> None:
-        """Start a run, or roll it back to the state with these logs."""
+    ) -> RunLogs:
+        """Start a run, or roll it back to the state with these logs. Return them for the rounds that follow."""
         # A continued run is no longer finished, so results about its end are removed.
         for outdated in (SUMMARY_FILE, DIGESTS_FILE, *POST_RUN_FILES, CRASH_FILE):
             remove_path(self.path / outdated)
@@ -134,13 +189,7 @@ class RunDirectory:
                 **{self.path / name: logs.get(name, b"") for name in (ROUNDS_FILE, TIMINGS_FILE)},
             }
         )
-
-    def append_round(self, rows: Iterable[dict[str, Any]], timing: dict[str, Any]) -> None:
-        for name, lines in ((ROUNDS_FILE, rows), (TIMINGS_FILE, [timing])):
-            append_bytes(self.path / name, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
-
-    def read_logs(self) -> dict[str, bytes]:
-        return {name: (self.path / name).read_bytes() for name in (ROUNDS_FILE, TIMINGS_FILE)}
+        return RunLogs(self.path, logs)
 
     def num_logged_rounds(self) -> int:
         """Return the last round in the log; 0 if the log cannot be read."""
@@ -156,12 +205,7 @@ class RunDirectory:
         """Return all rows of rounds.jsonl."""
         path = self.path / ROUNDS_FILE
         try:
-            # Parsing all lines at once is several times faster.
-            lines = path.read_bytes().splitlines()
-            rows: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(lines))
-            if len(rows) != len(lines):
-                raise ValueError("more than one value on a line")
-            return rows
+            return parse_rows(path.read_bytes())
         except (OSError, RecursionError, ValueError):
             raise RequestError(f"cannot read the log ({path}): the file is missing or damaged") from None
 
@@ -198,13 +242,11 @@ class RunDirectory:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
             raise RequestError(f"cannot read a model, {reason} ({path}): repair the run with --resume") from None
 
-    def finalize(self, summary: dict[str, Any]) -> None:
-        """Write the digests of all files and then the summary."""
+    def finalize(self, summary: dict[str, Any], log_digests: Mapping[str, str]) -> None:
+        """Write the digests of all files, with those of the logs as they were written, and then the summary."""
         data = to_json_bytes(summary)
-        digests = {
-            name: sha256((self.path / name).read_bytes())
-            for name in (CONFIG_FILE, ENVIRONMENT_FILE, SHARDS_FILE, ROUNDS_FILE, TIMINGS_FILE)
-        }
+        described = (CONFIG_FILE, ENVIRONMENT_FILE, SHARDS_FILE)
+        digests = {**{name: sha256((self.path / name).read_bytes()) for name in described}, **log_digests}
         if "federation" not in summary:  # else the sites keep the models
             digests |= {f"{MODELS_DIR}/{name}": digest for name, digest in summary["models"].items()}
         lines = [f"{digest}  {name}\n" for name, digest in {**digests, SUMMARY_FILE: sha256(data)}.items()]

@@ -18,6 +18,7 @@ from fedmosaic_cli.data.partitioning.partition import Partition, Shard, effectiv
 from fedmosaic_cli.data.partitioning.public_set import public_pool_size
 from fedmosaic_cli.data.partitioning.schemes import min_client_size
 from fedmosaic_cli.data.partitioning.splits import uses_official_tests
+from fedmosaic_cli.safe_text import to_csv_cell
 from fedmosaic_cli.schema import Record
 from fedmosaic_cli.storage.files import sha256
 
@@ -218,9 +219,9 @@ def distribution_csv(manifest: dict[str, Any]) -> bytes:
     """Return the number of examples per client and class as CSV."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "domain", *manifest["class_names"]])
+    table.writerow(["client", "domain", *map(to_csv_cell, manifest["class_names"])])
     for client, counts in zip(manifest["clients"], class_counts_by_client(manifest), strict=True):
-        table.writerow([client["id"], client["domain"] or "", *counts])
+        table.writerow([client["id"], to_csv_cell(client["domain"] or ""), *counts])
     return text.getvalue().encode()
 
 

@@ -7,6 +7,7 @@ public file, which never contains labels.
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,11 @@ from fedmosaic_cli.data.partitioning.partition import Partition, Shard, empty_in
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.files import (
     atomic_directory,
+    make_directories,
     read_checksummed_json,
     read_json,
     require_free_space,
+    require_no_link,
     sha256,
     to_checksummed_json,
     write_new_file,
@@ -37,6 +40,7 @@ from fedmosaic_cli.storage.shard_manifest import (
     manifest_digest,
     shard_arrays,
 )
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +100,8 @@ def write_shards(
         shards: The partition, its manifest and the target path.
         dataset: The data set of the partition.
         draw_plots: Returns plot files by name for a manifest.
-        export: Also write the examples, so that another machine can train without the data set.
+        export: Also write the examples, so that another machine can train without the data set. Only this user can
+            read them.
         on_progress: Called after each client.
     """
     if is_occupied(shards.path):
@@ -106,8 +111,9 @@ def write_shards(
         manifest["found_at"] = ""
         held = len(dataset) - manifest["left_out"]
         require_free_space(shards.path, held * dataset.images[0].nbytes, "free some space or choose another --out")
+    make_directories(shards.path.parent)
     try:
-        with atomic_directory(shards.path) as folder:
+        with private_files() if export else nullcontext(), atomic_directory(shards.path) as folder:
             for number, shard in enumerate(shards.partition.shards, start=1):
                 on_progress("writing shards", number, len(shards.partition.shards))
                 arrays = {**shard_arrays(shard), **(client_example_arrays(dataset, shard) if export else {})}
@@ -189,6 +195,7 @@ def read_shards(path: Path) -> ShardSet:
 
 def read_shard_header(path: Path) -> ShardSet:
     """Read the manifest and the public set, but no client file."""
+    require_no_link(path / SHARD_MANIFEST_FILE)
     if not (path / SHARD_MANIFEST_FILE).is_file():
         raise RequestError(
             f"no shards found ({path}): create them with 'fedmosaic partition --scheme dirichlet --out {path}'"
@@ -248,6 +255,7 @@ def read_client_shard(path: Path, entry: dict[str, Any], manifest: dict[str, Any
 
 def read_shard_arrays(path: Path, names: list[str], manifest: dict[str, Any]) -> ArrayDict:
     """Read the named arrays of a file after checking its digest in the manifest."""
+    require_no_link(path)
     try:
         if sha256(path.read_bytes() if path.is_file() or not path.exists() else b"") != manifest["files"][path.name]:
             raise ValueError("digest mismatch")

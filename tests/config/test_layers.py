@@ -201,7 +201,7 @@ def test_domain_schemes_choose_a_data_set_with_domains():
     assert resolve_run_config("x", layers, "local", 0, DataDirs()).data.dataset == "digits-domains"
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n"])
+@pytest.mark.parametrize("name", ["", ".hidden", "a b", "a/b", "..", "x" * 65, "naïve", "a\n", "-x", "--help"])
 def test_unsafe_names_of_runs_are_refused(name):
     with pytest.raises(RequestError, match="is not a valid name for runs"):
         resolve_run_config(name, layered(), "local", seed=0, data_dirs=DataDirs())

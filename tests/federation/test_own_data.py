@@ -203,7 +203,7 @@ def test_site_init_needs_manifest_and_public_set_beside_the_shard(three_sites, t
     monkeypatch.setattr("fedmosaic_cli.federation.flower.keys.create_node_key", lambda path: path)
     shutil.copytree(three_sites / "site-0" / "shard", tmp_path / "shard")
     shard = tmp_path / "shard" / "client-000.npz"
-    init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site")
+    init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site", "--allow-root")
     for name in ("public.npz", "manifest.json"):
         (tmp_path / "shard" / name).rename(tmp_path / name)
         assert_refused(call(*init), f"no {name} beside the shard")

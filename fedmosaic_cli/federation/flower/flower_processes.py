@@ -4,12 +4,15 @@
 kernel kills when its parent dies. With `ask` instead of `kill`, a supervisor stays in between and terminates the
 program once. A parent with threads dies thread by thread and each death sends a signal, while Flower treats a second
 SIGTERM as an order to exit immediately.
+
+Flower's programs find each other in their PATH. It starts with a directory that has our `flower-superexec`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,6 +46,7 @@ QUIET_ENVIRONMENT = {
     "NO_COLOR": "1",
     "PYTHONUNBUFFERED": "1",
 }
+PROGRAMS_DIR = "bin"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 TERMINATE_GRACE_SECONDS = 6.0
 OUTPUT_POLL_SECONDS = 0.1
@@ -57,12 +61,25 @@ def flower_environment(runtime_dir: Path) -> dict[str, str]:
     return {
         **os.environ,
         **QUIET_ENVIRONMENT,
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join(
+            [str(runtime_dir / PROGRAMS_DIR), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
+        ),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
         "FLWR_HOME": str(runtime_dir / "flwr"),
         MARKER_VARIABLE: str(runtime_dir),
     }
+
+
+def install_superexec(runtime_dir: Path) -> None:
+    """Write a program `flower-superexec` that runs our module, which hides the apps' tokens."""
+    path = runtime_dir / PROGRAMS_DIR / "flower-superexec"
+    if path.exists():
+        return
+    files.make_directories(path.parent)
+    module = "fedmosaic_cli.federation.flower.superexec"
+    script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n'
+    files.write_and_close(syscalls.create_private_program(path), script.encode())
 
 
 def supervised_command(mode: str, command: Sequence[str]) -> list[str]:
@@ -87,6 +104,7 @@ class FlowerProcess:
         self._on_line = on_line
         self._output_path = runtime_dir / "output"
         files.remove_path(self._output_path)
+        install_superexec(runtime_dir)
         variables = flower_environment(runtime_dir)
         variables[RUNTIME_DIR_VARIABLE] = variables.pop(MARKER_VARIABLE)
         variables[PARENT_PID_VARIABLE] = str(os.getpid())

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import tempfile
 from contextlib import suppress
 from multiprocessing import AuthenticationError
@@ -44,24 +45,11 @@ class RuntimeDir:
         if len(os.fsencode(longest_path)) > MAX_SOCKET_PATH_BYTES and SHORT_TEMP_DIR.is_dir():
             parent = SHORT_TEMP_DIR
         remove_stale_runtime_dirs(parent)
-        while not self._create_locked(parent):
-            pass
-
-    def _create_locked(self, parent: Path) -> bool:
-        """Create and lock the directory. Return False if another process removed it before the lock was held."""
         self.path = syscalls.make_private_directory(RUNTIME_DIR_PREFIX, parent)
-        try:
-            self._lock_fd: int | None = syscalls.create_private_file(self.path / RUNTIME_LOCK_FILE)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (self.path / RUNTIME_LOCK_FILE).exists():
-                return True
-        except BlockingIOError:
-            pass
-        os.close(self._lock_fd)
-        return False
+        self._lock_fd: int | None = syscalls.create_private_file(self.path / RUNTIME_LOCK_FILE)
+        # The lock is held before the marker is written: only marked directories without a lock are removed.
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        files.write_all(self._lock_fd, [runtime_dir_marker(self.path)])
 
     def close(self) -> None:
         """Remove the directory and its content."""
@@ -73,16 +61,41 @@ class RuntimeDir:
         self._lock_fd = None
 
 
+def runtime_dir_marker(path: Path) -> bytes:
+    """Return the content of the lock file of a runtime directory, which shows that this tool and user created it."""
+    return f"fedmosaic runtime directory {path.name} of user {os.geteuid()}\n".encode()
+
+
 def remove_stale_runtime_dirs(parent: Path) -> None:
-    """Remove the runtime directories of killed processes: those whose lock is free."""
+    """Remove the runtime directories of killed processes: those with this user's marker whose lock is free."""
     for path in parent.glob(f"{RUNTIME_DIR_PREFIX}*"):
         with suppress(OSError):
-            handle = os.open(path / RUNTIME_LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                files.remove_path(path)
+                remove_if_stale(path, folder)
             finally:
-                os.close(handle)
+                os.close(folder)
+
+
+def remove_if_stale(path: Path, folder_fd: int) -> None:
+    """Remove one directory if this user owns it, its marker is valid and no process holds its lock."""
+    if not is_private(os.fstat(folder_fd)):
+        return
+    lock_fd = os.open(RUNTIME_LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
+    try:
+        status, marker = os.fstat(lock_fd), runtime_dir_marker(path)
+        if not stat.S_ISREG(status.st_mode) or not is_private(status):
+            return
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.pread(lock_fd, len(marker) + 1, 0) == marker:
+            files.remove_path(path)
+    finally:
+        os.close(lock_fd)
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether this user owns an entry and no other user has any permission for it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def encode_frame(header: Mapping[str, Any], payload: bytes = b"") -> bytes:

@@ -14,6 +14,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.flwr_commands import INSTALL_COMMAND
 from fedmosaic_cli.federation.flower.superlink import Credentials
 from fedmosaic_cli.storage import files
+from fedmosaic_cli.storage.syscalls import private_files
 
 try:
     from cryptography import x509
@@ -133,8 +134,12 @@ def general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
+@private_files()
 def create_node_key(path: Path) -> Path:
-    """Create a site's private key at `path` and its public key in `path`.pub. Return the path of the public key."""
+    """Create a site's private key at `path` and its public key in `path`.pub. Return the path of the public key.
+
+    Directories and files that it creates are for this user only.
+    """
     require_cryptography()
     public = path.with_name(f"{path.name}.pub")
     require_absent([path, public])

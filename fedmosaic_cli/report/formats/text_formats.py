@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
+from fedmosaic_cli.safe_text import to_csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,10 +80,11 @@ def tables_to_csv(tables: Sequence[ComparisonTable]) -> str:
 
 
 def records_to_csv(field_names: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
+    """Return one line per record. Text cannot become a formula in a spreadsheet."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, field_names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(to_csv_cell, field_names))
+    writer.writerows([to_csv_cell(record.get(name, "")) for name in field_names] for record in records)
     return text.getvalue()
 
 

@@ -33,6 +33,7 @@ from fedmosaic_cli.report.html.sections import (
     run_cards,
     summarize_group,
 )
+from fedmosaic_cli.safe_text import escape_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +149,7 @@ def build_page(
         curves=Markup(",".join(embedded.json_by_path.values())),  # contains only numbers and names of metrics
         config_texts=config_texts.as_list(),
     )
-    return page.encode()
+    return escape_control_characters(page).encode()
 
 
 def page_outline(

@@ -125,11 +125,15 @@ class ManualFederation:
 
     def init(self, client: int) -> None:
         shard = f"shard/client-{client:03d}.npz"
-        self.run_command("site", "init", "--shard", shard, "--allow-upload", "models", cwd=self.site(client))
+        self.run_command(
+            "site", "init", "--shard", shard, "--allow-upload", "models", "--allow-root", cwd=self.site(client)
+        )
 
     def start(self, client: int) -> Command:
         ca = self.folder / "federation" / "ca.crt"
-        command = Command("site", "start", "--superlink", self.superlink, "--ca", str(ca), cwd=self.site(client))
+        command = Command(
+            "site", "start", "--superlink", self.superlink, "--ca", str(ca), "--allow-root", cwd=self.site(client)
+        )
         self.commands.append(command)
         return command
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
@@ -28,6 +31,27 @@ def test_requests_and_responses_arrive_unchanged(federation):
     responses = list(federation.transport.send_requests({1: b"echo " + payload}, 60))
     assert responses == [ClientResponse(1, b"1:echo " + payload)]
     assert list(federation.transport.send_requests({2: b""}, 60)) == [ClientResponse(2, b"2:")]
+
+
+def test_tokens_of_apps_are_not_in_the_list_of_processes(federation):
+    commands: set[tuple[str, ...]] = set()
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.is_set():
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if any(word.endswith(("flwr-clientapp", "flwr-serverapp")) for word in process.cmdline()):
+                        commands.add(tuple(process.cmdline()))
+            time.sleep(0.1)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    assert federation.send("sleep-2 a") == federation.echoes("sleep-2 a")
+    ended.set()
+    collector.join()
+    assert commands
+    assert all("--token" not in command and "--token-file" in command for command in commands)
 
 
 def test_a_late_site_fails_one_round_and_takes_part_in_the_next(federation):

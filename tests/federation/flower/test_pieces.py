@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower import flwr_commands, ipc
+from fedmosaic_cli.federation.flower import flwr_commands, ipc, superexec
 from fedmosaic_cli.federation.flower.flower_messages import (
     NO_SITE_PROCESS,
     SITE_PROCESS_ENDED,
@@ -29,6 +30,7 @@ from fedmosaic_cli.federation.flower.flower_processes import (
     FlowerProcess,
     exit_message,
     flower_environment,
+    install_superexec,
     marked_processes,
     terminate_all,
 )
@@ -224,21 +226,109 @@ def test_a_runtime_dir_is_private_and_stale_ones_are_removed(monkeypatch, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_runtime_dir_removed_before_it_is_locked_is_created_again(monkeypatch, tmp_path):
+def test_a_runtime_dir_is_not_removed_before_it_is_locked(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     flock, first = ipc.fcntl.flock, []
 
-    def remove_before_locking(handle, how):
+    def clean_up_before_locking(handle, how):
         if not first:
             first.append(handle)
             ipc.remove_stale_runtime_dirs(tmp_path)
-            assert list(tmp_path.iterdir()) == []
+            assert len(list(tmp_path.iterdir())) == 1
         flock(handle, how)
 
-    monkeypatch.setattr(ipc.fcntl, "flock", remove_before_locking)
+    monkeypatch.setattr(ipc.fcntl, "flock", clean_up_before_locking)
     mine = RuntimeDir()
     assert list(tmp_path.iterdir()) == [mine.path]
     mine.close()
+
+
+def test_a_directory_with_the_prefix_and_a_file_named_lock_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "fedmosaic-results"
+    folder.mkdir(mode=0o700)
+    (folder / "lock").touch(mode=0o600)
+    (folder / "thesis.tex").write_text("kept")
+    RuntimeDir().close()
+    assert (folder / "thesis.tex").read_text() == "kept"
+
+
+def make_stale_runtime_dir(parent: Path, name: str = "fedmosaic-abcd1234") -> Path:
+    """Create what a killed process leaves behind."""
+    folder = parent / name
+    folder.mkdir(mode=0o700)
+    (folder / "work").write_text("kept")
+    (folder / ipc.RUNTIME_LOCK_FILE).touch(mode=0o600)
+    (folder / ipc.RUNTIME_LOCK_FILE).write_bytes(ipc.runtime_dir_marker(folder))
+    return folder
+
+
+def change_marker(folder: Path, content: bytes) -> Path:
+    (folder / ipc.RUNTIME_LOCK_FILE).write_bytes(content)
+    return folder
+
+
+def link_marker(folder: Path) -> Path:
+    lock = folder / ipc.RUNTIME_LOCK_FILE
+    lock.rename(folder / "elsewhere")
+    lock.symlink_to(folder / "elsewhere")
+    return folder
+
+
+def replace_by_link(folder: Path) -> Path:
+    """Let a link with the right name point to a directory with the right marker."""
+    target = folder.with_name("elsewhere")
+    folder.rename(target)
+    folder.symlink_to(target)
+    return target
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: change_marker(folder, b""),
+        lambda folder: change_marker(folder, b"12345"),
+        lambda folder: change_marker(folder, ipc.runtime_dir_marker(folder.with_name("fedmosaic-other"))),
+        lambda folder: change_marker(folder, ipc.runtime_dir_marker(folder).replace(b" of user ", b" of user 1")),
+        lambda folder: change_marker(folder, ipc.runtime_dir_marker(folder) + b"more"),
+        link_marker,
+        replace_by_link,
+        lambda folder: folder.chmod(0o755) or folder,
+        lambda folder: (folder / ipc.RUNTIME_LOCK_FILE).chmod(0o644) or folder,
+        lambda folder: folder.rename(folder.with_name("fedmosaic-renamed")),
+    ],
+    ids=[
+        "empty",
+        "foreign",
+        "another name",
+        "another user",
+        "longer",
+        "link",
+        "folder link",
+        "open",
+        "readable",
+        "moved",
+    ],
+)
+def test_a_directory_that_this_tool_did_not_create_is_never_removed(tmp_path, change):
+    folder = change(make_stale_runtime_dir(tmp_path))
+    ipc.remove_stale_runtime_dirs(tmp_path)
+    assert (folder / "work").read_text() == "kept"
+
+
+def test_a_directory_of_another_user_is_never_removed(tmp_path, monkeypatch):
+    folder = make_stale_runtime_dir(tmp_path)
+    me = os.geteuid()
+    monkeypatch.setattr(ipc.os, "geteuid", lambda: me + 1)
+    change_marker(folder, ipc.runtime_dir_marker(folder))
+    ipc.remove_stale_runtime_dirs(tmp_path)
+    assert (folder / "work").read_text() == "kept"
+
+
+def test_a_directory_with_a_valid_marker_and_a_free_lock_is_removed(tmp_path):
+    make_stale_runtime_dir(tmp_path)
+    ipc.remove_stale_runtime_dirs(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_failure_text_of_a_node_is_made_printable():
@@ -267,6 +357,33 @@ def test_a_runtime_dir_has_a_short_path(monkeypatch, tmp_path):
     runtime_dir = RuntimeDir()
     assert runtime_dir.path.parent == ipc.SHORT_TEMP_DIR
     runtime_dir.close()
+
+
+SHOW_TOKEN = "import sys; from pathlib import Path; print(sys.argv[1:], Path(sys.argv[3]).read_text())"
+
+
+def test_the_token_of_an_app_is_not_among_its_arguments(capfd):
+    """Other users can read the arguments of a process."""
+    process = superexec.start_app([sys.executable, "-c", SHOW_TOKEN, "ADDRESS", "--token", "secret", "--insecure"])
+    assert process.args[-2].startswith("/dev/fd/")
+    assert "secret" not in process.args
+    assert process.wait(30) == 0
+    assert capfd.readouterr().out == f"['ADDRESS', '--token-file', '{process.args[-2]}', '--insecure'] secret\n"
+
+
+def test_an_app_without_a_token_is_started_as_it_is(capfd):
+    process = superexec.start_app([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL)
+    assert process.wait(30) == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_flower_programs_find_our_superexec_first(tmp_path):
+    install_superexec(tmp_path)
+    install_superexec(tmp_path)  # again after a restart
+    program = tmp_path / "bin" / "flower-superexec"
+    assert program.stat().st_mode & 0o777 == 0o700
+    assert shutil.which("flower-superexec", path=flower_environment(tmp_path)["PATH"]) == str(program)
+    assert "-m fedmosaic_cli.federation.flower.superexec" in program.read_text()
 
 
 SLEEPER = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
