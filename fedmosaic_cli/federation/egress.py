@@ -57,10 +57,10 @@ class EgressFilter:
                     filtered[name] = value
             else:
                 raise ValueError(f"no rule for the field '{name}' of a response")
-        if level == "withheld":
+        if level == "withheld" or (header.get("mark") is not None and filtered["mark"] is None):
             filtered[protocol.WITHHELD] = True
-            if header.get("kind") == protocol.ERROR:
-                filtered |= self._withheld_error(header)
+        if level == "withheld" and header.get("kind") == protocol.ERROR:
+            filtered |= self._withheld_error(header)
         return filtered
 
     def _withheld_error(self, header: Mapping[str, Any]) -> dict[str, Any]:

@@ -368,7 +368,7 @@ class RemoteClientPool:
         route = make_route(self.server_device, self.ctx, client.round, client.id)
         upload = protocol.decode_parts(response.parts, self.method.uploads, route)
         metrics = protocol.validate_metrics(response.header.get("notes"))
-        if response.header.get("mark") is not None or not self.method.needs.broadcast_to_evaluate:
+        if response.header.get("mark") is not None or protocol.WITHHELD in response.header:
             self._eval_results[client.id] = decode_eval_result(response, client.id)
         client.metrics = {**metrics, **({"withheld": 1} if protocol.WITHHELD in response.header else {})}
         client.is_skipped = response.header.get("left_out") is True
@@ -404,7 +404,7 @@ def decode_eval_result(response: Response, client_id: int) -> EvalResult:
         ProtocolError: A value is missing, unknown or out of range.
     """
     metrics = response.header.get("mark")
-    if metrics is None and (protocol.WITHHELD in response.header or response.kind != protocol.ERROR):
+    if metrics is None and protocol.WITHHELD in response.header:
         return EvalResult(client_id, client_id, None, None, {})
     if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= RESPONSE_METRICS:
         protocol.reject_message("bad_mark")

@@ -259,7 +259,8 @@ class Site:
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
         can_evaluate = received or not config.method.needs.broadcast_to_evaluate
-        metrics = self._evaluate(run, received, max(0, run.last_round)) if can_evaluate else None
+        evaluated_round = min(max(0, run.last_round), config.train.rounds)
+        metrics = self._evaluate(run, received, evaluated_round, request) if can_evaluate else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
         return self._encode_response(run, protocol.JOIN, max(0, run.last_round), {"mark": metrics, **about})
 

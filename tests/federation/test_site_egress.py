@@ -333,7 +333,7 @@ def test_every_field_of_a_response_needs_a_rule():
 
 def test_metrics_of_few_examples_are_withheld():
     egress = EgressFilter(SitePolicy(), num_train=100, num_test=19, num_validation=19)
-    assert egress.filter_header({"mark": {"accuracy": 0.5, "loss": 1.0}}) == {"mark": None}
+    assert egress.filter_header({"mark": {"accuracy": 0.5, "loss": 1.0}}) == {"mark": None, "withheld": True}
     egress = EgressFilter(SitePolicy(), num_train=100, num_test=20, num_validation=19)
     metrics = {"accuracy": 0.512, "loss": 1.0, "val_accuracy": 0.4}
     assert egress.filter_header({"mark": metrics}) == {"mark": {"accuracy": 0.51, "loss": 1.0}}
