@@ -67,8 +67,12 @@ class UsageRecord:
     def require_steps(self, coordinator: str, num_steps: int) -> None:
         """Count the steps of a round before it begins. Raise `RequestError` if they exceed a limit."""
         limits, usage = self._limits, self._current(coordinator)
-        self._require(usage.steps + num_steps <= limits.max_steps, f"{limits.max_steps:,} steps per day", "max_steps")
-        self._require(usage.seconds < 3600 * limits.max_hours, f"{limits.max_hours:g} hours per day", "max_hours")
+        self._require(
+            usage.steps + num_steps <= limits.max_steps, f"{limits.max_steps:,} steps per day", "max_steps_per_day"
+        )
+        self._require(
+            usage.seconds < 3600 * limits.max_hours, f"{limits.max_hours:g} hours per day", "max_hours_per_day"
+        )
         usage.steps += num_steps
         self._save(coordinator, usage)
 
