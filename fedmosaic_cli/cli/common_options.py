@@ -52,10 +52,22 @@ class TrainEngine(StrEnum):
     flower = "flower"
 
 
+UNPROTECTED_SUFFIX = "-unprotected"
+
+
 class SharingLevel(StrEnum):
+    """What a site may upload. From predictions and models, a coordinator can reconstruct training examples."""
+
     labels = "labels"
-    predictions = "predictions"
-    models = "models"
+    predictions = "predictions-unprotected"
+    models = "models-unprotected"
+    # Names of earlier versions.
+    old_predictions = "predictions"
+    old_models = "models"
+
+    @property
+    def upload_level(self) -> str:
+        return self.value.removesuffix(UNPROTECTED_SUFFIX)
 
 
 DeviceOption = Annotated[DeviceChoice, typer.Option(help="Device for training; auto uses a GPU if available.")]

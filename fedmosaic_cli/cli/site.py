@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 
 import fedmosaic_cli
 from fedmosaic_cli.cli.common_options import (
+    UNPROTECTED_SUFFIX,
     DebugOption,
     DeviceChoice,
     DeviceOption,
@@ -42,6 +44,13 @@ STOP_GRACE_SECONDS = 30.0
 RESTART_HINT = "start the site again, and it continues where it stopped"
 RENAMED_OPTIONS = {"--share": "--allow-upload"}
 
+
+class MetricsChoice(StrEnum):
+    withheld = "withheld"
+    rounded = "rounded"
+    exact_unprotected = "exact-unprotected"
+
+
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
 SiteDirOption = Annotated[Path, typer.Option(help="The site's directory: key, settings and models.")]
@@ -53,11 +62,24 @@ CaOption = Annotated[
 ]
 AllowUploadOption = Annotated[
     SharingLevel | None,
-    typer.Option(help="What may leave this site: labels, predictions (logits), or models.", show_default="labels"),
+    typer.Option(
+        metavar="LEVEL",
+        help="What may leave this site: labels, predictions-unprotected (logits), or models-unprotected. A coordinator "
+        "that receives logits or models can reconstruct examples.",
+        show_default="labels",
+    ),
+]
+MetricsOption = Annotated[
+    MetricsChoice | None,
+    typer.Option(
+        help="Losses and accuracies that this site sends: withheld, rounded, or exact-unprotected, from which a "
+        "coordinator can reconstruct examples. With --max-epsilon they are withheld.",
+        show_default="rounded",
+    ),
 ]
 MaxEpsilonOption = Annotated[
     float | None,
-    typer.Option(help="The largest total epsilon, for all data here, that one run may spend.", show_default="no limit"),
+    typer.Option(help="The largest total epsilon of all runs on the data here, together.", show_default="no limit"),
 ]
 
 AllowRootOption = Annotated[
@@ -90,6 +112,7 @@ def init(
     ca: CaOption = None,
     allow_upload: AllowUploadOption = None,
     max_epsilon: MaxEpsilonOption = None,
+    metrics: MetricsOption = None,
     allow_root: AllowRootOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -105,7 +128,7 @@ def init(
 
     files, site_shard = SiteFiles(site_dir), load_site_shard(shard)
     name = node_name(site_shard.client_id)
-    settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon)
+    settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon, metrics)
     require_unprivileged_user(allow_root)
     require_unlocked(site_dir)
     key = files.private_key_path(name)
@@ -140,6 +163,7 @@ def start(
     ] = None,
     allow_upload: AllowUploadOption = None,
     max_epsilon: MaxEpsilonOption = None,
+    metrics: MetricsOption = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use neither TLS nor keys; only for a coordinator on this machine.")
     ] = False,
@@ -172,7 +196,7 @@ def start(
     require_flower("site start")
     register_named(method, model, None, plugin)
     files = SiteFiles(site_dir)
-    settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon)
+    settings = merge_site_settings(files, shard, superlink, ca, allow_upload, max_epsilon, metrics)
     site_shard = load_site_shard(Path(settings.shard))
     check_connection_settings(settings, files.private_key_path(node_name(site_shard.client_id)), insecure)
     require_unprivileged_user(allow_root)
@@ -218,14 +242,18 @@ def merge_site_settings(
     ca: Path | None,
     allow_upload: SharingLevel | None,
     max_epsilon: float | None,
+    metrics: MetricsChoice | None,
 ) -> SiteSettings:
     """Return the stored settings, overridden by the given options."""
+    if allow_upload in (SharingLevel.old_predictions, SharingLevel.old_models):
+        print_stderr(f"note: --allow-upload {allow_upload} is now {allow_upload}{UNPROTECTED_SUFFIX}")
     options = {
         "shard": shard and str(shard.absolute()),
         "superlink": superlink,
         "ca": ca and str(ca.absolute()),
-        "share": allow_upload and allow_upload.value,
+        "share": allow_upload and allow_upload.upload_level,
         "max_epsilon": max_epsilon,
+        "metrics": metrics and metrics.value,
     }
     content = {**files.read_settings(), **{key: value for key, value in options.items() if value is not None}}
     if "shard" not in content:
@@ -298,7 +326,6 @@ def run_site(
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
     from fedmosaic_cli.federation.flower.supernode import SuperNode
-    from fedmosaic_cli.federation.policy import SitePolicy
     from fedmosaic_cli.federation.site import Site
     from fedmosaic_cli.machine import tune_malloc
     from fedmosaic_cli.runner.build import find_devices
@@ -307,8 +334,18 @@ def run_site(
     tune_malloc()
     name = node_name(shard.client_id)
     log = SiteLog(files, (lambda line: None) if quiet else print_stderr)
-    policy = SitePolicy(settings.share, settings.max_epsilon)
-    server = Site(shard, files.path, find_devices(device)[0], DataDirs(files.path), policy, log.on_request)
+    server = Site(
+        shard,
+        files.path,
+        find_devices(device)[0],
+        DataDirs(files.path),
+        settings.policy,
+        log.on_request,
+        settings.limits,
+        coordinator=settings.superlink or "",
+    )
+    if settings.max_epsilon is not None:
+        _ = server.ledger  # an older copy of the directory is refused before the site connects
     credentials = {} if insecure else {"root": Path(settings.ca or ""), "key": files.private_key_path(name)}
     log.print_line(f"{name}: {shard_facts(shard)['examples']}, shares {settings.share}")
     with (

@@ -56,13 +56,14 @@ class EvalResult:
     Attributes:
         client_id: The client whose test data was used.
         owner_id: The client whose model was evaluated.
+        accuracy, loss: None if a remote site keeps them to itself, or has not responded yet.
         extra_metrics: Further metrics, e.g. the accuracy of the global model.
     """
 
     client_id: int
     owner_id: int
-    accuracy: float
-    loss: float
+    accuracy: float | None
+    loss: float | None
     extra_metrics: dict[str, float]
 
 

@@ -22,7 +22,7 @@ MAX_METRICS = 64
 # Names that the run itself logs.
 RESERVED_METRICS = {
     *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "unexamined", "message"),
-    *("left_out", "received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
+    *("left_out", "withheld", "received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
 }
 RESERVED_METRIC_SUFFIX = "_accuracy"
 MAX_ABS_VALUE = 1e100
@@ -61,7 +61,7 @@ def add_traffic(results: dict[int, ClientResult], more: Mapping[int, Traffic]) -
 
 def log_row(client: ClientHandle, result: EvalResult, traffic: Traffic, shared: dict[str, Any]) -> dict[str, Any]:
     """Return the row of one client in rounds.jsonl."""
-    if not math.isfinite(result.loss):
+    if result.loss is not None and not math.isfinite(result.loss):
         raise DivergenceError(result.owner_id, client.round, "its loss on test examples")
     metrics = {**client.metrics, **({"left_out": 1} if client.is_skipped else {})}
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 from collections import Counter
@@ -16,11 +15,8 @@ from fedmosaic_cli import __version__
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import Federation, RunState, first_round
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
-from fedmosaic_cli.errors import RequestError, RunFailedError
-from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.remote_pool import AdaptiveDeadline, RemoteClient, RemoteClientPool
-from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
-from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.runner.build import (
     build_federation_info,
     build_server,
@@ -91,19 +87,10 @@ class RemoteCoordinator:
         yield from require_remote_pool(federation).join(plan, federation.state.server, federation.state.finished)
 
     def finish(self, federation: Federation) -> dict[str, str]:
-        """Let the sites save their final models and copy the ledgers of their privacy noise."""
+        """Let the sites save their final models, and return the digests that they report."""
         headers = require_remote_pool(federation).finish(federation.state.server, federation.state.finished)
-        for client in federation.state.clients:
-            header = headers[client.id]
-            try:
-                if not SHA256_PATTERN.fullmatch(str(header.get("model"))):
-                    raise ValueError("not a digest")
-                if header.get("ledger") is not None:
-                    validate_ledger(header["ledger"])
-                    client.state[LEDGER_KEY] = header["ledger"]
-            except (AttributeError, TypeError, ValueError):
-                raise RunFailedError(f"client {client.id} sent an invalid response (finish): check its site") from None
-        return {model_file_name(client): headers[client]["model"] for client in sorted(headers)}
+        digests = {client: str(header.get("model")) for client, header in sorted(headers.items())}
+        return {model_file_name(c): digest for c, digest in digests.items() if SHA256_PATTERN.fullmatch(digest)}
 
     def summary(self, log_rows: list[dict[str, Any]]) -> dict[str, Any]:
         lost = Counter(str(row["client"]) for row in log_rows if "lost" in row)
@@ -179,18 +166,3 @@ def require_remote_pool(federation: Federation) -> RemoteClientPool:
     if not isinstance(federation.remote_pool, RemoteClientPool):
         raise TypeError("the clients of this federation are in this process")
     return federation.remote_pool
-
-
-def validate_ledger(entries: Any) -> None:
-    """Raise AttributeError, TypeError or ValueError if a site's ledger is invalid."""
-    for release in read_ledger(entries):
-        costs = [value for value in (release.epsilon, release.mu, release.sigma) if value is not None]
-        if type(release.count) is not int or type(release.round) is not int:
-            raise TypeError("count and round must be integers")
-        if not isinstance(release.mechanism, str) or not release.mechanism.isprintable():
-            raise TypeError("the mechanism must be a printable name")
-        numbers = (*costs, release.count, release.round)
-        if not all(number == math.inf or protocol.is_bounded_number(number) for number in numbers):
-            raise TypeError("all values must be numbers")
-        if min(costs, default=-1) < 0 or release.count < 0:
-            raise ValueError("a release must have a cost")

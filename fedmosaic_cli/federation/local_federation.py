@@ -62,7 +62,17 @@ def start_local_federation(shards: ShardSet, data_dirs: DataDirs, insecure: bool
                 keys[client] = create_node_key(key)
         transport = stack.enter_context(FlowerTransport(keys, SuperLinkAddress(credentials=credentials)))
         options = ["--insecure"] if credentials is None else ["--ca", str(credentials.ca_certificate)]
-        options += ["--superlink", transport.address, "--allow-upload", "models", "--device", device, "--quiet"]
+        options += [
+            "--superlink",
+            transport.address,
+            "--allow-upload",
+            "models-unprotected",
+            "--metrics",
+            "exact-unprotected",
+            "--device",
+            device,
+            "--quiet",
+        ]
         options += ["--allow-root"] if os.getuid() == 0 else []  # the coordinator is this very process
         sites = {}
         for client, folder in folders.items():

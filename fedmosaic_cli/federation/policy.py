@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fedmosaic_cli.engine.messages import UploadLevel
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.label_messages import LabelUpload
 from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 UPLOAD_LEVELS: tuple[UploadLevel, ...] = get_args(UploadLevel)
 """What a site may upload, in increasing order. Each kind of message part has a level (`engine.messages.Part`)."""
+MetricsLevel = Literal["withheld", "rounded", "exact-unprotected"]
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,32 @@ class SitePolicy:
 
     Attributes:
         sharing: What the site may upload.
-        max_epsilon: The largest total epsilon that a run may spend. It refers to all data of the site, with a delta
-            below one over its number of training examples. None is no limit.
+        max_epsilon: The largest total epsilon of all runs on the site's data, with `delta`. With it, everything that
+            leaves the site has noise: metrics, digests and reasons of failures are withheld. None is no limit.
+        delta: The delta of `max_epsilon`. It must be below one over the number of training examples.
+        metrics: Whether losses, accuracies and other logged values leave the site: not at all, rounded, or as they are,
+            from which a coordinator can reconstruct training examples.
+        min_batch_size: The smallest batch size of a plan, unless metrics are withheld.
+        min_examples: The smallest number of examples that a metric may average over.
+        min_lr: The smallest learning rate of a plan. With a smaller one, losses are those of a model that the
+            coordinator knows.
     """
 
     sharing: UploadLevel = "labels"
     max_epsilon: float | None = None
+    delta: float = 1e-5
+    metrics: MetricsLevel = "rounded"
+    min_batch_size: int = 8
+    min_examples: int = 20
+    min_lr: float = 1e-6
+
+    @property
+    def metrics_level(self) -> MetricsLevel:
+        """What happens to metrics. A privacy budget has no room for values without noise."""
+        return self.metrics if self.max_epsilon is None else "withheld"
 
     def check_config(self, config: RunConfig, num_examples: int) -> None:
-        """Raise `RequestError` if a run uploads or spends more than a site with `num_examples` allows."""
+        """Raise `RequestError` if a site with `num_examples` training examples does not allow a plan."""
         allowed = UPLOAD_LEVELS[: UPLOAD_LEVELS.index(self.sharing) + 1]
         if any(part.level not in allowed for part in config.method.uploads.values()):
             info = config.method.info
@@ -38,8 +57,10 @@ class SitePolicy:
                 f"{info.title} would send {info.exchanges}, and this site shares {self.sharing} "
                 "(--allow-upload): agree on another method, or allow more"
             )
+        if self.metrics_level == "rounded":
+            self._check_minima(config, num_examples)
         if self.max_epsilon is not None:
-            self._check_privacy(config, self.max_epsilon, num_examples)
+            self._check_noise(config, num_examples)
 
     def limited_config(self, config: RunConfig) -> RunConfig:
         """Return the configuration with this site's epsilon as its limit, so that each round checks it."""
@@ -48,19 +69,46 @@ class SitePolicy:
         limit = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
         return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": limit}))
 
-    def _check_privacy(self, config: RunConfig, max_epsilon: float, num_examples: int) -> None:
+    def _check_minima(self, config: RunConfig, num_examples: int) -> None:
+        """Refuse plans whose training losses would describe few examples, or a model that hardly changes."""
+        train = config.train
+        batch_size = min(train.batch_size, num_examples)
+        num_steps = train.local_steps or train.local_epochs * -(-num_examples // batch_size)
+        values = {
+            "train.batch_size": (batch_size, self.min_batch_size),
+            "train.lr": (train.lr, self.min_lr),
+            "train.local_steps times train.batch_size": (num_steps * batch_size, self.min_examples),
+        }
+        for name, (value, minimum) in values.items():
+            if value < minimum:
+                raise RequestError(
+                    f"{name} is {value:g}, and this site requires {minimum:g} because it sends metrics (site.json): "
+                    "plan for more, or withhold metrics with --metrics withheld at the site"
+                )
+
+    def _check_noise(self, config: RunConfig, num_examples: int) -> None:
         noise = config.noise
-        total = None if noise is None else noise.planned_epsilon(config.num_exchanges, config.data.public_size or 0)
-        if noise is None or total is None or total > max_epsilon:
-            planned = "no noise" if total is None else f"a total epsilon of {total:.6g}"
+        if noise is None:
+            raise RequestError("no noise is planned, and this site has a privacy budget (--max-epsilon): plan for some")
+        if any(type(part) is not LabelUpload for part in config.method.uploads.values()):
             raise RequestError(
-                f"{planned} is planned, and this site allows {max_epsilon:g} (--max-epsilon): plan for less"
+                f"{config.method.info.title} sends more than labels with noise, and this site has a privacy budget "
+                "(--max-epsilon): agree on another method"
             )
         if noise.unit != "client" or noise.changed_rows is not None:
             raise RequestError(
                 "the planned epsilon protects one record, and this site limits that of all its data (--max-epsilon): "
                 "remove privacy.unit and privacy.changed_rows"
             )
-        warning = delta_warning(noise.delta, [num_examples])
-        if warning:
-            raise RequestError(f"{warning}: choose a smaller one, as this site has --max-epsilon")
+        for delta in (noise.delta, self.delta):
+            warning = delta_warning(delta, [num_examples])
+            if warning:
+                raise RequestError(f"{warning}: choose a smaller one, as this site has --max-epsilon")
+
+    def require_budget(self, total_epsilon: float) -> None:
+        """Raise `RequestError` if a total epsilon, that of earlier runs included, exceeds the site's limit."""
+        if self.max_epsilon is not None and total_epsilon > self.max_epsilon:
+            raise RequestError(
+                f"a total epsilon of {total_epsilon:.6g} is planned, earlier runs included, and this site allows "
+                f"{self.max_epsilon:g} (--max-epsilon): plan for less"
+            )

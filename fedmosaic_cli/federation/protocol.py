@@ -32,6 +32,9 @@ LAST_ANSWERED_ROUND = "heard"
 """Key of the last round in which the coordinator received a client's response. A site that remembers less has lost
 data."""
 
+WITHHELD = "withheld"
+"""Key of a response whose site sends no value without noise; see `federation.egress`."""
+
 MAGIC = b"FMLT"
 PROTOCOL_VERSION = 2
 PREAMBLE = struct.Struct("<4sBI")  # magic, version, length of the header

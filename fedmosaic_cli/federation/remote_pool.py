@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.federation.transport import Transport
 
 CPU = torch.device("cpu")
-HEADER_ALLOWANCE_BYTES = protocol.MAX_HEADER_BYTES + (1 << 12)
-"""Bytes of a response besides its upload: the header of a long run contains a large privacy ledger."""
+HEADER_ALLOWANCE_BYTES = 1 << 16
+"""Bytes of a response besides its upload."""
 DEVICE_PATTERN = re.compile(r"[a-z]{1,10}(:\d{1,3})?")
 JOIN_POLL_SECONDS = 0.5
 JOIN_TIMEOUT_SECONDS = 120.0
@@ -108,17 +108,20 @@ class RemoteClientPool:
     """The last valid evaluation of each client."""
     _cached_digests: dict[int, str] = field(default_factory=dict)
     """Digest of the parts that each site has in its cache."""
+    refusals: dict[int, str] = field(default_factory=dict)
+    """Why sites did not join, by client. The run can go on without them."""
     _last_response_at: float = 0.0
 
     def join(self, plan: Mapping[str, Any], server: InProcessServer, num_finished_rounds: int) -> Iterator[set[int]]:
-        """Send the plan to every site until all have joined.
+        """Send the plan to every site until all have joined or refused, or the time is over.
 
         Yields:
-            The clients that have not joined yet.
+            The clients that have neither joined nor refused yet.
 
         Raises:
-            RequestError: A site refuses the plan.
-            RunFailedError: Not all sites joined in time.
+            RequestError: Too few sites are left for a quorum because sites refuse the plan.
+            RunStateError: A site has lost the state of rounds that it answered, and too few others are left.
+            RunFailedError: Too few sites joined in time.
         """
         missing = {client.id for client in self.clients}
         parts = self._encode_broadcasts(server, num_finished_rounds + 1)
@@ -128,10 +131,13 @@ class RemoteClientPool:
         while missing:
             yield set(missing)
             if time.monotonic() > deadline:
+                if len(self.client_devices) >= self.quorum:
+                    self.refusals |= {client: f"no response{reasons.get(client, '')}" for client in missing}
+                    return
                 absent = ", ".join(f"client {client}{reasons.get(client, '')}" for client in sorted(missing))
                 raise RunFailedError(
-                    f"not all clients joined within {self.join_timeout_seconds:g} s (--join-timeout), {absent}: "
-                    "start their sites"
+                    f"{len(self.client_devices)} of {len(self.clients)} clients joined within "
+                    f"{self.join_timeout_seconds:g} s (--join-timeout), {absent}: start their sites"
                 )
             reachable = sorted(missing & self.transport.reachable_clients())
             time.sleep(0 if reachable else JOIN_POLL_SECONDS)
@@ -139,20 +145,31 @@ class RemoteClientPool:
             responses, failures = self._exchange(requests, JOIN_TIMEOUT_SECONDS)
             reasons |= {client: f" ({reason})" for client, reason in failures.items()}
             for client, response in responses.items():
-                check_join_response(self.clients[client], response)
                 missing.discard(client)
+                try:
+                    check_join_response(self.clients[client], response)
+                    # Without a message from the server, a client may not be able to evaluate itself yet.
+                    if parts[client] or response.header.get("mark") is not None or protocol.WITHHELD in response.header:
+                        self._eval_results[client] = decode_eval_result(response, client)
+                except (ProtocolError, RequestError, RunStateError) as error:
+                    self._refuse(client, error)
+                    continue
                 device = response.header.get("device")
                 is_device = isinstance(device, str) and DEVICE_PATTERN.fullmatch(device)
                 self.client_devices[client] = str(device) if is_device else "unknown"
-                try:
-                    # Without a message from the server, a client may not be able to evaluate itself yet.
-                    if parts[client] or response.header.get("mark") is not None:
-                        self._eval_results[client] = decode_eval_result(response, client)
-                except ProtocolError as error:
-                    raise RunFailedError(
-                        f"client {client} sent an invalid response, {error} ({self.run_id}): check its site"
-                    ) from None
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
+
+    def _refuse(self, client: int, error: Exception) -> None:
+        """Continue without a client that does not join, unless too few others are left."""
+        reason = (
+            f"client {client} sent an invalid response, {error}" if isinstance(error, ProtocolError) else str(error)
+        )
+        self.refusals[client] = reason
+        if len(self.clients) - len(self.refusals) >= self.quorum:
+            return
+        if isinstance(error, ProtocolError):
+            raise RunFailedError(f"{reason} ({self.run_id}): check its site")
+        raise error
 
     def run_round(
         self, clients: Sequence[RemoteClient], make_message: Callable[[int], Message]
@@ -163,6 +180,7 @@ class RemoteClientPool:
         parts = self._encode_messages(messages, round_number)
         results: dict[int, ClientResult] = {}
         client_by_id = {client.id: client for client in clients}
+        diverged: dict[int, DivergenceError] = {}
         for attempt in range(2):
             missing = [client for client in client_by_id if client not in results]
             if attempt and len(results) >= min(self.quorum, len(client_by_id)):
@@ -176,6 +194,10 @@ class RemoteClientPool:
                     failures[client] = str(error)
             for client, reason in failures.items():
                 client_by_id[client].log(lost=reason)
+                if reason.startswith(f"{protocol.ERROR_DIVERGED}: "):
+                    diverged[client] = DivergenceError(client, round_number, reason.partition(": ")[2])
+        if diverged and not self.skip_diverged and len(results) < min(self.quorum, len(client_by_id)):
+            raise next(iter(diverged.values()))
         if results:  # a client that never responds must not extend the deadline
             self.deadline.record_duration(self._last_response_at - started)
         return {client: results[client] for client in sorted(results)}
@@ -214,18 +236,19 @@ class RemoteClientPool:
             for client, reason in failures.items():
                 self.clients[client].log(unexamined=reason)
         for handle in self.clients:
-            if handle.id not in self._eval_results:
-                reason = handle.metrics.get("unexamined", "no response")
-                raise RunFailedError(
-                    f"client {handle.id} has never been evaluated, {reason} ({self.run_id}): continue with --resume"
-                )
-        return [self._eval_results[handle.id] for handle in self.clients]
+            if handle.id not in self._eval_results and "unexamined" not in handle.metrics:
+                handle.log(unexamined=self.refusals.get(handle.id, "no response"))
+        if not self._eval_results:
+            raise RunFailedError(f"no client has ever been evaluated ({self.run_id}): continue with --resume")
+        return [self._eval_results.get(c.id, EvalResult(c.id, c.id, None, None, {})) for c in self.clients]
 
     def finish(self, server: InProcessServer, round_number: int) -> dict[int, dict[str, Any]]:
         """Let every site save its personal model, and return the headers of their responses.
 
+        Sites without a response have none: their models are those of their last checkpoint.
+
         Raises:
-            RunFailedError: A site does not respond.
+            RunFailedError: Fewer sites than the quorum respond.
         """
         headers: dict[int, dict[str, Any]] = {}
         parts = self._encode_broadcasts(server, round_number + 1)
@@ -234,10 +257,11 @@ class RemoteClientPool:
             missing = {client: parts[client] for client in parts if client not in headers}
             responses, failures = self._request(protocol.FINISH, round_number, missing)
             headers |= {client: response.header for client, response in responses.items()}
-        if len(headers) < len(parts):
+        if len(headers) < min(self.quorum, len(parts)):
             failed = "; ".join(f"client {client}: {reason}" for client, reason in failures.items())
             raise RunFailedError(
-                f"all rounds are finished, but not all sites responded, {failed}: continue with --resume"
+                f"all rounds are finished, but only {len(headers)} of {len(parts)} sites responded, {failed}: continue "
+                "with --resume"
             )
         return headers
 
@@ -322,13 +346,6 @@ class RemoteClientPool:
         header, round_number = response.header, request.header.get("round")
         if response.kind == protocol.ERROR:
             error_code = header.get("error")
-            if (
-                error_code == protocol.ERROR_DIVERGED
-                and request.kind in (protocol.LOCAL_ROUND, protocol.FINALIZE, protocol.EVALUATE)
-                and not self.skip_diverged
-            ):
-                quantity = protocol.printable_text(str(header.get("text")), 200)
-                raise DivergenceError(client_id, round_number or 0, quantity)
             if error_code == protocol.ERROR_REFUSED and request.kind == protocol.JOIN:
                 return response
             return (
@@ -351,9 +368,9 @@ class RemoteClientPool:
         route = make_route(self.server_device, self.ctx, client.round, client.id)
         upload = protocol.decode_parts(response.parts, self.method.uploads, route)
         metrics = protocol.validate_metrics(response.header.get("notes"))
-        if response.header.get("mark") is not None:
+        if response.header.get("mark") is not None or protocol.WITHHELD in response.header:
             self._eval_results[client.id] = decode_eval_result(response, client.id)
-        client.metrics = dict(metrics)
+        client.metrics = {**metrics, **({"withheld": 1} if protocol.WITHHELD in response.header else {})}
         client.is_skipped = response.header.get("left_out") is True
         client.state[protocol.LAST_ANSWERED_ROUND] = client.round
         bits_up, bits_down = (
@@ -381,8 +398,14 @@ def check_join_response(client: RemoteClient, response: Response) -> None:
 
 
 def decode_eval_result(response: Response, client_id: int) -> EvalResult:
-    """Return a client's evaluation. Raise `ProtocolError` if a value is missing, unknown or out of range."""
+    """Return a client's evaluation, without values if its site withholds them.
+
+    Raises:
+        ProtocolError: A value is missing, unknown or out of range.
+    """
     metrics = response.header.get("mark")
+    if metrics is None and protocol.WITHHELD in response.header:
+        return EvalResult(client_id, client_id, None, None, {})
     if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= RESPONSE_METRICS:
         protocol.reject_message("bad_mark")
     if not all(map(protocol.is_bounded_number, metrics.values())):

@@ -1,7 +1,8 @@
 """A site's side of a run: one client with its own data, which handles the coordinator's requests.
 
-Paths are the site's own business: no request names one. The response of a round is on disk before it is sent, and a
-repeated request returns the same bytes, so noise is drawn once.
+No request names a path. The response of a round is on disk before it is sent, and a repeated request returns the same
+bytes, so noise is drawn once. Every response passes `federation.egress`, and every release with noise is in the site's
+privacy ledger before it is sent.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ import re
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedmosaic_cli import __version__
-from fedmosaic_cli.config.run_config import run_config_from_dict
+from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, run_config_from_dict
 from fedmosaic_cli.engine.federation import first_round
 from fedmosaic_cli.engine.local_pool import evaluate_client, finalize_client, run_local_round
 from fedmosaic_cli.engine.messages import SERVER_ID, make_route
 from fedmosaic_cli.engine.method import has_finalize
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError, RequestError, RunStateError
 from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.egress import EgressFilter
 from fedmosaic_cli.federation.policy import SitePolicy
+from fedmosaic_cli.federation.privacy_ledger import LEDGER_FILE, PrivacyLedger, default_anchor_dir
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
-from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
+from fedmosaic_cli.federation.usage_limits import USAGE_FILE, UsageLimits, UsageRecord
+from fedmosaic_cli.labels.label_messages import LabelUpload, LabelVotes
+from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
+from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY, privatize
 from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.build import build_site_federation
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
@@ -43,16 +52,18 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.client import InProcessClient
-    from fedmosaic_cli.engine.context import ReceivedMessage
+    from fedmosaic_cli.engine.context import Message, ReceivedMessage
     from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.site_shards import SiteShard
 
-PLAN_FILE, RESPONSE_KEY = "plan.json", "reply.bin"
+PLAN_FILE, RESPONSE_KEY, EVALUATION_FILE = "plan.json", "reply.bin", "evaluation.json"
 RUN_ID_COMPONENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
 PATH_PATTERN = re.compile(r"(?<![\w.])/[^\s():,;]+")
 RUN_ID_PATTERN = re.compile(rf"{RUN_ID_COMPONENT}/{RUN_ID_COMPONENT}/seed-\d{{1,20}}/[0-9a-f]{{8,32}}")
 MAX_ROUND = 1_000_000
+MAX_EVALUATIONS = 2
+"""How often a round is evaluated with different messages of the server: a resumed run may repeat its last round."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,41 @@ class SiteRun:
         path = paths.get(f"{checkpoints.CHECKPOINT_PREFIX}{round_number:05d}")
         return None if path is None else checkpoints.read_checkpoint(path).logs[RESPONSE_KEY]
 
+    @property
+    def steps_per_round(self) -> int:
+        """The planned number of training steps per round, with those of additional models."""
+        train, num_rounds = self.config.train, self.config.train.rounds
+        batches = -(-len(self.client.private) // train.batch_size)
+        costs = self.config.method.costs(self.federation.ctx)
+        num_local_rounds = num_rounds if costs.local_rounds is None else costs.local_rounds
+        return math.ceil((train.local_steps or train.local_epochs * batches) * num_local_rounds / num_rounds)
+
+    def substitute_upload(self, round_number: int) -> Message:
+        """Return the upload of a diverged client whose divergence must not be noticed.
+
+        It is what the mechanism of the run makes of constant labels, so it has the same privacy as any other upload.
+        """
+        method, ctx = self.config.method, self.federation.ctx
+        if round_number <= self.config.train.rounds - self.config.num_exchanges:
+            return {}
+        uploads: Message = {}
+        for name, part in method.uploads.items():
+            if isinstance(part, LabelUpload):
+                spec, constant = part.spec(ctx), np.zeros(ctx.public_size)
+                uploads[name] = LabelVotes(*privatize(constant.astype(np.int64), constant, self.client, ctx, spec))
+        return uploads
+
+    def last_evaluation(self) -> dict[str, Any]:
+        """Return the last evaluated round, and its metrics by digest of the server's message."""
+        path = self.files.path / EVALUATION_FILE
+        return read_checksummed_json(path) if path.exists() else {"round": 0, "metrics": {}}
+
+    def save_evaluation(self, round_number: int, metrics: dict[str, dict[str, Any]]) -> None:
+        """Store the evaluations of a round here, also if they are not sent."""
+        write_atomic(
+            self.files.path / EVALUATION_FILE, to_checksummed_json({"round": round_number, "metrics": metrics})
+        )
+
     def save_round(self, round_number: int, response: bytes) -> None:
         """Write the state after a round and its response to disk."""
         self.federation.state.finished = round_number
@@ -102,7 +148,17 @@ class SiteRun:
 
 @dataclass
 class Site:
-    """Handles the requests for one client. The state of each run is stored below `folder`."""
+    """Handles the requests for one client. The state of each run is stored below `folder`.
+
+    Attributes:
+        shard: The site's data.
+        folder: The site's directory.
+        policy: What may leave the site.
+        limits: What a coordinator may use of the site.
+        coordinator: Name of the coordinator, for `limits`.
+        anchor_dir: Where the last entry of the privacy ledger is recorded outside of `folder`.
+        on_request: Called after each request.
+    """
 
     shard: SiteShard
     folder: Path
@@ -110,9 +166,26 @@ class Site:
     data_dirs: DataDirs
     policy: SitePolicy = field(default_factory=SitePolicy)
     on_request: Callable[[HandledRequest], None] = lambda _: None
+    limits: UsageLimits = field(default_factory=UsageLimits)
+    coordinator: str = "coordinator"
+    anchor_dir: Path = field(default_factory=default_anchor_dir)
     _current_run: SiteRun | None = None
     _cached_parts: tuple[str, EncodedParts] | None = None
     """The parts that were received last, with their digest: the coordinator may refer to them."""
+
+    @cached_property
+    def ledger(self) -> PrivacyLedger:
+        """All releases of this site, over all runs."""
+        return PrivacyLedger(self.folder / LEDGER_FILE, self.shard.private_digest, self.anchor_dir)
+
+    @cached_property
+    def usage(self) -> UsageRecord:
+        return UsageRecord(self.folder / USAGE_FILE, self.limits)
+
+    @cached_property
+    def egress(self) -> EgressFilter:
+        sizes = {name: len(index) for name, index in self.shard.partition.shards[0].splits().items()}
+        return EgressFilter(self.policy, sizes["train"], sizes["test"], sizes.get("val", 0))
 
     @private_files()
     def handle_request(self, data: bytes) -> bytes:
@@ -150,6 +223,9 @@ class Site:
             response = self._encode_error(request, "failed", f"{type(error).__name__} at the site")
         if problem:
             self._current_run = None  # the state in memory may be incomplete: load it from disk
+        if request.header:
+            with suppress(FedMosaicError, OSError):
+                self.usage.add_seconds(self.coordinator, time.monotonic() - started)
         round_number = request.header.get("round")
         self.on_request(
             HandledRequest(
@@ -177,12 +253,19 @@ class Site:
         if header.get("plugins", {}) != config.plugins():
             raise RequestError("the plan has another version of a plug-in than this site: use the same file or package")
         folder = self._run_folder(header)
-        make_directories(folder)
         plan = {"config": config.to_dict(), **({"plugins": config.plugins()} if config.plugins() else {})}
+        if (folder / PLAN_FILE).exists():
+            require_same_plan(read_checksummed_json(folder / PLAN_FILE), plan)
+        else:
+            self._require_budget(config)
+            self.usage.require_run(self.coordinator, self.folder / "runs")
+            make_directories(folder)
         write_atomic(folder / PLAN_FILE, to_checksummed_json(plan))
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
-        metrics = self._evaluate(run, received) if received or not config.method.needs.broadcast_to_evaluate else None
+        can_evaluate = received or not config.method.needs.broadcast_to_evaluate
+        evaluated_round = min(max(0, run.last_round), config.train.rounds)
+        metrics = self._evaluate(run, received, evaluated_round, request) if can_evaluate else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
         return self._encode_response(run, protocol.JOIN, max(0, run.last_round), {"mark": metrics, **about})
 
@@ -199,16 +282,46 @@ class Site:
                 )
             return response
         federation, client = run.federation, run.client
-        client.begin_round(round_number)
         received = self._decode_received(request, run, round_number)
-        message = run_local_round(federation.method, client, received, federation.ctx, federation.skip_diverged)
+        self.usage.require_steps(self.coordinator, run.steps_per_round)
+        client.begin_round(round_number)
+        num_recorded = len(client.state.get(LEDGER_KEY, ()))
+        message = run_local_round(federation.method, client, received, federation.ctx, self._skips_diverged(run))
+        if client.is_skipped and self.policy.metrics_level == "withheld":
+            message = run.substitute_upload(round_number)
+        self._record_releases(run, message, num_recorded)
         route = make_route(self.device, federation.ctx, round_number, client.id)
         parts = protocol.encode_parts(message, federation.method.uploads, route)
-        metrics = None if federation.method.needs.broadcast_to_evaluate else self._evaluate(run, {})
+        needs_broadcast = federation.method.needs.broadcast_to_evaluate
+        metrics = None if needs_broadcast else self._evaluate(run, {}, round_number)
         fields = {"notes": dict(client.metrics), "left_out": client.is_skipped, "mark": metrics}
         response = self._encode_response(run, protocol.LOCAL_ROUND, round_number, fields, parts)
         run.save_round(round_number, response)
         return response
+
+    def _skips_diverged(self, run: SiteRun) -> bool:
+        """Whether a diverged client is rolled back instead of an error. An error would tell the coordinator."""
+        return run.federation.skip_diverged or self.policy.metrics_level == "withheld"
+
+    def _require_budget(self, config: RunConfig) -> None:
+        """Refuse a plan that would exceed the privacy budget together with all earlier releases."""
+        if self.policy.max_epsilon is None or config.noise is None:
+            return
+        public_size = config.data.public_size or 0
+        planned = config.noise.planned_releases(config.num_exchanges, 1, public_size, 1.0)
+        releases = [replace(release, count=release.count * num_rounds) for release, num_rounds in planned]
+        self.policy.require_budget(self.ledger.total_epsilon(self.policy.delta, releases))
+
+    def _record_releases(self, run: SiteRun, message: Message, num_recorded: int) -> None:
+        """Enter what a message releases into the site's privacy ledger, or refuse to send it."""
+        releases = read_ledger(run.client.state.get(LEDGER_KEY, [])[num_recorded:])
+        if self.policy.max_epsilon is not None:
+            if message and not releases:
+                title = run.config.method.info.title
+                raise RunStateError(f"{title} sends values without noise (--max-epsilon): use another method")
+            self.policy.require_budget(self.ledger.total_epsilon(self.policy.delta, releases))
+        if releases:
+            self.ledger.record(run.run_id, releases)
 
     def _handle_finalize(self, request: Request) -> bytes:
         """Let the method change the client once after the last round. A repeated request changes nothing."""
@@ -225,7 +338,7 @@ class Site:
         if response is None:
             federation, client = run.federation, run.client
             client.begin_round(last)
-            finalize_client(federation.method, client, received, federation.ctx, federation.skip_diverged)
+            finalize_client(federation.method, client, received, federation.ctx, self._skips_diverged(run))
             fields = {"notes": dict(client.metrics), "left_out": client.is_skipped}
             response = self._encode_response(run, protocol.FINALIZE, last, fields)
             run.save_round(last + 1, response)
@@ -235,22 +348,42 @@ class Site:
         """Evaluate the client with the server's message of the next round."""
         run, round_number = self._get_run(request), self._requested_round(request)
         received = self._received_after_round(request, run, round_number)
-        return self._encode_response(run, protocol.EVALUATE, round_number, {"mark": self._evaluate(run, received)})
+        metrics = self._evaluate(run, received, round_number, request)
+        return self._encode_response(run, protocol.EVALUATE, round_number, {"mark": metrics})
 
     def _handle_finish(self, request: Request) -> bytes:
-        """Save the personal model here, and return its digest and the privacy ledger."""
+        """Save the personal model here, and return its digest."""
         run, round_number = self._get_run(request), self._requested_round(request)
         received = self._received_after_round(request, run, round_number)
         model = to_arrays(run.federation.method.personal_model(run.client, received))
         [digest] = run.files.save_models([(run.client.id, model)]).values()
-        fields = {"model": digest, "ledger": run.client.state.get(LEDGER_KEY)}
-        return self._encode_response(run, protocol.FINISH, round_number, fields)
+        return self._encode_response(run, protocol.FINISH, round_number, {"model": digest})
 
-    def _evaluate(self, run: SiteRun, received: ReceivedMessage) -> dict[str, float]:
+    def _evaluate(
+        self, run: SiteRun, received: ReceivedMessage, round_number: int, request: Request | None = None
+    ) -> dict[str, Any]:
+        """Evaluate the client after a round, and store the result. A round has a limited number of evaluations.
+
+        Raises:
+            RequestError: The round is before the last evaluated one, or was evaluated with too many different messages.
+        """
+        digest = "" if request is None else request.cached_digest or protocol.digest_parts(request.parts)
+        last = run.last_evaluation()
+        if round_number == last["round"] and digest in last["metrics"]:
+            stored: dict[str, Any] = last["metrics"][digest]
+            return stored
+        if round_number < last["round"] or round_number > run.config.train.rounds:
+            raise RequestError(f"round {round_number} is not the next one to evaluate: rounds are evaluated in order")
+        evaluated = last["metrics"] if round_number == last["round"] else {}
+        if len(evaluated) >= MAX_EVALUATIONS:
+            raise RequestError(f"round {round_number} was evaluated {MAX_EVALUATIONS} times: no more are possible")
         result = evaluate_client(run.federation.method, run.client, run.federation.eval_tasks[0], received)
-        if not math.isfinite(result.loss):
+        is_finite = result.loss is not None and math.isfinite(result.loss)
+        if not is_finite and self.policy.metrics_level != "withheld":
             raise DivergenceError(run.client.id, run.client.round, "its loss on test examples")
-        return {"accuracy": result.accuracy, "loss": result.loss, **result.extra_metrics}
+        metrics = {"accuracy": result.accuracy, "loss": result.loss if is_finite else None, **result.extra_metrics}
+        run.save_evaluation(round_number, {**evaluated, digest: metrics})
+        return metrics
 
     def _received_after_round(self, request: Request, run: SiteRun, round_number: int) -> ReceivedMessage:
         """Return the server's message after a round, and make sure that the client is in its state after that round."""
@@ -345,7 +478,7 @@ class Site:
         self, run: SiteRun, kind: str, round_number: int, fields: dict[str, Any], parts: EncodedParts | None = None
     ) -> bytes:
         header = {"kind": kind, "client": self.shard.client_id, "run": run.run_id, "round": round_number, **fields}
-        return Response(header, parts or {}).encode()
+        return Response(self.egress.filter_header(header), parts or {}).encode()
 
     def _encode_error(self, request: Request, code: str, text: str, round_number: int | None = None) -> bytes:
         header = {
@@ -355,4 +488,20 @@ class Site:
             "error": code,
             "text": text,
         }
-        return Response({**header, "round": round_number}).encode()
+        return Response(self.egress.filter_header({**header, "round": round_number})).encode()
+
+
+def require_same_plan(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise `RequestError` if a plan differs from the one that the site joined, other than by how to continue a run."""
+
+    def fixed_part(plan: dict[str, Any]) -> dict[str, Any]:
+        sections = {
+            name: {key: value for key, value in section.items() if f"{name}.{key}" not in RESUME_SAFE_KEYS}
+            if isinstance(section, dict)
+            else section
+            for name, section in plan["config"].items()
+        }
+        return {**plan, "config": sections}
+
+    if fixed_part(old) != fixed_part(new):
+        raise RequestError("the plan differs from the one that this site joined: start another run")

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from fedmosaic_cli.engine.messages import UploadLevel
 from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.federation.policy import MetricsLevel, SitePolicy
+from fedmosaic_cli.federation.usage_limits import UsageLimits
 from fedmosaic_cli.schema import ConfigSection
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import read_regular_file, to_json_bytes, write_atomic
@@ -52,13 +55,39 @@ SystemCallFilter=~@privileged
 
 
 class SiteSettings(ConfigSection):
-    """The settings of a site, as `site init` writes them."""
+    """The settings of a site, as `site init` writes them.
+
+    Attributes:
+        shard, superlink, ca: The site's data, the coordinator's address, and the certificate of its authority.
+        share: What the site may upload.
+        max_epsilon, delta, metrics, min_batch_size, min_examples, min_lr: See `federation.policy.SitePolicy`.
+        max_runs_per_day, max_steps_per_day, max_hours_per_day, max_disk_gb: See
+            `federation.usage_limits.UsageLimits`.
+    """
 
     shard: str
     superlink: str | None = None
     ca: str | None = None
-    share: Literal["labels", "predictions", "models"] = "labels"
+    share: UploadLevel = "labels"
     max_epsilon: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    metrics: MetricsLevel = "rounded"
+    min_batch_size: Annotated[int, Field(ge=1)] = 8
+    min_examples: Annotated[int, Field(ge=1)] = 20
+    min_lr: Annotated[float, Field(ge=0)] = 1e-6
+    max_runs_per_day: Annotated[int, Field(ge=1)] = 20
+    max_steps_per_day: Annotated[int, Field(ge=1)] = 1_000_000
+    max_hours_per_day: Annotated[float, Field(gt=0, le=24)] = 24.0
+    max_disk_gb: Annotated[float, Field(gt=0)] = 20.0
+
+    @property
+    def policy(self) -> SitePolicy:
+        names = ("max_epsilon", "delta", "metrics", "min_batch_size", "min_examples", "min_lr")
+        return SitePolicy(self.share, **{name: getattr(self, name) for name in names})
+
+    @property
+    def limits(self) -> UsageLimits:
+        return UsageLimits(self.max_runs_per_day, self.max_steps_per_day, self.max_hours_per_day, self.max_disk_gb)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.shard_manifest import train_sizes
 from fedmosaic_cli.storage.shards import (
     INVALID_MANIFEST_ERRORS,
@@ -37,6 +39,17 @@ class SiteShard:
     shards: ShardSet
     dataset: Dataset
     partition: Partition
+
+    @cached_property
+    def private_digest(self) -> str:
+        """Digest of the client's examples and labels. It does not depend on their order or on the public set."""
+        [shard] = self.partition.shards
+        examples = [
+            sha256(self.dataset.images[index].tobytes() + int(self.dataset.labels[index]).to_bytes(4, "little"))
+            for part in shard.splits().values()
+            for index in part
+        ]
+        return sha256("\n".join(sorted(examples)).encode())
 
     @property
     def client_train_sizes(self) -> dict[int, int]:

@@ -134,6 +134,9 @@ def store_plugin_info(summary: dict[str, Any]) -> None:
 
 def summary_row(summary: dict[str, Any]) -> dict[str, Any]:
     """Convert a run summary to a row of the DataFrame."""
+    if summary.get("unreported"):
+        num_clients = len(summary["unreported"])
+        raise RequestError(f"the sites of {num_clients} clients do not report their accuracy")
     if summary["method"] not in METHODS:
         store_plugin_info(summary)
     hyperparameters = effective_hyperparameters(summary["method"], summary["hyperparameters"])

@@ -48,7 +48,7 @@ class RunProgress:
     mean_trust: float | None
     elapsed_seconds: float
     remaining_seconds: float | None
-    history: tuple[tuple[int, float, float | None], ...] = ()
+    history: tuple[tuple[int, float | None, float | None], ...] = ()
     client_rows: tuple[dict[str, Any], ...] = ()
 
 
@@ -61,10 +61,10 @@ class RoundSums:
     num_with_trust: int = 0
     trust_sum: float = 0.0
 
-    def means(self) -> tuple[float, float | None]:
+    def means(self) -> tuple[float | None, float | None]:
         """Return mean accuracy and mean lambda."""
         mean_trust = self.trust_sum / self.num_with_trust if self.num_with_trust else None
-        return self.accuracy_sum / self.num_clients, mean_trust
+        return self.accuracy_sum / self.num_clients if self.num_clients else None, mean_trust
 
 
 class RoundHistory:
@@ -86,7 +86,10 @@ class RoundHistory:
     def add_row(self, row: dict[str, Any]) -> None:
         """Add one row of the log."""
         number, accuracy, trust = row.get("round"), row.get("accuracy"), row.get("lambda")
-        if not is_index(number) or not is_finite_number(accuracy) or not is_index(row.get("client"), minimum=0):
+        # Remote sites may keep their accuracy to themselves.
+        is_unreported = accuracy is None and ("withheld" in row or "unexamined" in row)
+        is_valid = is_unreported or is_finite_number(accuracy)
+        if not is_index(number) or not is_valid or not is_index(row.get("client"), minimum=0):
             self.has_invalid_rows = True
             return
         if not self._read_from_start and self._partial_round is None:
@@ -94,8 +97,8 @@ class RoundHistory:
         if number == self._partial_round:
             return
         sums = self._round_sums.setdefault(number, RoundSums())
-        sums.num_clients += 1
-        sums.accuracy_sum += accuracy
+        sums.num_clients += not is_unreported
+        sums.accuracy_sum += accuracy or 0.0
         if is_finite_number(trust):
             sums.num_with_trust += 1
             sums.trust_sum += trust
@@ -117,7 +120,7 @@ class RoundHistory:
         """Return mean accuracy and lambda of the last complete round."""
         return self._round_sums[self.last_complete_round].means() if self.last_complete_round else (None, None)
 
-    def mean_curve(self) -> tuple[tuple[int, float, float | None], ...]:
+    def mean_curve(self) -> tuple[tuple[int, float | None, float | None], ...]:
         """Return round, mean accuracy and mean lambda up to the last complete round."""
         last = self.last_complete_round
         return tuple((number, *sums.means()) for number, sums in sorted(self._round_sums.items()) if number <= last)

@@ -71,6 +71,11 @@ def load_recorded_run(path: Path) -> RecordedRun:
     require_finished_run(files)
     summary = files.read_summary()
     missing = [key for key in ("digest", "clients") if not summary["shards"].get(key)]
+    if summary.get("unreported"):
+        raise RequestError(
+            f"the sites of {len(summary['unreported'])} clients do not report their accuracy ({files.path}): evaluate "
+            "their models at the sites"
+        )
     if missing or not summary["accuracy"].get("per_client"):
         key = f"shards.{missing[0]}" if missing else "accuracy.per_client"
         raise RequestError(f"the summary is damaged, no {key} ({files.path / SUMMARY_FILE}): run it again")

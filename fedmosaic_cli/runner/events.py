@@ -42,10 +42,15 @@ class WaitingForClients:
 
 @dataclass(frozen=True)
 class RoundCompleted:
-    """A round is finished and logged. `failed_clients` maps remote clients that did not answer to the reason."""
+    """A round is finished and logged.
+
+    Attributes:
+        mean_accuracy: Mean over the clients that report it; None if all remote sites keep it to themselves.
+        failed_clients: The reason for each remote client that did not respond.
+    """
 
     round: int
-    mean_accuracy: float
+    mean_accuracy: float | None
     mean_trust: float | None
     seconds: float
     skipped_clients: list[int]

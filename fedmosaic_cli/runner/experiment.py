@@ -109,7 +109,7 @@ def run_experiment(
         device_types = sorted({device.type for device in federation.client_devices})
         summary = {
             **build_summary(config, shards, rows),
-            **privacy_summary_fields(config, shards, privacy_ledgers(federation), is_remote=remote is not None),
+            **privacy_summary_fields(config, shards, privacy_ledgers(config, federation), is_remote=remote is not None),
             **diagnosis_section(config, rows),
             **certificate_sections(rows, shards),
             "device": ", ".join(remote.device_types(federation) if remote else device_types),
@@ -172,7 +172,8 @@ def run_remaining_rounds(
             save_checkpoint(files, logs, federation, metadata)
             saved = time.perf_counter()
         trusts = [row["lambda"] for row in record.rows if row["lambda"] is not None]
-        accuracy = fmean(row["accuracy"] for row in record.rows)
+        accuracies = [row["accuracy"] for row in record.rows if row["accuracy"] is not None]
+        accuracy = fmean(accuracies) if accuracies else None
         skipped = [row["client"] for row in record.rows if "left_out" in row]
         failed = {row["client"]: row["lost"] for row in record.rows if "lost" in row}
         yield RoundCompleted(

@@ -38,6 +38,24 @@ def planned_privacy_section(
     return with_system_noise(section) if is_remote else section
 
 
+def planned_ledgers(config: RunConfig, num_classes: int, client_sizes: Mapping[int, int]) -> dict[int, Any]:
+    """Return the ledger of each client that takes part in all exchanges; {} without noise or exchange."""
+    noise, last = config.noise, config.train.rounds
+    if noise is None:
+        return {}
+    bound = expertise_noise_bound(getattr(config.method, "expertise", None), num_classes)
+    first = last - config.num_exchanges + 1
+    return {
+        client: [
+            release.to_dict()
+            for number in range(first, last + 1)
+            for release in noise.round_releases(number, size, config.data.public_size or 0, bound, number == first)
+        ]
+        for client, size in client_sizes.items()
+        if config.num_exchanges
+    }
+
+
 def privacy_summary_fields(
     config: RunConfig, shards: ShardSet, ledgers: Mapping[int, Any], is_remote: bool = False
 ) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedmosaic_cli.engine.evaluation import client_averages
 from fedmosaic_cli.labels.certificates import client_certificates, diagnose_exchange
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.labels.trust_diagnosis import diagnose_trust
+from fedmosaic_cli.runner.privacy_section import planned_ledgers
 from fedmosaic_cli.storage.run_summary import SUMMARY_SCHEMA
 
 if TYPE_CHECKING:
@@ -44,11 +45,8 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_round.setdefault(row["round"], []).append(row)
-    means = {number: fmean(row["accuracy"] for row in logged) for number, logged in by_round.items()}
-    chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
-    scores = {number: fmean(row[chosen_by] for row in logged) for number, logged in by_round.items()}
-    best = max(scores, key=lambda number: (scores[number], -number))
     last = [row["accuracy"] for row in by_round[config.train.rounds]]
+    unreported = [row["client"] for row in by_round[config.train.rounds] if row["accuracy"] is None]
     sizes = shards.test_sizes()
     method, content = config.method, config.to_dict()
     return {
@@ -67,21 +65,41 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in RESUME_SAFE_KEYS},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
-        "accuracy": {**client_averages(last, sizes), "per_client": last},
-        "global_accuracy": global_accuracy(by_round[config.train.rounds], sizes),
-        "best_round": {
-            "round": best,
-            "client_mean": means[best],
-            "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
-        },
+        **(unreported_accuracy(unreported) if unreported else accuracy_sections(by_round, last, sizes)),
         "bits": {
             direction: None if method.needs.pooled_data else sum(row[f"bits_{direction}"] for row in rows)
             for direction in ("up", "down")
         },
         "evaluation": {"model": method.info.evaluates, "clients": "each on its own test part", "round": "last"},
         **{name: content[name] for name in ("attack", "defence") if name in content},
-        **honest_accuracy(last, sizes, config.attack.clients),
+        **({} if unreported else honest_accuracy(last, sizes, config.attack.clients)),
     }
+
+
+def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[float], sizes: list[int]) -> dict[str, Any]:
+    """Return the accuracies of the last round, and the best round."""
+    rows = [row for logged in by_round.values() for row in logged]
+    chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
+    complete = {n: logged for n, logged in by_round.items() if all(row["accuracy"] is not None for row in logged)}
+    scores = {number: fmean(row[chosen_by] for row in logged) for number, logged in complete.items()}
+    best = max(scores, key=lambda number: (scores[number], -number))
+    return {
+        "accuracy": {**client_averages(last, sizes), "per_client": last},
+        "global_accuracy": global_accuracy(by_round[max(by_round)], sizes),
+        "best_round": {
+            "round": best,
+            "client_mean": fmean(row["accuracy"] for row in complete[best]),
+            "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
+        },
+    }
+
+
+def unreported_accuracy(clients: list[int]) -> dict[str, Any]:
+    """Return the sections of a run with clients whose sites do not report their accuracy.
+
+    There is no mean: that of the other clients could not be compared with any other run.
+    """
+    return {"accuracy": {"client_mean": None, "per_client": None}, "unreported": clients}
 
 
 def honest_accuracy(accuracies: list[float], sizes: list[int], attackers: Collection[int]) -> dict[str, Any]:
@@ -115,8 +133,13 @@ def certificate_sections(rows: list[dict[str, Any]], shards: ShardSet) -> dict[s
     }
 
 
-def privacy_ledgers(federation: Federation) -> dict[int, Any]:
-    """Return the privacy ledgers of the clients that have one."""
+def privacy_ledgers(config: RunConfig, federation: Federation) -> dict[int, Any]:
+    """Return the privacy ledgers of the clients that have one.
+
+    Those of remote clients are at their sites: theirs are what the plan allows at most.
+    """
+    if federation.remote_pool is not None and config.noise is not None:
+        return planned_ledgers(config, federation.ctx.num_classes, federation.ctx.client_sizes)
     return {client.id: client.state[LEDGER_KEY] for client in federation.state.clients if LEDGER_KEY in client.state}
 
 

@@ -17,6 +17,7 @@ from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
+from fedmosaic_cli.federation.usage_limits import UsageLimits
 from fedmosaic_cli.runner.events import RunFinished
 from fedmosaic_cli.runner.experiment import run_experiment
 from fedmosaic_cli.runner.prepare import load_and_partition
@@ -26,7 +27,8 @@ from fedmosaic_cli.storage.shards import ShardSet
 
 CPU = torch.device("cpu")
 NUM_CLIENTS = 3
-ALLOW_MODELS = SitePolicy("models")
+NO_LIMITS = UsageLimits(max_runs=10**6, max_steps=10**9)
+ALLOW_MODELS = SitePolicy("models", metrics="exact-unprotected")
 
 
 def export_shards(folder: Path, clients: int = NUM_CLIENTS, **settings) -> ShardSet:
@@ -53,7 +55,10 @@ class Sites:
     """Implements `federation.transport.Transport`. `change_response(client, request, response)` may replace a response,
     or return None for a timeout."""
 
-    def __init__(self, shards: ShardSet, folder: Path, policy: SitePolicy = ALLOW_MODELS) -> None:
+    def __init__(
+        self, shards: ShardSet, folder: Path, policy: SitePolicy = ALLOW_MODELS, limits: UsageLimits = NO_LIMITS
+    ) -> None:
+        self.limits = limits
         self.shards = shards
         self.folder = folder
         self.policy = policy
@@ -63,7 +68,15 @@ class Sites:
 
     def site(self, client: int) -> Site:
         shard = load_site_shard(self.shards.path / f"client-{client:03d}.npz")
-        return Site(shard, self.folder / f"site-{client}", CPU, DataDirs(self.folder), self.policy)
+        return Site(
+            shard,
+            self.folder / f"site-{client}",
+            CPU,
+            DataDirs(self.folder),
+            self.policy,
+            limits=self.limits,
+            anchor_dir=self.folder / "anchors",
+        )
 
     def restart(self, client: int) -> None:
         """Restart a site as after a crash: only its disk remains."""

@@ -142,7 +142,9 @@ def test_a_coordinator_that_is_killed_in_the_last_round_resumes(kind, all_shards
     assert_equal_runs(run(config, shards, tmp_path / "run", sites), run(config, shards, tmp_path / "local"))
 
 
-def test_a_client_that_diverges_after_the_last_round_stops_the_run_or_is_skipped(all_shards, tmp_path, monkeypatch):
+def test_a_client_that_diverges_after_the_last_round_stops_a_simulation_or_is_skipped(
+    all_shards, tmp_path, monkeypatch
+):
     finalize = FedAvgFT.finalize
 
     def diverge(method, client, received, ctx):
@@ -152,9 +154,10 @@ def test_a_client_that_diverges_after_the_last_round_stops_the_run_or_is_skipped
 
     monkeypatch.setattr(FedAvgFT, "finalize", diverge)
     shards, config = prepare("fedavgft", all_shards, tmp_path)
-    for name, sites in (("local", None), ("remote", Sites(shards, tmp_path))):
-        with pytest.raises(RunFailedError, match="client 1 diverged in round 4 of fedavgft"):
-            run(config, shards, tmp_path / f"stop-{name}", sites)
+    with pytest.raises(RunFailedError, match="client 1 diverged in round 4 of fedavgft"):
+        run(config, shards, tmp_path / "stop", None)
+    remote = run(config, shards, tmp_path / "go-on", Sites(shards, tmp_path))
+    assert [row.get("unexamined") for row in remote.read_rounds()[-3:]] == [None, "diverged: its model", None]
     shards, config = prepare("fedavgft", all_shards, tmp_path, "train.on_nan=skip")
     local = run(config, shards, tmp_path / "local")
     assert_equal_runs(run(config, shards, tmp_path / "remote", Sites(shards, tmp_path / "other")), local)

@@ -56,7 +56,7 @@ def compare_run_with_local(
     label: str, files: RunDirectory, summary: dict[str, Any], test_sizes: Sequence[int], data_dirs: DataDirs
 ) -> LocalComparison | MissingLocalBaseline | None:
     """Compare a run with the Local run in the default directory; return None for methods that share no labels."""
-    if not method_info(summary["method"]).shares_labels:
+    if not method_info(summary["method"]).shares_labels or summary.get("unreported"):
         return None
     try:
         local = find_local_baseline(RecordedRun(files, summary), [], None, "test", data_dirs)

@@ -154,4 +154,5 @@ def execution_text(event: RunStarted) -> str:
 
 def round_metrics_text(event: RoundCompleted, accuracy_name: str = "accuracy") -> str:
     trust = "" if event.mean_trust is None else f"  lambda {event.mean_trust:.3f}"
-    return f"{accuracy_name} {100 * event.mean_accuracy:.2f}%{trust}"
+    accuracy = "withheld" if event.mean_accuracy is None else f"{100 * event.mean_accuracy:.2f}%"
+    return f"{accuracy_name} {accuracy}{trust}"

@@ -32,7 +32,8 @@ def print_results(
         table.add_column(heading, justify="right")
     for run, summary in finished:
         accuracy = summary["accuracy"]
-        numbers = [f"{100 * accuracy[key]:.2f}" for key in ("client_mean", "sample_weighted", "worst")]
+        keys = ("client_mean", "sample_weighted", "worst")
+        numbers = ["withheld" if accuracy.get(key) is None else f"{100 * accuracy[key]:.2f}" for key in keys]
         bits = [summary["bits"][direction] for direction in ("up", "down")]
         traffic = ["raw data" if number is None else f"{number / 8000:.1f}" for number in bits]
         table.add_row(str(run.files.path), *numbers, *traffic)
@@ -50,7 +51,7 @@ def print_results(
         print_certificates(run.label, summary)
     if options.verbose:
         for run, summary in finished:
-            accuracies = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"])
+            accuracies = " ".join(f"{100 * value:.1f}" for value in summary["accuracy"]["per_client"] or ())
             print_stdout(f"{run.label}: {accuracies}")
     if not options.quiet:
         print_stdout("accuracy: mean over clients, each on its own test data, last round")

@@ -104,7 +104,7 @@ def sparkline_lines(progress: RunProgress, console: Console) -> list[Text]:
     """Render accuracy and lambda over the rounds, with the first and the last value."""
     symbols = BLOCK_SYMBOLS if console.encoding.lower().startswith("utf") else ASCII_SYMBOLS
     width = max(MIN_WIDTH, min(MAX_SPARKLINE_WIDTH, console.width - CURVE_TEXT_WIDTH))
-    accuracies = [100 * accuracy for _, accuracy, _ in progress.history]
+    accuracies = [100 * accuracy for _, accuracy, _ in progress.history if accuracy is not None]
     trusts = [trust for _, _, trust in progress.history if trust is not None]
     lines = []
     for name, values, number_format, unit in (("accuracy", accuracies, ".2f", " %"), ("lambda", trusts, ".3f", "")):

@@ -24,8 +24,8 @@ SEEDED_NOISE_NOTE = (
     "formulas hold up to its last digits"
 )
 SYSTEM_NOISE_NOTE = (
-    "drawn by every site from its operating system, and kept by nobody; in floating point, so the formulas hold up to "
-    "its last digits; accuracies and losses told for the log, and class counts in the manifest, have no noise"
+    "drawn by every site from its operating system, and not stored; in floating point, so the formulas hold up to its "
+    "last digits; class counts in the manifest have no noise, nor have metrics, unless sites withhold them"
 )
 RANDOMISED_LABELS = "randomised labels"
 """Instead of a rating, for methods that claim no privacy."""

@@ -1,0 +1,361 @@
+"""What leaves a site: a coordinator cannot reconstruct examples, and a privacy budget covers every value."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+from scipy.special import logsumexp
+
+from fedmosaic_cli import __version__
+from fedmosaic_cli.errors import RunStateError
+from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.egress import EgressFilter, rounded_metric
+from fedmosaic_cli.federation.policy import SitePolicy
+from fedmosaic_cli.federation.privacy_ledger import PrivacyLedger
+from fedmosaic_cli.federation.protocol import Request, Response
+from fedmosaic_cli.federation.usage_limits import UsageLimits, UsageRecord
+from fedmosaic_cli.labels.privacy.accounting import Release
+from fedmosaic_cli.runner.build import build_site_federation
+from tests.federation.sites import CPU, Sites, export_shards, make_config, run
+from tests.federation.test_losses import is_request
+
+ATTACK = (
+    *("train.rounds=2", "train.local_steps=1", "train.batch_size=1", "train.lr=1e-30", "model.hidden=[]"),
+    "methods.fedct.warmup_rounds=2",
+)
+NO_MINIMA = {"min_batch_size": 1, "min_examples": 1, "min_lr": 0.0}
+NOISE = ("privacy.labels=krr", "privacy.epsilon=0.5", "privacy.delta=0.1")
+NUM_PLANS = 110
+BUDGET = SitePolicy("labels", max_epsilon=8)
+FRUGAL = ("train.rounds=2", "privacy.labels=krr", "privacy.epsilon=4")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return export_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="module")
+def tiny_shards(tmp_path_factory):
+    """Shards whose clients have two training examples, so that few plans are wasted on the other example."""
+    return export_shards(
+        tmp_path_factory.mktemp("tiny"), examples_per_client=2, test_examples_per_client=20, public_alpha=None
+    )
+
+
+def request_site(site, header, parts=None):
+    return Response.decode(site.handle_request(Request(header, parts or {}).encode())).header
+
+
+def run_id(config):
+    return f"toy/{config.method.variant}/seed-{config.seed}/0123456789abcdef"
+
+
+def join(site, config):
+    plan = {"version": __version__, "config": config.to_dict(), "shards": site.shard.shards.digest}
+    return request_site(site, {"kind": protocol.JOIN, "run": run_id(config), **plan})
+
+
+def local_round(site, config, number=1):
+    return request_site(site, {"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": number})
+
+
+def known_model(site, config):
+    """Return what the coordinator knows of a plan: the initial linear model, and the first example of the round."""
+    shard = site.shard
+    blank = replace(shard.dataset, images=np.zeros_like(shard.dataset.images))
+    federation = build_site_federation(
+        config, blank, shard.partition, shard.client_train_sizes, shard.shards.digest, CPU
+    )
+    client = federation.state.clients[0]
+    client.begin_round(1)
+    model = client.initial_model
+    first = client._private_batches("private")[0]
+    return model["head.weight"].double().numpy(), model["head.bias"].double().numpy(), first.tolist()
+
+
+def attack_error(site, shards, folder, *more):
+    """Return the mean pixel error of the coordinator's reconstruction of an example; inf if it learns no loss."""
+    shard = site.shard
+    index = shard.partition.shards[0].train[0]
+    image = shard.dataset.images[index].reshape(-1) / 127.5 - 1
+    label = int(shard.dataset.labels[index])
+    observed = []
+    for seed in range(4 * NUM_PLANS):
+        config = make_config(shards, "fedct", folder, *ATTACK, *more, seed=seed)
+        weight, bias, first = known_model(site, config)
+        if first != [0]:
+            continue
+        if join(site, config)["kind"] == protocol.ERROR:
+            break
+        loss = local_round(site, config).get("notes", {}).get("loss_private")
+        if loss is None:
+            break
+        observed.append((weight, bias, loss))
+        if len(observed) == NUM_PLANS:
+            break
+    if not observed:
+        return math.inf
+    weights, biases, losses = (np.stack(values) for values in zip(*observed, strict=True))
+
+    def residuals(pixels):
+        logits = weights @ pixels + biases
+        return logsumexp(logits, axis=1) - logits[:, label] - losses
+
+    guess = least_squares(residuals, np.zeros(len(image)), bounds=(-1.001, 1.001)).x
+    return float(np.abs(guess - image).mean())
+
+
+def test_a_coordinator_reconstructs_an_image_from_unprotected_metrics(tiny_shards, tmp_path):
+    site = Sites(tiny_shards, tmp_path, SitePolicy(metrics="exact-unprotected")).sites[0]
+    assert attack_error(site, tiny_shards, tmp_path) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("policy", "noise"),
+    [
+        (SitePolicy(), ()),
+        (SitePolicy("predictions"), ()),
+        (SitePolicy("models"), ()),
+        (SitePolicy(metrics="withheld"), ()),
+        (SitePolicy(metrics="withheld", **NO_MINIMA), ()),
+        (SitePolicy(max_epsilon=0.5, delta=0.1, **NO_MINIMA), NOISE),
+        (SitePolicy(max_epsilon=0.5, metrics="exact-unprotected", delta=0.1, **NO_MINIMA), NOISE),
+    ],
+    ids=["default", "predictions", "models", "withheld", "withheld, no minima", "budget", "budget and exact"],
+)
+def test_no_policy_with_protection_tells_a_loss_of_one_example(policy, noise, tiny_shards, tmp_path):
+    site = Sites(tiny_shards, tmp_path, policy).sites[0]
+    assert attack_error(site, tiny_shards, tmp_path, *noise) == math.inf
+
+
+def test_rounding_and_a_limit_of_runs_protect_without_the_minima_of_a_plan(tiny_shards, tmp_path):
+    sites = Sites(tiny_shards, tmp_path, SitePolicy(**NO_MINIMA), UsageLimits())
+    assert attack_error(sites.sites[0], tiny_shards, tmp_path) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("train.batch_size=4", "train.batch_size is 4, and this site requires 8"),
+        ("train.lr=1e-9", "train.lr is 1e-09, and this site requires 1e-06"),
+        ("train.local_steps=1", "train.local_steps times train.batch_size is 8"),
+    ],
+)
+def test_plans_below_a_minimum_are_refused(assignment, words, shards, tmp_path):
+    site = Sites(shards, tmp_path, SitePolicy()).sites[0]
+    config = make_config(shards, "fedmosaic", tmp_path, "train.batch_size=8", assignment)
+    assert words in join(site, config)["text"]
+    assert not list(tmp_path.rglob("plan.json"))
+
+
+def test_with_a_budget_responses_do_not_depend_on_data(shards, tmp_path):
+    """Two sites with different examples send the same bytes but for labels, which have noise."""
+    responses = []
+    for name, change in (("one", lambda images: images), ("other", lambda images: images[::-1].copy())):
+        site = Sites(shards, tmp_path / name, BUDGET).sites[0]
+        site.shard = replace(site.shard, dataset=replace(site.shard.dataset, images=change(site.shard.dataset.images)))
+        config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+        headers = [join(site, config), *(local_round(site, config, number) for number in (1, 2))]
+        headers.append(request_site(site, {"kind": protocol.FINISH, "run": run_id(config), "round": 2}))
+        responses.append(headers)
+    assert responses[0] == responses[1]
+    assert all(header["withheld"] for header in responses[0])
+    assert [header["kind"] for header in responses[0]] == ["join", "turn", "turn", "finish"]
+
+
+def test_with_a_budget_a_diverged_client_sends_labels_like_any_other(shards, tmp_path, monkeypatch):
+    site = Sites(shards, tmp_path, BUDGET).sites[0]
+    config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+    expected = [join(site, config), local_round(site, config, 1)]
+    other = Sites(shards, tmp_path / "other", BUDGET).sites[0]
+    join(other, config)
+    client = other._current_run.client
+    monkeypatch.setattr(type(client), "require_finite", diverge_once(client))
+    data = other.handle_request(Request({"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": 1}).encode())
+    response = Response.decode(data)
+    assert response.header == expected[1]
+    assert set(response.parts) == {"opinion"}
+
+
+def diverge_once(client):
+    from fedmosaic_cli.errors import DivergenceError
+
+    def require_finite(self, values, what="state"):
+        raise DivergenceError(self.id, self.round, what)
+
+    return require_finite
+
+
+def test_a_budget_holds_over_all_runs_and_restarts(shards, tmp_path):
+    sites = Sites(shards, tmp_path, BUDGET)
+    answers = []
+    for seed in range(4):
+        config = make_config(shards, "fedct", tmp_path, *FRUGAL, seed=seed)
+        answers.append(join(sites.sites[0], config))
+        if answers[-1]["kind"] == "join":
+            for number in (1, 2):
+                assert local_round(sites.sites[0], config, number)["kind"] == "turn"
+        sites.restart(0)
+    kinds = [answer["kind"] for answer in answers]
+    assert kinds[0] == "join"
+    assert kinds[-1] == "error"
+    assert "earlier runs included, and this site allows 8 (--max-epsilon)" in answers[-1]["text"]
+    assert sites.sites[0].ledger.total_epsilon(1e-5) <= 8
+
+
+def test_an_older_copy_of_a_site_directory_is_refused(shards, tmp_path):
+    sites = Sites(shards, tmp_path, BUDGET)
+    config = make_config(shards, "fedct", tmp_path, *FRUGAL)
+    join(sites.sites[0], config)
+    local_round(sites.sites[0], config, 1)
+    ledger = tmp_path / "site-0" / "privacy-ledger.jsonl"
+    old = ledger.read_bytes()
+    local_round(sites.sites[0], config, 2)
+    ledger.write_bytes(old)
+    sites.restart(0)
+    with pytest.raises(RunStateError, match="restore the newest copy of the site's directory"):
+        _ = sites.sites[0].ledger
+    again = make_config(shards, "fedct", tmp_path, *FRUGAL, seed=1)
+    assert join(sites.sites[0], again)["kind"] == "error"
+
+
+def test_a_second_site_with_the_same_data_is_refused_on_this_machine(shards, tmp_path):
+    sites = Sites(shards, tmp_path, BUDGET)
+    config = make_config(shards, "fedct", tmp_path, *FRUGAL)
+    join(sites.sites[0], config)
+    local_round(sites.sites[0], config, 1)
+    second = replace(sites.sites[0], folder=tmp_path / "second", _current_run=None)
+    assert join(second, make_config(shards, "fedct", tmp_path, *FRUGAL, seed=1))["kind"] == "error"
+
+
+@pytest.mark.parametrize("damage", ["change", "remove", "not json"])
+def test_a_damaged_privacy_ledger_is_refused(damage, tmp_path):
+    path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
+    ledger = PrivacyLedger(path, "data", anchors)
+    for number in (1, 2, 3):
+        ledger.record("run", [Release(number, "krr", 60, epsilon=0.1)])
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "change":
+        lines[1] = lines[1].replace(b'"count":60', b'"count":1')
+    elif damage == "remove":
+        del lines[1]
+    else:
+        lines[2] = b"{\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(RunStateError):
+        PrivacyLedger(path, "data", anchors)
+
+
+def test_a_ledger_survives_a_crash_in_the_middle_of_a_line(tmp_path):
+    path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
+    ledger = PrivacyLedger(path, "data", anchors)
+    ledger.record("run", [Release(1, "krr", 60, epsilon=0.1)])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    again = PrivacyLedger(path, "data", anchors)
+    assert again.num_entries == 1
+    again.record("run", [Release(2, "krr", 60, epsilon=0.1)])
+    assert PrivacyLedger(path, "data", anchors).num_entries == 2
+
+
+def test_a_rejoin_with_another_plan_is_refused(shards, tmp_path):
+    site = Sites(shards, tmp_path).sites[0]
+    assert join(site, make_config(shards, "fedct", tmp_path))["kind"] == "join"
+    assert (
+        "differs from the one that this site joined"
+        in join(site, make_config(shards, "fedct", tmp_path, "train.lr=0.5"))["text"]
+    )
+    assert join(site, make_config(shards, "fedct", tmp_path, "train.rounds=6"))["kind"] == "join"
+
+
+def test_a_round_is_evaluated_with_a_limited_number_of_messages(shards, tmp_path):
+    """Otherwise a coordinator could evaluate any model on the site's test data."""
+    sites = Sites(shards, tmp_path)
+    config = make_config(shards, "fedavg", tmp_path)
+    run(config, shards, tmp_path / "run", sites)
+    request = next(data for client, data, _ in sites.exchanges if client == 0 and is_request(data, "exam", 4))
+    site = sites.site(0)
+    assert site.handle_request(request)
+    header = {"kind": protocol.EVALUATE, "run": Request.decode(request).header["run"], "round": 3}
+    assert "rounds are evaluated in order" in request_site(site, header)["text"]
+
+
+def test_daily_limits_survive_restarts_and_a_clock_that_is_set_back(tmp_path):
+    day = ["2026-05-02"]
+    limits = UsageLimits(max_runs=2, max_steps=100)
+
+    def record():
+        return UsageRecord(tmp_path / "usage.json", limits, lambda: day[0])
+
+    record().require_run("a", tmp_path)
+    record().require_run("a", tmp_path)
+    with pytest.raises(Exception, match=r"2 runs per day \(max_runs_per_day"):
+        record().require_run("a", tmp_path)
+    record().require_run("b", tmp_path)
+    day[0] = "2026-05-01"
+    with pytest.raises(Exception, match="2 runs per day"):
+        record().require_run("a", tmp_path)
+    day[0] = "2026-05-03"
+    record().require_run("a", tmp_path)
+    record().require_steps("a", 90)
+    with pytest.raises(Exception, match="100 steps per day"):
+        record().require_steps("a", 11)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.12345, 0.12),
+        (0.999, 1.0),
+        (12.345, 12.0),
+        (123.4, 120.0),
+        (-0.005001, -0.01),
+        (3, 3),
+        (1234, 1200),
+        (None, None),
+    ],
+)
+def test_rounded_metrics_have_two_digits(value, expected):
+    assert rounded_metric(value) == expected
+
+
+def test_every_field_of_a_response_needs_a_rule():
+    egress = EgressFilter(SitePolicy(), 100, 100)
+    with pytest.raises(ValueError, match="no rule for the field 'secret'"):
+        egress.filter_header({"kind": "turn", "secret": 1})
+
+
+def test_metrics_of_few_examples_are_withheld():
+    egress = EgressFilter(SitePolicy(), num_train=100, num_test=19, num_validation=19)
+    assert egress.filter_header({"mark": {"accuracy": 0.5, "loss": 1.0}}) == {"mark": None, "withheld": True}
+    egress = EgressFilter(SitePolicy(), num_train=100, num_test=20, num_validation=19)
+    metrics = {"accuracy": 0.512, "loss": 1.0, "val_accuracy": 0.4}
+    assert egress.filter_header({"mark": metrics}) == {"mark": {"accuracy": 0.51, "loss": 1.0}}
+
+
+def test_a_run_with_withheld_metrics_finishes_and_says_so(shards, tmp_path):
+    config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+    files = run(config, shards, tmp_path / "run", Sites(shards, tmp_path, BUDGET))
+    summary = files.read_summary()
+    assert summary["accuracy"] == {"client_mean": None, "per_client": None}
+    assert summary["unreported"] == [0, 1, 2]
+    assert all(row["accuracy"] is None and row["withheld"] == 1 for row in files.read_rounds())
+    assert summary["models"] == {}, "a digest of a model depends on the data"
+    stored = json.loads((tmp_path / "site-0").glob("runs/**/evaluation.json").__next__().read_text())
+    assert stored["round"] == 2, "the site has its evaluation"
+
+
+def test_labels_and_models_at_sites_equal_those_of_a_simulation_and_metrics_after_rounding(shards, tmp_path):
+    config = make_config(shards, "fedmosaic", tmp_path, "train.local_steps=20")
+    sites = Sites(shards, tmp_path, SitePolicy(min_examples=1))
+    remote, local = (run(config, shards, tmp_path / name, of) for name, of in (("run", sites), ("local", None)))
+    assert remote.read_summary()["models"] == local.read_summary()["models"]
+    own = {"lambda", "loss_private", "loss_public", "accuracy", "test_loss", "agreement", "public_share"}
+    for there, here in zip(remote.read_rounds(), local.read_rounds(), strict=True):
+        assert there == {key: rounded_metric(value) if key in own else value for key, value in here.items()}
