@@ -29,7 +29,7 @@ class SitePolicy:
     sharing: UploadLevel = "labels"
     max_epsilon: float | None = None
 
-    def check_config(self, config: RunConfig, num_examples: int) -> None:
+    def check_config(self, config: RunConfig, num_examples: int, num_classes: int | None = None) -> None:
         """Raise `RequestError` if a run uploads or spends more than a site with `num_examples` allows."""
         allowed = UPLOAD_LEVELS[: UPLOAD_LEVELS.index(self.sharing) + 1]
         if any(part.level not in allowed for part in config.method.uploads.values()):
@@ -39,7 +39,7 @@ class SitePolicy:
                 "(--allow-upload): agree on another method, or allow more"
             )
         if self.max_epsilon is not None:
-            self._check_privacy(config, self.max_epsilon, num_examples)
+            self._check_privacy(config, self.max_epsilon, num_examples, num_classes)
 
     def limited_config(self, config: RunConfig) -> RunConfig:
         """Return the configuration with this site's epsilon as its limit, so that each round checks it."""
@@ -48,9 +48,8 @@ class SitePolicy:
         limit = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
         return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": limit}))
 
-    def _check_privacy(self, config: RunConfig, max_epsilon: float, num_examples: int) -> None:
-        noise = config.noise
-        total = None if noise is None else noise.planned_epsilon(config.num_exchanges, config.data.public_size or 0)
+    def _check_privacy(self, config: RunConfig, max_epsilon: float, num_examples: int, num_classes: int | None) -> None:
+        noise, total = config.noise, config.planned_epsilon(num_classes)
         if noise is None or total is None or total > max_epsilon:
             planned = "no noise" if total is None else f"a total epsilon of {total:.6g}"
             raise RequestError(

@@ -320,8 +320,9 @@ class Site:
             )
         if config.data != self.shard.shards.partition.settings:
             raise RequestError("the plan describes other data than this site's shards (data): use these shards")
-        config.check_privacy_budget()
-        self.policy.check_config(config, len(self.shard.partition.shards[0].train))
+        num_classes = len(self.shard.shards.manifest["class_names"])
+        config.check_privacy_budget(num_classes)
+        self.policy.check_config(config, len(self.shard.partition.shards[0].train), num_classes)
         return config
 
     def _run_folder(self, header: Mapping[str, Any]) -> Path:
