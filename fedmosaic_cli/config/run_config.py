@@ -164,12 +164,16 @@ class RunConfig:
             getattr(self.method, "claims_privacy", True),
         )
 
-    def check_privacy_budget(self) -> None:
+    def planned_epsilon(self, num_classes: int | None = None) -> float | None:
+        """Return the total epsilon of a client that takes part in all exchanges; None without noise."""
+        if self.noise is None:
+            return None
+        return self.noise.planned_epsilon(self.num_exchanges, self.data.public_size or 0, num_classes)
+
+    def check_privacy_budget(self, num_classes: int | None = None) -> None:
         """Raise RequestError if the run would spend more than its privacy budget."""
-        if self.noise is not None:
-            require_planned_budget(
-                self.noise, self.noise.planned_epsilon(self.num_exchanges, self.data.public_size or 0)
-            )
+        if self.noise is not None and self.noise.max_epsilon is not None:
+            require_planned_budget(self.noise, self.planned_epsilon(num_classes) or 0.0)
 
     def message_sections(self) -> list[tuple[str, ConfigSection]]:
         """Return the sections about label uploads that differ from their defaults."""

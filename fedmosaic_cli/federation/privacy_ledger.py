@@ -37,15 +37,17 @@ class PrivacyLedger:
     Args:
         path: The ledger's file.
         data_digest: Digest of the data that new releases are about.
+        num_classes: Number of classes of this data.
         anchor_dir: Where the last entry is recorded a second time.
 
     Raises:
         RunStateError: The file is damaged, or older than the record of its last entry.
     """
 
-    def __init__(self, path: Path, data_digest: str, anchor_dir: Path) -> None:
+    def __init__(self, path: Path, data_digest: str, num_classes: int, anchor_dir: Path) -> None:
         self._path = path
         self._data_digest = data_digest
+        self._num_classes = num_classes
         self._anchor_path = anchor_dir / f"{data_digest}.json"
         self._last_digest = FIRST_DIGEST
         self._num_entries = 0
@@ -58,14 +60,18 @@ class PrivacyLedger:
         return self._num_entries
 
     def total_epsilon(self, delta: float, more: Iterable[Release] = ()) -> float:
-        """Return the total epsilon of all releases, and of `more`."""
-        return total_epsilon([*self._releases, *more], delta)
+        """Return the total epsilon of all releases, and of `more`.
+
+        Labels of fewer classes cost more, so those of all data count as the ones with the fewest classes.
+        """
+        return total_epsilon([*self._releases, *more], delta, self._num_classes)
 
     def record(self, run_id: str, releases: Iterable[Release]) -> None:
         """Append the releases of a message. When this returns, they are on disk."""
         new = list(releases)
         entry = {
             "data": self._data_digest,
+            "classes": self._num_classes,
             "run": run_id,
             "releases": [release.to_dict() for release in new],
             "previous": self._last_digest,
@@ -75,7 +81,7 @@ class PrivacyLedger:
         append_bytes(self._path, line)
         syscalls.fsync(self._path)
         syscalls.fsync(self._path.parent)
-        self._accept(line, new)
+        self._accept(line, new, self._num_classes)
         self._write_anchor()
 
     def _read(self) -> None:
@@ -92,14 +98,16 @@ class PrivacyLedger:
             try:
                 entry: Any = json.loads(line)
                 releases = [Release.from_dict(release) for release in entry["releases"]]
+                num_classes = int(entry["classes"])
                 is_valid = entry["previous"] == self._last_digest
             except (KeyError, TypeError, ValueError):
-                is_valid, releases = False, []
+                is_valid, releases, num_classes = False, [], 0
             if not is_valid:
                 raise RunStateError(f"line {number} of the privacy ledger is damaged ({self._path}): restore the file")
-            self._accept(line, releases)
+            self._accept(line, releases, num_classes)
 
-    def _accept(self, line: bytes, releases: list[Release]) -> None:
+    def _accept(self, line: bytes, releases: list[Release], num_classes: int) -> None:
+        self._num_classes = min(self._num_classes, num_classes)
         self._last_digest = sha256(line)
         self._num_entries += 1
         self._releases += releases

@@ -176,7 +176,8 @@ class Site:
     @cached_property
     def ledger(self) -> PrivacyLedger:
         """All releases of this site, over all runs."""
-        return PrivacyLedger(self.folder / LEDGER_FILE, self.shard.private_digest, self.anchor_dir)
+        num_classes = len(self.shard.dataset.class_names)
+        return PrivacyLedger(self.folder / LEDGER_FILE, self.shard.private_digest, num_classes, self.anchor_dir)
 
     @cached_property
     def usage(self) -> UsageRecord:
@@ -458,7 +459,7 @@ class Site:
             )
         if config.data != self.shard.shards.partition.settings:
             raise RequestError("the plan describes other data than this site's shards (data): use these shards")
-        config.check_privacy_budget()
+        config.check_privacy_budget(len(self.shard.dataset.class_names))
         self.policy.check_config(config, len(self.shard.partition.shards[0].train))
         return config
 

@@ -11,6 +11,7 @@ from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import RunConfig, data_fingerprint, require_safe_name, resolve_run_config
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.data.datasets import find_dataset_source
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.runner.prepare import run_directory
@@ -116,8 +117,16 @@ def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
     ]
     runs, skipped = select_compatible_runs(runs, request.optional_methods)
     for run in runs:
-        run.config.check_privacy_budget()
+        run.config.check_privacy_budget(known_num_classes(run.config, request.shards))
     return RunPlan(request, layers, runs, skipped)
+
+
+def known_num_classes(config: RunConfig, shards: ShardSet | None) -> int | None:
+    """Return the number of classes if it is known before the data is loaded."""
+    if shards is not None:
+        return len(shards.manifest["class_names"])
+    info = find_dataset_source(config.data.dataset).info
+    return None if info is None else info.num_classes
 
 
 def build_config_layers(request: RunRequest, preset: Preset | None) -> tuple[ConfigLayers, str]:

@@ -328,12 +328,13 @@ def test_a_site_refuses_rounds_beyond_the_plan(shards, tmp_path):
 
 
 def test_spent_epsilon_counts_when_a_run_is_extended(shards, tmp_path):
-    site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=8)).sites[0]
     config = make_config(shards, "fedct", tmp_path, *SPARING)
+    limit = 1.01 * config.planned_epsilon(len(shards.manifest["class_names"]))
+    site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=limit)).sites[0]
     join(site, config)
     assert [local_round(site, config, number)["kind"] for number in (1, 2)] == ["turn", "turn"]
     assert join(site, make_config(shards, "fedct", tmp_path, *SPARING, "train.rounds=40"))["kind"] == "join"
-    assert "above the limit of 8" in local_round(site, config, 3)["text"]
+    assert f"above the limit of {limit:g}" in local_round(site, config, 3)["text"]
 
 
 @pytest.mark.parametrize(

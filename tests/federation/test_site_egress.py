@@ -237,7 +237,7 @@ def test_a_second_site_with_the_same_data_is_refused_on_this_machine(shards, tmp
 @pytest.mark.parametrize("damage", ["change", "remove", "not json"])
 def test_a_damaged_privacy_ledger_is_refused(damage, tmp_path):
     path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
-    ledger = PrivacyLedger(path, "data", anchors)
+    ledger = PrivacyLedger(path, "data", 10, anchors)
     for number in (1, 2, 3):
         ledger.record("run", [Release(number, "krr", 60, epsilon=0.1)])
     lines = path.read_bytes().splitlines(keepends=True)
@@ -249,19 +249,19 @@ def test_a_damaged_privacy_ledger_is_refused(damage, tmp_path):
         lines[2] = b"{\n"
     path.write_bytes(b"".join(lines))
     with pytest.raises(RunStateError):
-        PrivacyLedger(path, "data", anchors)
+        PrivacyLedger(path, "data", 10, anchors)
 
 
 def test_a_ledger_survives_a_crash_in_the_middle_of_a_line(tmp_path):
     path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
-    ledger = PrivacyLedger(path, "data", anchors)
+    ledger = PrivacyLedger(path, "data", 10, anchors)
     ledger.record("run", [Release(1, "krr", 60, epsilon=0.1)])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:20])
-    again = PrivacyLedger(path, "data", anchors)
+    again = PrivacyLedger(path, "data", 10, anchors)
     assert again.num_entries == 1
     again.record("run", [Release(2, "krr", 60, epsilon=0.1)])
-    assert PrivacyLedger(path, "data", anchors).num_entries == 2
+    assert PrivacyLedger(path, "data", 10, anchors).num_entries == 2
 
 
 def test_a_rejoin_with_another_plan_is_refused(shards, tmp_path):

@@ -22,14 +22,20 @@ from fedmosaic_cli.report.paper_tables import overview_table
 
 
 def noise(**settings):
-    """Return the privacy sections of a summary for ten rounds and thirty public examples."""
+    """Return the privacy sections of a summary for ten rounds and thirty public examples.
+
+    The total is the budget, as in runs of version 0.1.0.
+    """
     chosen = PrivacySettings(**{"labels": "krr", **settings})
     resolved = resolve_noise(chosen, 30, 10, "entropy")
     ledger = [
         each for number in range(1, 11) for each in resolved.round_releases(number, 40, 30, 2.0, is_first=number == 1)
     ]
     return {
-        "privacy": spent_privacy_report(resolved, {0: ledger, 1: []}, 10),
+        "privacy": {
+            **spent_privacy_report(resolved, {0: ledger, 1: []}, 10),
+            **({} if chosen.epsilon is None else {"total_epsilon": chosen.epsilon}),
+        },
         "privacy_settings": chosen.model_dump(mode="json"),
     }
 

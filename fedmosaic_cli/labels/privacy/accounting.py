@@ -1,8 +1,10 @@
 """Privacy accounting: the releases of a client and their total epsilon.
 
-Gaussian releases alone use the exact privacy curve. With label releases, all costs are added as zero-concentrated
-differential privacy (zCDP; Bun and Steinke, 2016) and converted to epsilon (Canonne, Kamath and Steinke, 2020). There
-is no amplification by subsampling, because the participating clients are public.
+Gaussian releases alone use the exact privacy curve, labels the exact distribution of their privacy loss
+(`composition.py`). There is no amplification by subsampling, because the participating clients are public.
+
+Noise for a given budget is calibrated by a simpler bound: all costs are added as zero-concentrated differential privacy
+(zCDP; Bun and Steinke, 2016) and converted to epsilon (Canonne, Kamath and Steinke, 2020). The exact total is lower.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from fedmosaic_cli.labels.privacy.mechanisms import CHANGED_BITS_PER_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,27 +126,63 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return max(0.0, min(float(minimum.fun), epsilon_at(middle)))
 
 
-def total_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The total epsilon of a client's releases; infinite if one of them has no noise.
+def total_epsilon(releases: Iterable[Release], delta: float, num_classes: int | None = None) -> float:
+    """The total epsilon of a client's releases.
 
-    With delta 0 it is the sum of the epsilons of all labels; Gaussian noise has no such bound.
+    Args:
+        releases: All releases of the client.
+        delta: Delta of the guarantee. With 0 the total is the sum of the epsilons of all labels; Gaussian noise has no
+            such bound.
+        num_classes: Number of classes of labels with randomised response (`krr`). If it is unknown, the labels count as
+            the worst mechanism with their epsilon.
+
+    Returns:
+        The exact total, rounded up; infinite if a release has no noise.
     """
-    kinds: Counter[tuple[float | None, float | None]] = Counter()
-    for release in releases:
-        kinds[release.epsilon, release.mu] += release.count
-    # Exact sums do not depend on the order of the releases.
-    squares = math.fsum(count * mu * mu for (_, mu), count in kinds.items() if mu is not None)
-    labels = {epsilon: count for (epsilon, mu), count in kinds.items() if epsilon is not None and mu is None}
-    pure = math.fsum(count * epsilon for epsilon, count in labels.items())
+    from fedmosaic_cli.labels.privacy.composition import Responses, composed_epsilon
+
+    merged = merge_releases(releases)
+    bound = zcdp_total_epsilon(merged, delta)
+    responses: Counter[tuple[float, int]] = Counter()
+    for release in merged:
+        if release.epsilon and release.mu is None:
+            # A label as one-hot bits is two answers to a yes-or-no question, each with half of the epsilon.
+            bits = CHANGED_BITS_PER_LABEL if release.mechanism == "xor" else 1
+            num_answers = max(num_classes or 2, 2) if release.mechanism == "krr" else 2
+            responses[release.epsilon / bits, num_answers] += bits * release.count
+    if not delta or not responses or math.isinf(bound):
+        return bound
+    groups = sorted(Responses(epsilon, num_answers, count) for (epsilon, num_answers), count in responses.items())
+    return min(bound, composed_epsilon(tuple(groups), math.sqrt(sum_of_squares(merged)), delta))
+
+
+def zcdp_total_epsilon(releases: Iterable[Release], delta: float) -> float:
+    """An upper bound of the total epsilon by zCDP, for labels of any mechanism; exact for Gaussian releases alone."""
+    merged = merge_releases(releases)
+    labels = [release for release in merged if release.epsilon is not None and release.mu is None]
+    squares = sum_of_squares(merged)
+    pure = math.fsum(release.pure_epsilon or 0.0 for release in labels)
     if math.isinf(squares) or math.isinf(pure):
         return math.inf
     if not delta:
         return math.inf if squares else pure
     if not labels:
         return gaussian_epsilon(math.sqrt(squares), delta)
-    rho = squares / 2 + math.fsum(count * pure_dp_rho(epsilon) for epsilon, count in labels.items())
-    total = zcdp_epsilon(rho, delta)
+    total = zcdp_epsilon(squares / 2 + math.fsum(release.rho for release in labels), delta)
     return total if squares else min(total, pure)
+
+
+def merge_releases(releases: Iterable[Release]) -> list[Release]:
+    """One release per mechanism and noise level, whatever the rounds."""
+    counts: Counter[tuple[str, float | None, float | None]] = Counter()
+    for release in releases:
+        counts[release.mechanism, release.epsilon, release.mu] += release.count
+    return [Release(0, mechanism, count, epsilon, mu) for (mechanism, epsilon, mu), count in counts.items() if count]
+
+
+def sum_of_squares(releases: Iterable[Release]) -> float:
+    """The sum of mu^2 of all Gaussian releases; it does not depend on their order."""
+    return math.fsum(release.count * release.mu * release.mu for release in releases if release.mu is not None)
 
 
 def classic_gaussian_epsilon(mu: float, delta: float) -> float:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 from fedmosaic_cli.cotraining.expertise import EXPERTISE_RULES
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.labels.privacy.accounting import Release, pure_dp_rho, total_epsilon, zcdp_epsilon
+from fedmosaic_cli.labels.privacy.accounting import (
+    Release,
+    pure_dp_rho,
+    total_epsilon,
+    zcdp_epsilon,
+    zcdp_total_epsilon,
+)
 from fedmosaic_cli.labels.privacy.mechanisms import (
     CHANGED_BITS_PER_LABEL,
     flip_probability,
@@ -105,10 +111,11 @@ class PrivacyNoise:
         releases = self.round_releases(1, num_examples, public_size, max_expertise, is_first=True)
         return [(release, 1 if release.mechanism == "histogram" else num_exchanges) for release in releases]
 
-    def planned_epsilon(self, num_exchanges: int, public_size: int) -> float:
-        """The total epsilon of such a client; independent of the data."""
+    def planned_epsilon(self, num_exchanges: int, public_size: int, num_classes: int | None = None) -> float:
+        """The total epsilon of such a client; independent of the data. Higher if the number of classes is unknown."""
         planned = self.planned_releases(num_exchanges, 1, public_size, 1.0)
-        return total_epsilon([replace(release, count=release.count * n) for release, n in planned], self.delta)
+        releases = [replace(release, count=release.count * n) for release, n in planned]
+        return total_epsilon(releases, self.delta, num_classes)
 
 
 def expertise_noise_bound(expertise_rule: str | None, num_classes: int) -> float:
@@ -221,7 +228,10 @@ def resolve_noise_parameters(
 def calibrate_noise(
     epsilon: float, delta: float, num_label_releases: int, num_gaussian_releases: int, label_share: float
 ) -> tuple[float, float]:
-    """The least noise with a total of at most `epsilon`.
+    """The least noise with a total of at most `epsilon` by zCDP.
+
+    The exact total is lower. The noise of a budget is part of the definition of a run, so it does not follow the
+    accounting of the total.
 
     Args:
         epsilon: Total budget.
@@ -242,7 +252,7 @@ def calibrate_noise(
     def total(rho: float) -> float:
         label, multiplier = split(rho)
         noisy = [Release(1, "gaussian", num_gaussian_releases, mu=1 / multiplier)] if label_share < 1 else []
-        return total_epsilon([Release(1, "labels", num_label_releases, epsilon=label), *noisy], delta)
+        return zcdp_total_epsilon([Release(1, "labels", num_label_releases, epsilon=label), *noisy], delta)
 
     highest = 1.0
     while zcdp_epsilon(highest, delta) < epsilon:
@@ -273,11 +283,13 @@ def require_planned_budget(noise: PrivacyNoise, planned_epsilon: float) -> None:
         )
 
 
-def require_budget(ledger: Sequence[Release], new_releases: Iterable[Release], noise: PrivacyNoise) -> None:
+def require_budget(
+    ledger: Sequence[Release], new_releases: Iterable[Release], noise: PrivacyNoise, num_classes: int | None = None
+) -> None:
     """Raise RequestError, before any noise is drawn, if releases would exceed a client's privacy budget."""
     if noise.max_epsilon is None:
         return
-    total = total_epsilon([*ledger, *new_releases], noise.delta)
+    total = total_epsilon([*ledger, *new_releases], noise.delta, num_classes)
     if total > noise.max_epsilon:
         raise RequestError(
             f"the next message would bring a client's total epsilon to {total:.6g}, above the limit of "

@@ -59,7 +59,7 @@ def planned_privacy_report(
             (replace(release, sigma=None) if release.mechanism == "histogram" else release, n) for release, n in planned
         ]
     entries = [ledger_entry(release, n, release.count * n) for release, n in planned]
-    total = noise.planned_epsilon(num_exchanges, public_size)
+    total = noise.planned_epsilon(num_exchanges, public_size, num_classes)
     stage = {"stage": "planned", "rounds": num_exchanges, "worst_client": None}
     return build_privacy_report(noise, stage, [release for release, _ in planned], entries, total, num_classes)
 
@@ -69,7 +69,7 @@ def spent_privacy_report(
 ) -> dict[str, Any]:
     """The section for the client with the largest total epsilon, from the ledgers of all clients."""
     spent = {client: list(releases) for client, releases in ledgers.items()}
-    totals = {client: total_epsilon(releases, noise.delta) for client, releases in spent.items()}
+    totals = {client: total_epsilon(releases, noise.delta, num_classes) for client, releases in spent.items()}
     worst = max(totals, key=lambda client: (totals[client], -client), default=None)
     releases = [] if worst is None else spent[worst]
     stage = {"stage": "spent", "rounds": len({release.round for release in releases}), "worst_client": worst}

@@ -81,7 +81,7 @@ def record_releases(client: LabelClient, ctx: FederationInfo, spec: MessageSpec,
     size = ctx.client_sizes[client.id]
     releases = noise.round_releases(client.round, size, ctx.public_size, spec.max_expertise, is_first=not ledger)
     if noise.max_epsilon is not None:
-        require_budget(read_ledger(ledger), releases, noise)
+        require_budget(read_ledger(ledger), releases, noise, ctx.num_classes)
     ledger.extend(release.to_dict() for release in releases)
 
 
