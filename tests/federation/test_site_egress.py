@@ -32,7 +32,7 @@ NO_MINIMA = {"min_batch_size": 1, "min_examples": 1, "min_lr": 0.0}
 NOISE = ("privacy.labels=krr", "privacy.epsilon=0.5", "privacy.delta=0.1")
 NUM_PLANS = 110
 BUDGET = SitePolicy("labels", max_epsilon=8)
-FRUGAL = ("train.rounds=2", "privacy.labels=krr", "privacy.epsilon=4")
+FRUGAL = ("train.rounds=2", "privacy.labels=krr", "privacy.epsilon=6")
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +195,15 @@ def diverge_once(client):
 def test_a_budget_holds_over_all_runs_and_restarts(shards, tmp_path):
     sites = Sites(shards, tmp_path, BUDGET)
     answers = []
-    for seed in range(4):
+    for seed in range(40):
         config = make_config(shards, "fedct", tmp_path, *FRUGAL, seed=seed)
         answers.append(join(sites.sites[0], config))
-        if answers[-1]["kind"] == "join":
-            for number in (1, 2):
-                assert local_round(sites.sites[0], config, number)["kind"] == "turn"
+        if answers[-1]["kind"] == "error":
+            break
+        for number in (1, 2):
+            assert local_round(sites.sites[0], config, number)["kind"] == "turn"
         sites.restart(0)
-    kinds = [answer["kind"] for answer in answers]
-    assert kinds[0] == "join"
-    assert kinds[-1] == "error"
+    assert 2 < len(answers) < 40
     assert "earlier runs included, and this site allows 8 (--max-epsilon)" in answers[-1]["text"]
     assert sites.sites[0].ledger.total_epsilon(1e-5) <= 8
 
