@@ -52,10 +52,12 @@ def check_noise(config: RunConfig, layers: ConfigLayers) -> None:
             f"{key} is true ({layers.origin(key)}): it cannot compare votes with xor noise, whose rows are not labels; "
             "use krr, or leave it out"
         )
-    expertise = config.privacy.expertise
-    if expertise in ("gaussian", "histogram") and not getattr(config.method, "claims_privacy", True):
+    expertise, origin = config.privacy.expertise, layers.origin("privacy.expertise")
+    sends_expertise = getattr(config.method, "claims_privacy", True)
+    # A preset sets it for all methods.
+    if expertise in ("gaussian", "histogram") and not sends_expertise and not origin.startswith("preset "):
         raise RequestError(
-            f"privacy.expertise is {expertise} ({layers.origin('privacy.expertise')}): {config.method.info.title} "
+            f"privacy.expertise is {expertise} ({origin}): {config.method.info.title} "
             "sends randomised labels without confidence; use none"
         )
     if config.train.on_nan == "skip":
