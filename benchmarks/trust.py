@@ -102,7 +102,7 @@ def epsilon(data: str) -> None:
         *("--set", f"privacy.noise_multiplier={PUBLIC[data] ** -0.5:.6f}"),
     ]
     for total in ("100", "10", "1"):
-        budgets[f"krr and histogram, {total} in total"] = ["--dp", "krr,histogram", "--dp-epsilon", total]
+        budgets[f"krr and histogram, budget {total}"] = ["--dp", "krr,histogram", "--dp-epsilon", total]
     for name, noise in budgets.items():
         slug = "-".join("".join(c if c.isalnum() else " " for c in name).split())
         ours = runs(f"{data}/{slug}/fedmosaic", ["train"], [*options, *noise])

@@ -19,7 +19,8 @@ class PrivacySettings(ConfigSection):
         expertise: Mechanism for expertise; `auto` follows the expertise rule.
         unit: Unit of the guarantee: all data of a client, or one record under the assumption `changed_rows`.
         changed_rows: The assumed number of public labels that one record can change.
-        epsilon: Total budget of a client over all rounds and messages. The noise level follows from it.
+        epsilon: Total budget of a client over all rounds and messages, as zCDP. The noise level follows from it; the
+            exact total is lower.
         label_share: Fraction of `epsilon` spent on labels.
         label_epsilon: Budget of a single label, instead of `epsilon`.
         noise_multiplier: Standard deviation of the Gaussian noise in units of the sensitivity.
