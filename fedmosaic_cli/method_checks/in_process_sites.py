@@ -38,7 +38,8 @@ class InProcessSites:
                 folder / f"site-{client}",
                 torch.device("cpu"),
                 data_dirs,
-                SitePolicy("models"),
+                SitePolicy("models", metrics="exact-unprotected"),
+                anchor_dir=folder / "ledgers",
             )
             for client in range(len(shards.manifest["clients"]))
         }

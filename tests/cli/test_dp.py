@@ -196,7 +196,7 @@ def test_a_run_prints_the_budget_before_and_after(invoke, tmp_path):
 
 
 def test_a_run_without_ledgers_fails(invoke, monkeypatch):
-    monkeypatch.setattr(experiment, "privacy_ledgers", lambda federation: {})
+    monkeypatch.setattr(experiment, "privacy_ledgers", lambda config, federation: {})
     result = invoke("baseline", "fedct", *SHORT, "--rounds", "2", "--dp", "krr", "--dp-epsilon", "8", "--quiet")
     assert result.exit_code == 3
     assert "no client has a privacy ledger (privacy)" in result.stderr

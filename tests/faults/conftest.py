@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,18 @@ PICTURE = b"a picture"
 
 
 COUNT_LINES: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def default_signals():
+    """Start commands with the default handlers of signals, also if this process ignores them (nohup)."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture
