@@ -2,10 +2,10 @@
 
 The file is a script that trains the start, and a model for `--model` that begins with it:
 
-    fedmosaic partition --preset lowdata-cifar10 --seed 0 --export --out shards
+    fedmosaic partition --preset lowdata-fashion-mnist --seed 0 --export --out shards
     python benchmarks/self_supervised_start.py shards start.pt
     export SELF_SUPERVISED_START=start.pt
-    fedmosaic baseline local student --preset lowdata-cifar10 --shards shards \
+    fedmosaic baseline local student --preset lowdata-fashion-mnist --shards shards \
       --model benchmarks/self_supervised_start.py:PretrainedCNN --tag self-supervised
 
 SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020.
@@ -26,7 +26,7 @@ from fedmosaic_cli.models.cnn import CNN3BN
 from fedmosaic_cli.models.model_settings import ModelSettings
 
 START_VARIABLE = "SELF_SUPERVISED_START"
-STEPS = 2000
+STEPS = 600
 BATCH_SIZE = 128
 TEMPERATURE = 0.5
 LEARNING_RATE = 2e-3
