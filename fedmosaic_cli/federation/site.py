@@ -264,8 +264,10 @@ class Site:
         write_atomic(folder / PLAN_FILE, to_checksummed_json(plan))
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
-        can_evaluate = received or not config.method.needs.broadcast_to_evaluate
         evaluated_round = min(max(0, run.last_round), config.train.rounds)
+        # A site that has lost its state must not evaluate again: the coordinator refuses it.
+        has_state = evaluated_round >= run.last_evaluation()["round"]
+        can_evaluate = has_state and (received or not config.method.needs.broadcast_to_evaluate)
         metrics = self._evaluate(run, received, evaluated_round, request) if can_evaluate else None
         about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
         return self._encode_response(run, protocol.JOIN, max(0, run.last_round), {"mark": metrics, **about})

@@ -157,7 +157,9 @@ def execute_runs(
         if not is_held_here(run.files.path):
             require_intact_run(run)
             yield run, RunPreparing()
-            yield run, RunFinished(run.files.read_summary())
+            with observe(iter([RunFinished(run.files.read_summary())]), run.files) as observed:
+                for event in observed:
+                    yield run, event
             continue
         planned = shards[run.config.partition_seed]
         saved = planned.save() if isinstance(planned, UnsavedPartition) else planned

@@ -25,6 +25,7 @@ from fedmosaic_cli.report.html.sections import ConfigTexts
 from fedmosaic_cli.report.output_files import add_rank_diagram
 from fedmosaic_cli.report.statistics import MethodRanking
 from fedmosaic_cli.report.stats_tables import TextTable, ranking_table
+from fedmosaic_cli.safe_text import escape_control_characters
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, table_of, write_run
 from tests.report.runs_by_hand import manifest_of
 
@@ -135,8 +136,9 @@ def test_hostile_names_stay_text(tmp_path):
     }
     assert len(reader.attributes_of("script")) == 3
     assert not [key for _, attributes in reader.elements for key in attributes if key.startswith("on")]
-    assert HOSTILE in reader.texts_in("h3")
-    assert HOSTILE in "".join(reader.texts_in("code"))
+    escaped = escape_control_characters(HOSTILE)
+    assert escaped in reader.texts_in("h3")
+    assert escaped in "".join(reader.texts_in("code"))
     found = embedded_json(text)
     assert found["settings"][0]["label"] == HOSTILE_NAME
     assert found["settings"][0]["shards"][0]["classes"] == [HOSTILE, "</script>"]
