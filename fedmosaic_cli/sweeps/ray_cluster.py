@@ -6,14 +6,15 @@ import os
 import platform
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
 from fedmosaic_cli.config.rerun_args import RUNS_DIR_VARIABLE, default_runs_dir
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import create_locked_temporary, make_directories, remove_path, remove_stale_temporaries
 from fedmosaic_cli.sweeps.processes import LocalProcess
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 STATUS_TIMEOUT_SECONDS = 1.0
 STATUS_INTERVAL_SECONDS = 0.1
+MONITOR_INTERVAL_SECONDS = 2.0
+ANSWER_TIMEOUT_SECONDS = 40.0
+"""Ray ends this process without a message after 60 seconds without its control service."""
 ENV_PREFIX = "FEDMOSAIC_"
 
 
@@ -118,15 +122,59 @@ class WorkerActor:
             self._process.send_signal(signum)
 
 
+class ClusterMonitor:
+    """Watches in a thread whether Ray answers and whether this machine is still a part of it.
+
+    Ray itself waits without end for workers of a cluster that has died.
+    """
+
+    def __init__(self) -> None:
+        import ray
+
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._answered_at = time.monotonic()
+        self._has_died = False
+        self._is_asked = Event()
+        Thread(target=self._watch, name="ray-monitor", daemon=True).start()
+
+    def _watch(self) -> None:
+        import ray
+
+        while not self._has_died:
+            asked_at = time.monotonic()
+            with suppress(Exception):  # no answer
+                own = [node for node in ray.nodes() if node["NodeID"] == self._node_id]
+                self._has_died = not any(node["Alive"] for node in own)
+                self._answered_at = asked_at
+            self._is_asked.wait(MONITOR_INTERVAL_SECONDS)
+            self._is_asked.clear()
+
+    def is_alive(self) -> bool:
+        return not self._has_died and time.monotonic() - self._answered_at < ANSWER_TIMEOUT_SECONDS
+
+    def ask(self) -> None:
+        """Wait for an answer from now on, or until the cluster counts as dead."""
+        asked_at = time.monotonic()
+        while self.is_alive() and self._answered_at < asked_at:
+            self._is_asked.set()
+            time.sleep(STATUS_INTERVAL_SECONDS)
+
+    def require_alive(self) -> None:
+        """Raise ResourceError if the cluster is lost for this process."""
+        if not self.is_alive():
+            raise ResourceError("Ray has stopped or does not answer (--engine ray): run the same command to continue")
+
+
 class RayProcess:
     """A command on a Ray worker (a `JobProcess`)."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, monitor: ClusterMonitor) -> None:
         self.exit_code: int | None = None
         self.stderr_tail = b""
         self.host: str | None = None
         self.pid: int | None = None
         self._actor = actor
+        self._monitor = monitor
         self._pending_status = actor.poll.remote()
 
     def poll(self) -> None:
@@ -134,11 +182,15 @@ class RayProcess:
 
         Raises:
             RequestError: If the machine cannot run commands. It would fail every job, so the sweep ends.
+            ResourceError: If the cluster has died.
         """
         import ray
-        from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+        from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-        if self.exit_code is not None or not ray.wait([self._pending_status], timeout=0)[0]:
+        if self.exit_code is not None:
+            return
+        self._monitor.require_alive()
+        if not ray.wait([self._pending_status], timeout=0)[0]:
             return
         try:
             status = ray.get(self._pending_status)
@@ -153,20 +205,36 @@ class RayProcess:
                 raise RequestError(
                     "fedmosaic is not installed on Ray's workers (--engine ray): install it on every machine"
                 ) from error
-            self.exit_code = -signal.SIGKILL
-            self.stderr_tail = f"error: its worker{f' on {self.host}' if self.host else ''} was lost (Ray)".encode()
+            self._lose_worker("was lost")
+        except OutOfMemoryError:
+            self._lose_worker("was ended, because the machine's memory is full")
         except RayTaskError as error:
             self.exit_code, self.stderr_tail = 1, f"error: its worker failed, {error.cause!r} (Ray)".encode()
+        except RayError as error:  # the machine, the owner or the result of the call is lost
+            self._lose_worker(f"was lost, {type(error).__name__}")
         if self.exit_code is None:
             self._pending_status = self._actor.poll.remote()
         else:
             ray.kill(self._actor)
 
+    def _lose_worker(self, reason: str) -> None:
+        """Record that the worker ended by itself, like a killed process, so that its job is retried.
+
+        Raises:
+            ResourceError: If the whole cluster has died.
+        """
+        self._monitor.ask()
+        self._monitor.require_alive()
+        self.exit_code = -signal.SIGKILL
+        self.stderr_tail = f"error: its worker{f' on {self.host}' if self.host else ''} {reason} (Ray)".encode()
+
     def send_signal(self, signum: int) -> None:
         """Send a signal to the command. A command that has not started yet is cancelled."""
         import ray
 
-        if self.host is None:
+        if not self._monitor.is_alive():
+            self.exit_code = -signum
+        elif self.host is None:
             self.exit_code = -signum
             ray.kill(self._actor)
         else:
@@ -183,11 +251,13 @@ class RayLauncher:
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0, **options)(WorkerActor)
         self._resources = resources
         self._marker_path = marker_path
+        self._monitor = ClusterMonitor()
 
     def start(self, args: Sequence[str]) -> JobProcess:
         env = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
         env[RUNS_DIR_VARIABLE] = str(default_runs_dir())
-        return RayProcess(self._actor_class.remote(RemoteCommand(tuple(args), Path.cwd(), self._marker_path, env)))
+        command = RemoteCommand(tuple(args), Path.cwd(), self._marker_path, env)
+        return RayProcess(self._actor_class.remote(command), self._monitor)
 
     def capacity(self) -> int:
         """Return how many commands can run at once.

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
 from logging import CRITICAL
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, ResourceError
@@ -36,6 +37,7 @@ AUTO_ADDRESS = "auto"
 ADDRESS_PATTERN = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
 CONNECT_TIMEOUT_SECONDS = 10.0
 NUM_CONNECT_RETRIES = 3
+SHUTDOWN_TIMEOUT_SECONDS = 30.0
 
 
 def require_ray_installed() -> None:
@@ -78,7 +80,7 @@ def ray_session(address: str | None, num_cpus: int) -> Iterator[None]:
                 socket.create_connection((host, port), CONNECT_TIMEOUT_SECONDS).close()
             except (OSError, OverflowError) as error:
                 raise ray_unavailable_error(address, error) from error
-        stack.callback(shutdown_ray)
+        stack.callback(shutdown_ray, is_local=address is None)
         try:
             init_ray(address, num_cpus, temp_dir)
         except BaseException:
@@ -89,12 +91,14 @@ def ray_session(address: str | None, num_cpus: int) -> Iterator[None]:
 
 
 def set_ray_env(is_local: bool) -> None:
-    """Set the variables that Ray reads on import. A private instance requires a token, as its ports are open."""
+    """Set the variables that Ray reads on import. A private instance requires a token and listens on loopback only."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(NUM_CONNECT_RETRIES))
     if is_local:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Without support for clusters Ray takes the loopback address as its own. It ignores `_node_ip_address`.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def init_ray(address: str | None, num_cpus: int, temp_dir: Path | None) -> None:
@@ -120,12 +124,23 @@ def init_ray(address: str | None, num_cpus: int, temp_dir: Path | None) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def shutdown_ray() -> None:
-    """Disconnect from Ray; this stops a private instance and leaves a joined cluster running."""
-    with suppress(ImportError):
-        import ray
+def shutdown_ray(is_local: bool) -> None:
+    """Disconnect from Ray; this stops a private instance and leaves a joined cluster running.
 
-        ray.shutdown()
+    Ray waits for a dead instance without end, so it is left behind after a while.
+    """
+
+    def disconnect() -> None:
+        with suppress(Exception):
+            import ray
+
+            ray.shutdown()
+
+    thread = Thread(target=disconnect, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(SHUTDOWN_TIMEOUT_SECONDS)
+    if thread.is_alive() and is_local:
+        kill_descendants()
 
 
 @contextmanager

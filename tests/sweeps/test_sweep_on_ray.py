@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import fedmosaic
@@ -196,6 +197,35 @@ def test_a_signal_during_the_start_of_ray_leaves_no_process(tmp_path):
         code, _, _ = sweep.wait(timeout=60)
         assert code == 143
         wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+def test_a_dead_ray_ends_the_sweep_with_one_line(victim, tmp_path):
+    with started(tmp_path, *LONG, *RAY) as sweep:
+        wait_for(lambda: checkpoints(tmp_path))
+        for pid, _, command in sweep.processes():
+            if command.split("\0")[0].endswith(f"/{victim}"):
+                os.kill(pid, signal.SIGKILL)
+        code, stdout, stderr = sweep.wait(timeout=100)
+        assert code == 4, stderr
+        assert stdout == ""
+        assert stderr.splitlines()[-1] == (
+            "error: Ray has stopped or does not answer (--engine ray): run the same command to continue"
+        )
+        wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
+
+
+def test_a_private_ray_listens_on_loopback_only(tmp_path):
+    with started(tmp_path, *LONG, *RAY) as sweep:
+        wait_for(lambda: checkpoints(tmp_path))
+        addresses = {
+            connection.laddr.ip
+            for pid, _, _ in sweep.processes()
+            for connection in psutil.Process(pid).net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 CLUSTER_SCRIPT = """
