@@ -76,7 +76,7 @@ def shadow_confidences(
 def shadow_config(config: RunConfig, shard: Shard, num_models: int) -> RunConfig:
     """Return the configuration of a run whose clients are the shadow models, with individual initial models."""
     train = config.train_settings_for(shard.client)
-    steps_per_round = train.local_steps or train.local_epochs * -(-len(shard.train) // train.batch_size)
+    steps_per_round = train.steps_per_round(len(shard.train))
     train = train.model_copy(update={"local_steps": steps_per_round, "init": "per-client", "clients_per_round": None})
     data = config.data.model_copy(update={"clients": num_models})
     model = config.model_settings_for(shard.client)

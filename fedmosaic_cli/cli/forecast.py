@@ -24,7 +24,7 @@ def forecast(
     """Forecast what collaboration brings to each client, from the exchange of labels of a run.
 
     Explains which clients gain and why; the gate of the run has already decided. The expected gain follows from the
-    votes on the public set, the class counts of each client, and the accuracy of its own model on held-out training
+    votes on the public set, the class counts of each client, and the accuracy of its model on held-out training
     examples; a failed test of the votes sets it to 0. The forecast is for the method student with its default gate,
     safe. docs/trust.md describes the model, and how well it predicts.
 

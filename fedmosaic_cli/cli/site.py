@@ -123,6 +123,7 @@ def init(
     [bold]Examples[/bold]
     fedmosaic site init --shard shards/ours/client-003.npz
     fedmosaic site init --shard client-003.npz --superlink fed.example.org:443 --ca ca.crt --allow-upload labels
+    fedmosaic site init --shard client-003.npz --max-epsilon 8
     """
     from fedmosaic_cli.federation.flower.keys import create_node_key
 
@@ -189,7 +190,8 @@ def start(
     [bold]Examples[/bold]
     fedmosaic site start
     fedmosaic site start --superlink fed.example.org:443 --ca ca.crt --shard client-003.npz
-    fedmosaic site start --site-dir site-3 --allow-upload predictions --device cuda
+    fedmosaic site start --site-dir site-3 --allow-upload predictions-unprotected --device cuda
+    fedmosaic site start --metrics withheld
     """
     from fedmosaic_cli.federation.flower.flwr_commands import require_flower
 

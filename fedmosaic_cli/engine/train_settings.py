@@ -64,6 +64,10 @@ class TrainSettings(ConfigSection):
             raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
         return self
 
+    def steps_per_round(self, num_examples: int) -> int:
+        """Return the number of optimizer steps that a client with `num_examples` training examples takes per round."""
+        return self.local_steps or self.local_epochs * -(-num_examples // self.batch_size)
+
     def to_record(self) -> dict[str, Any]:
         """Return the settings for config.yaml; later ones only if they differ from the default."""
         fields = type(self).model_fields

@@ -73,11 +73,13 @@ class SitePolicy:
         """Refuse plans whose training losses would describe few examples, or a model that hardly changes."""
         train = config.train
         batch_size = min(train.batch_size, num_examples)
-        num_steps = train.local_steps or train.local_epochs * -(-num_examples // batch_size)
         values = {
             "train.batch_size": (batch_size, self.min_batch_size),
             "train.lr": (train.lr, self.min_lr),
-            "train.local_steps times train.batch_size": (num_steps * batch_size, self.min_examples),
+            "train.local_steps times train.batch_size": (
+                train.steps_per_round(num_examples) * batch_size,
+                self.min_examples,
+            ),
         }
         for name, (value, minimum) in values.items():
             if value < minimum:

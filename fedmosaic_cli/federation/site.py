@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedmosaic_cli import __version__
-from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, run_config_from_dict
+from fedmosaic_cli.config.run_config import run_config_from_dict
 from fedmosaic_cli.engine.federation import first_round
 from fedmosaic_cli.engine.local_pool import evaluate_client, finalize_client, run_local_round
 from fedmosaic_cli.engine.messages import SERVER_ID, make_route
@@ -30,14 +28,13 @@ from fedmosaic_cli.federation.egress import EgressFilter
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.privacy_ledger import LEDGER_FILE, PrivacyLedger, default_anchor_dir
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
+from fedmosaic_cli.federation.site_run import SiteRun, require_same_plan
 from fedmosaic_cli.federation.usage_limits import USAGE_FILE, UsageLimits, UsageRecord
-from fedmosaic_cli.labels.label_messages import LabelUpload, LabelVotes
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
-from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY, privatize
+from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.build import build_site_federation
-from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
-from fedmosaic_cli.runner.environment import package_versions
+from fedmosaic_cli.runner.checkpoint_state import restore_state, to_arrays
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import make_directories, read_checksummed_json, to_checksummed_json, write_atomic
 from fedmosaic_cli.storage.runs import RunDirectory
@@ -51,13 +48,11 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.context import Message, ReceivedMessage
-    from fedmosaic_cli.engine.federation import Federation
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.site_shards import SiteShard
 
-PLAN_FILE, RESPONSE_KEY, EVALUATION_FILE = "plan.json", "reply.bin", "evaluation.json"
+PLAN_FILE = "plan.json"
 RUN_ID_COMPONENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
 PATH_PATTERN = re.compile(r"(?<![\w.])/[^\s():,;]+")
 RUN_ID_PATTERN = re.compile(rf"{RUN_ID_COMPONENT}/{RUN_ID_COMPONENT}/seed-\d{{1,20}}/[0-9a-f]{{8,32}}")
@@ -76,74 +71,6 @@ class HandledRequest:
     duration_seconds: float
     response_bytes: int
     error: str = ""
-
-
-@dataclass
-class SiteRun:
-    """A run that the site takes part in."""
-
-    run_id: str
-    config: RunConfig
-    federation: Federation
-    files: RunDirectory
-
-    @property
-    def client(self) -> InProcessClient:
-        client: InProcessClient = self.federation.state.clients[0]
-        return client
-
-    @property
-    def last_round(self) -> int:
-        return self.federation.state.finished
-
-    def cached_response(self, round_number: int) -> bytes | None:
-        """Return the stored response of a round, or None if its checkpoint was removed."""
-        paths = {path.name: path for path in checkpoints.list_checkpoints(self.files.checkpoints_dir)}
-        path = paths.get(f"{checkpoints.CHECKPOINT_PREFIX}{round_number:05d}")
-        return None if path is None else checkpoints.read_checkpoint(path).logs[RESPONSE_KEY]
-
-    @property
-    def steps_per_round(self) -> int:
-        """The planned number of training steps per round, with those of additional models."""
-        train, num_rounds = self.config.train, self.config.train.rounds
-        batches = -(-len(self.client.private) // train.batch_size)
-        costs = self.config.method.costs(self.federation.ctx)
-        num_local_rounds = num_rounds if costs.local_rounds is None else costs.local_rounds
-        return math.ceil((train.local_steps or train.local_epochs * batches) * num_local_rounds / num_rounds)
-
-    def substitute_upload(self, round_number: int) -> Message:
-        """Return the upload of a diverged client whose divergence must not be noticed.
-
-        It is what the mechanism of the run makes of constant labels, so it has the same privacy as any other upload.
-        """
-        method, ctx = self.config.method, self.federation.ctx
-        if round_number <= self.config.train.rounds - self.config.num_exchanges:
-            return {}
-        uploads: Message = {}
-        for name, part in method.uploads.items():
-            if isinstance(part, LabelUpload):
-                spec, constant = part.spec(ctx), np.zeros(ctx.public_size)
-                uploads[name] = LabelVotes(*privatize(constant.astype(np.int64), constant, self.client, ctx, spec))
-        return uploads
-
-    def last_evaluation(self) -> dict[str, Any]:
-        """Return the last evaluated round, and its metrics by digest of the server's message."""
-        path = self.files.path / EVALUATION_FILE
-        return read_checksummed_json(path) if path.exists() else {"round": 0, "metrics": {}}
-
-    def save_evaluation(self, round_number: int, metrics: dict[str, dict[str, Any]]) -> None:
-        """Store the evaluations of a round here, also if they are not sent."""
-        write_atomic(
-            self.files.path / EVALUATION_FILE, to_checksummed_json({"round": round_number, "metrics": metrics})
-        )
-
-    def save_round(self, round_number: int, response: bytes) -> None:
-        """Write the state after a round and its response to disk."""
-        self.federation.state.finished = round_number
-        arrays, values = capture_state(self.federation.state)
-        origin = {"config": self.config.to_dict(), "environment": {"versions": package_versions()}, "nonidentical": []}
-        checkpoint = checkpoints.Checkpoint(round_number, arrays, values, {RESPONSE_KEY: response}, origin)
-        checkpoints.write_checkpoint(self.files.checkpoints_dir, checkpoint)
 
 
 @dataclass
@@ -492,19 +419,3 @@ class Site:
             "text": text,
         }
         return Response(self.egress.filter_header({**header, "round": round_number})).encode()
-
-
-def require_same_plan(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise `RequestError` if a plan differs from the one that the site joined, other than by how to continue a run."""
-
-    def fixed_part(plan: dict[str, Any]) -> dict[str, Any]:
-        sections = {
-            name: {key: value for key, value in section.items() if f"{name}.{key}" not in RESUME_SAFE_KEYS}
-            if isinstance(section, dict)
-            else section
-            for name, section in plan["config"].items()
-        }
-        return {**plan, "config": sections}
-
-    if fixed_part(old) != fixed_part(new):
-        raise RequestError("the plan differs from the one that this site joined: start another run")

@@ -111,5 +111,5 @@ def utc_date() -> str:
 
 
 def directory_bytes(path: Path) -> int:
-    """Return the size of all files in a directory; 0 if there is none."""
+    """Return the size of all files in a directory; 0 if the directory does not exist."""
     return sum(entry.lstat().st_size for entry in path.rglob("*") if not entry.is_dir())
