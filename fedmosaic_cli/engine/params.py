@@ -46,9 +46,14 @@ def is_bounded(state: State) -> bool:
     values = leaves(state)
     if not all(math.isfinite(value) for value in values if isinstance(value, float)):
         return False
-    # One reduction for the whole model, so that the host waits for the device once.
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
-    return not tensors or bool((torch.stack(torch._foreach_norm(tensors, torch.inf)) < MAX_ABS_WEIGHT).all())
+    # One reduction per device, so that the host waits once for each. A mixture has its weights on the CPU.
+    tensors: dict[torch.device, list[torch.Tensor]] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            tensors.setdefault(value.device, []).append(value)
+    return all(
+        bool((torch.stack(torch._foreach_norm(group, torch.inf)) < MAX_ABS_WEIGHT).all()) for group in tensors.values()
+    )
 
 
 def leaves(state: State) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Tests of the GPU path on a simulated accelerator."""

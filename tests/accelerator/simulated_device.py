@@ -1,0 +1,262 @@
+"""A simulated accelerator: tensors on the device `simgpu`, whose memory is that of the CPU.
+
+Its kernels are those of the CPU, so results are the same bit for bit. As on a GPU, operations that mix devices fail.
+The host waits when it reads a value or copies a tensor. `record_operations` counts kernels, reads and copies with the
+lines of fedmosaic that caused them.
+
+torch's experimental API for devices in Python registers the device (`register`). A tensor of the device is made from a
+CPU tensor through DLPack, with another device type in its header: both share the memory. The kernel of an operation
+wraps the memory of its arguments in CPU tensors, calls the operation on them, and returns tensors of the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE_TYPE = "simgpu"
+DEVICE = f"{DEVICE_TYPE}:0"
+DLPACK_CPU, DLPACK_EXTENSION = 1, 12
+"""Device types of DLPack."""
+DLPACK_DEVICE_OFFSET = 8
+"""Bytes before the device in `struct DLTensor`, after the pointer to the data."""
+COPY, READ = "_copy_from", "_local_scalar_dense"
+SYNCHRONISING = ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal")
+"""Operations whose results have a size that depends on values, or whose result is a Python value: the host waits."""
+PACKAGE = "fedmosaic_cli"
+
+
+class Operations:
+    """What was done on the device.
+
+    Attributes:
+        kernels: Number of kernels by operation, without views and allocations.
+        waits: Number of times the host waited, by cause: `read`, `to host`, `to device`, or the name of an operation.
+        places: The same by cause and line of fedmosaic.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.places: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def count_kernel(self, name: str) -> None:
+        with self._lock:
+            self.kernels[name] += 1
+
+    def count_wait(self, cause: str) -> None:
+        with self._lock:
+            self.waits[cause] += 1
+            self.places[cause, calling_line()] += 1
+
+
+RECORDS: list[Operations] = []
+
+
+@contextmanager
+def record_operations() -> Iterator[Operations]:
+    """Count the operations within this context, in all threads."""
+    record = Operations()
+    RECORDS.append(record)
+    try:
+        yield record
+    finally:
+        RECORDS.remove(record)
+
+
+def calling_line() -> str:
+    """Return the innermost line of fedmosaic on this thread's stack as FILE:LINE."""
+    frame = sys._getframe()
+    while frame is not None:
+        _, separator, path = frame.f_code.co_filename.partition(f"{PACKAGE}/")
+        if separator:
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "outside fedmosaic"
+
+
+class DeviceModule:
+    """What torch asks a module `torch.simgpu`."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+
+def missing_api() -> str:
+    """Return why this version of torch cannot simulate a device; "" if it can."""
+    from torch.utils import backend_registration
+
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        return f"torch {torch.__version__} cannot register a device in Python"
+    return ""
+
+
+@cache
+def register() -> torch.device:
+    """Register the device in this process, once, and return it."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=DeviceModule())
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    library.impl("as_strided", alias, "PrivateUse1")
+    library.impl(COPY, copy_tensor, "PrivateUse1")
+    library.impl(READ, read_scalar, "PrivateUse1")
+    others = torch.library.Library("_", "IMPL", "PrivateUse1")
+    others.fallback(run_on_cpu, "PrivateUse1")
+    LIBRARIES.extend([library, others])
+    torch.Tensor.__deepcopy__ = deepcopy_tensor
+    return torch.device(DEVICE)
+
+
+LIBRARIES: list[torch.library.Library] = []
+"""torch forgets the kernels of a library when it is collected."""
+
+
+DEEPCOPY_ON_CPU = torch.Tensor.__deepcopy__
+
+
+def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Copy a tensor. The method of torch allocates memory of the device in C++, which a device in Python cannot."""
+    if not is_simulated(tensor):
+        return DEEPCOPY_ON_CPU(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone()
+    return memo[id(tensor)]
+
+
+def is_simulated(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE
+
+
+def relabel(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
+    """Return a tensor with the same memory on another device."""
+    capsule = torch._C._to_dlpack(tensor)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = get_pointer(capsule, b"dltensor") + DLPACK_DEVICE_OFFSET
+    ctypes.c_int32.from_address(address).value = device_type
+    ctypes.c_int32.from_address(address + 4).value = 0
+    return torch._C._from_dlpack(capsule)
+
+
+def to_simulated(tensor: torch.Tensor) -> torch.Tensor:
+    return relabel(tensor, DLPACK_EXTENSION)
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the memory, shape and place of a tensor of the device."""
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = relabel(alias(tensor.detach(), [size], [1], 0), DLPACK_CPU)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def alias(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> torch.Tensor:
+    """Return a view of a tensor of the device."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return torch.ops.aten.as_strided.default.redispatch(keys, tensor, size, stride, storage_offset)
+
+
+def copy_tensor(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy between devices, or on the device."""
+    for record in RECORDS:
+        if is_simulated(source) and is_simulated(target):
+            record.count_kernel(COPY)
+        else:
+            record.count_wait("to host" if is_simulated(source) else "to device")
+    into, content = (to_cpu(tensor) if is_simulated(tensor) else tensor for tensor in (target, source))
+    into.copy_(content)
+    return target
+
+
+def read_scalar(tensor: torch.Tensor) -> Any:
+    """Read the value of a tensor with one element."""
+    for record in RECORDS:
+        record.count_wait("read")
+    return to_cpu(tensor).item()
+
+
+def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run any other operation."""
+    name = operation.name().removeprefix("aten::")
+    leaves = tree_leaves((args, kwargs))
+    require_one_device(name, leaves)
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    on_cpu = tree_map(lambda value: to_cpu(value) if is_simulated(value) else value, (args, kwargs))
+    results = operation(*on_cpu[0], **on_cpu[1])
+    simulated = [value for value in leaves if is_simulated(value)]
+    same = {id(cpu): value for cpu, value in zip(tree_leaves(on_cpu), leaves, strict=True) if is_simulated(value)}
+    is_kernel = False
+
+    def wrap(result: object) -> object:
+        nonlocal is_kernel
+        if not isinstance(result, torch.Tensor):
+            return result
+        if id(result) in same:
+            is_kernel = True
+            if same[id(result)].shape != result.shape:  # an empty output that the operation has resized
+                same[id(result)].data = to_simulated(result.clone())
+            return same[id(result)]
+        view = view_of_argument(operation, result, simulated)
+        if view is None:
+            is_kernel = True
+            return to_simulated(result)
+        return view
+
+    wrapped = tree_map(wrap, results)
+    for record in RECORDS:
+        if is_kernel and not name.startswith("empty"):
+            record.count_kernel(name)
+        if name.split(".")[0] in SYNCHRONISING:
+            record.count_wait(name)
+    return wrapped
+
+
+def require_one_device(name: str, values: list[Any]) -> None:
+    """Raise an error like a GPU if a tensor is on the CPU, unless it is a number or an index."""
+    others = [value for value in values if isinstance(value, torch.Tensor) and not is_simulated(value)]
+    if any(other.dim() for other in others):
+        raise RuntimeError(f"{name}: tensors on cpu and {DEVICE}")
+
+
+def view_of_argument(
+    operation: torch._ops.OpOverload, result: torch.Tensor, arguments: list[torch.Tensor]
+) -> torch.Tensor | None:
+    """Return the result as a view of the argument whose memory it shares; None if it has separate memory."""
+    for argument in arguments:
+        if argument.dtype != result.dtype:
+            continue
+        storage = argument.untyped_storage()
+        offset = result.data_ptr() - storage.data_ptr()
+        if result.numel() and 0 <= offset < storage.nbytes():
+            return alias(argument, result.shape, result.stride(), offset // result.element_size())
+        if not result.numel() and any(value.alias_info is not None for value in operation._schema.returns):
+            return alias(argument, result.shape, result.stride(), argument.storage_offset())
+    return None
