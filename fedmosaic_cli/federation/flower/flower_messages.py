@@ -1,4 +1,4 @@
-"""What Flower carries for us: node names, payloads in Flower messages, and Flower's error codes.
+"""What Flower transmits for us: node names, payloads in Flower messages, and Flower's error codes.
 
 A payload is the only value of one `ConfigRecord`. That adds about 580 bytes in each direction; an `ArrayRecord` would
 add 1150.
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 RECORD_KEY, VALUE_KEY = "r", "v"
+REQUEST_QUERY, NAME_QUERY = "query", "query.name"
+"""Types of the messages to a node: a request for the site's process, and for the name that the site claims."""
 NODE_NAME_PATTERN = re.compile(r"client-(\d{3,9})")
 NO_SITE_PROCESS = "no site process listens"
-SITE_PROCESS_ENDED = "the site process ended while answering"
-# Flower's error codes.
-CLIENT_APP_RAISED_EXCEPTION, MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE = 2, 3, 4
-NODE_UNAVAILABLE, CLIENT_APP_CRASHED = 5, 8
+SITE_PROCESS_ENDED = "the site process ended before it responded"
+CLIENT_APP_RAISED_EXCEPTION = 2
+"""Flower's code; `node_program` uses it for its own errors."""
+MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 3, 4, 5
+"""Codes of errors that Flower reports."""
 INVALID_REPLY = 0
 """Our own code for a reply without a payload."""
 OFFLINE_REASON, CRASHED_REASON, DEADLINE_REASON = "gone", "crashed", "deadline"
@@ -59,7 +62,6 @@ def transient_failure(code: int, reason: str) -> str | None:
     """Return the failure's short name if the same request may succeed later, else None."""
     if code == NODE_UNAVAILABLE:
         return OFFLINE_REASON
-    has_lost_site = code == CLIENT_APP_RAISED_EXCEPTION and (NO_SITE_PROCESS in reason or SITE_PROCESS_ENDED in reason)
-    if code == CLIENT_APP_CRASHED or has_lost_site:
+    if code == CLIENT_APP_RAISED_EXCEPTION and (NO_SITE_PROCESS in reason or SITE_PROCESS_ENDED in reason):
         return CRASHED_REASON
     return DEADLINE_REASON if code in (MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE) else None

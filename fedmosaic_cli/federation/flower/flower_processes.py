@@ -1,18 +1,17 @@
 """Flower's programs as child processes that report nothing to Flower's servers and end with this process.
 
 `python -m fedmosaic_cli.federation.flower.flower_processes kill flower-superlink ...` becomes that program, which the
-kernel kills when its parent dies. With `ask` instead of `kill`, a supervisor stays in between and terminates the
-program once. A parent with threads dies thread by thread and each death sends a signal, while Flower treats a second
-SIGTERM as an order to exit immediately.
+kernel kills when its parent dies. With `terminate` instead of `kill`, a supervisor stays in between and terminates the
+program once. When a process with several threads ends, the kernel may signal its child once per thread. Flower exits at
+once on a second SIGTERM, so the supervisor forwards only the first.
 
-Flower's programs find each other in their PATH. It starts with a directory that has our `flower-superexec`.
+Flower's programs find each other in their PATH.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -33,10 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-KILL_MODE, TERMINATE_MODE = "kill", "ask"
-RUNTIME_DIR_VARIABLE, MARKER_VARIABLE = "FEDMOSAIC_ROOM", "FEDMOSAIC_FLOWER"
-"""Environment variables with the runtime directory: for this module's process, and for the program and all its
-descendants."""
+KILL_MODE, TERMINATE_MODE = "kill", "terminate"
+SUPERVISOR_RUNTIME_DIR_VARIABLE = "FEDMOSAIC_SUPERVISOR_RUNTIME_DIR"
+"""Environment variable with the runtime directory. This module's process reads it before it becomes the program."""
+RUNTIME_DIR_VARIABLE = "FEDMOSAIC_RUNTIME_DIR"
+"""Environment variable with the runtime directory of a program and its descendants. Our Flower apps read it, and
+`terminate_all` finds processes by it."""
 QUIET_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -46,7 +47,6 @@ QUIET_ENVIRONMENT = {
     "NO_COLOR": "1",
     "PYTHONUNBUFFERED": "1",
 }
-PROGRAMS_DIR = "bin"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 TERMINATE_GRACE_SECONDS = 6.0
 OUTPUT_POLL_SECONDS = 0.1
@@ -56,30 +56,17 @@ EXIT_CODE_PATTERN = re.compile(r"Exit Code: (\d+)")
 
 
 def flower_environment(runtime_dir: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs: no telemetry, and the marker that all descendants inherit."""
+    """Return the environment of Flower's programs: no telemetry, and the runtime directory for descendants."""
     no_proxy = ",".join([*LOOPBACK_HOSTS, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])])
     return {
         **os.environ,
         **QUIET_ENVIRONMENT,
-        "PATH": os.pathsep.join(
-            [str(runtime_dir / PROGRAMS_DIR), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
-        ),
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
         "FLWR_HOME": str(runtime_dir / "flwr"),
-        MARKER_VARIABLE: str(runtime_dir),
+        RUNTIME_DIR_VARIABLE: str(runtime_dir),
     }
-
-
-def install_superexec(runtime_dir: Path) -> None:
-    """Write a program `flower-superexec` that runs our module, which hides the apps' tokens."""
-    path = runtime_dir / PROGRAMS_DIR / "flower-superexec"
-    if path.exists():
-        return
-    files.make_directories(path.parent)
-    module = "fedmosaic_cli.federation.flower.superexec"
-    script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n'
-    files.write_and_close(syscalls.create_private_program(path), script.encode())
 
 
 def supervised_command(mode: str, command: Sequence[str]) -> list[str]:
@@ -99,14 +86,14 @@ class FlowerProcess:
         runtime_dir: Path,
         graceful: bool = False,
         on_line: Callable[[str], None] = lambda line: None,
+        output_file: str = "output",
     ) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         self._on_line = on_line
-        self._output_path = runtime_dir / "output"
+        self._output_path = runtime_dir / output_file
         files.remove_path(self._output_path)
-        install_superexec(runtime_dir)
         variables = flower_environment(runtime_dir)
-        variables[RUNTIME_DIR_VARIABLE] = variables.pop(MARKER_VARIABLE)
+        variables[SUPERVISOR_RUNTIME_DIR_VARIABLE] = variables.pop(RUNTIME_DIR_VARIABLE)
         variables[PARENT_PID_VARIABLE] = str(os.getpid())
         handle = syscalls.open_append(self._output_path)
         try:
@@ -173,21 +160,21 @@ def exit_message(lines: list[str]) -> str:
     return "; ".join(line.rstrip(".") for line in message[:end] if line)
 
 
-def marked_processes(runtime_dir: Path) -> list[psutil.Process]:
-    """Return all living processes that carry the marker of this runtime directory, including distant descendants."""
-    marked = []
+def runtime_dir_processes(runtime_dir: Path) -> list[psutil.Process]:
+    """Return all living processes of this runtime directory, including distant descendants."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(MARKER_VARIABLE) == str(runtime_dir):
-                marked.append(process)
-    return marked
+            if process.environ().get(RUNTIME_DIR_VARIABLE) == str(runtime_dir):
+                found.append(process)
+    return found
 
 
 def terminate_all(runtime_dir: Path, grace_seconds: float = TERMINATE_GRACE_SECONDS) -> None:
     """Terminate all processes of a runtime directory, and kill those that are still alive after the grace period."""
     deadline = time.monotonic() + grace_seconds
     terminated: set[psutil.Process] = set()
-    while running := set(marked_processes(runtime_dir)):
+    while running := set(runtime_dir_processes(runtime_dir)):
         is_expired = time.monotonic() >= deadline
         for process in running if is_expired else running - terminated:
             with suppress(psutil.Error):
@@ -225,7 +212,7 @@ def main(mode: str, command: list[str]) -> None:
     """Replace this process by the program, or supervise it."""
     if mode == TERMINATE_MODE:
         raise SystemExit(Supervisor().run(command))
-    os.environ[MARKER_VARIABLE] = os.environ.pop(RUNTIME_DIR_VARIABLE)
+    os.environ[RUNTIME_DIR_VARIABLE] = os.environ.pop(SUPERVISOR_RUNTIME_DIR_VARIABLE)
     die_with_parent()
     os.execvp(command[0], command)
 

@@ -16,7 +16,14 @@ from fedmosaic_cli.federation.flower.flower_messages import (
     transient_failure,
 )
 from fedmosaic_cli.federation.flower.flwr_commands import require_flower
-from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, RuntimeDir, decode_frame, encode_frame
+from fedmosaic_cli.federation.flower.ipc import (
+    DISCONNECT_ERRORS,
+    IpcListener,
+    RuntimeDir,
+    decode_frame,
+    encode_frame,
+    receive_bytes,
+)
 from fedmosaic_cli.federation.flower.superlink import SuperLink, SuperLinkAddress, free_port
 from fedmosaic_cli.federation.protocol import printable_text
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 RELAY_START_SECONDS, RELAY_SILENCE_SECONDS = 90.0, 300.0
-"""How long the relay may take to start, and to answer while it forwards large payloads."""
+"""How long the relay may take to start, and to respond while it forwards large payloads."""
 ONLINE_POLL_SECONDS, RELAY_RETRY_SECONDS = 1.0, 1.0
 MAX_ATTEMPTS, MAX_REASON_CHARS = 3, 200
 MAX_OFFLINE_SECONDS = 120.0
@@ -59,7 +66,7 @@ class FlowerTransport:
     Args:
         public_keys: The public key of each client. None only without credentials.
         listen_address: Where the SuperLink listens. Port 0 chooses a free port. Without credentials, which is possible
-            on this machine only, the transport believes the name that a site claims.
+            on this machine only, the transport accepts the name that a site claims.
     """
 
     def __init__(
@@ -112,19 +119,19 @@ class FlowerTransport:
         for _ in range(MAX_ATTEMPTS):
             try:
                 self._query_online()
-                while "here" not in (self._receive_frame(ONLINE_POLL_SECONDS) or ({}, b""))[0]:
+                while "online" not in (self._receive_frame(ONLINE_POLL_SECONDS) or ({}, b""))[0]:
                     pass
                 return set(self._online)
             except RelayLostError:
                 self._recover()
-        raise RunFailedError(f"Flower's relay ends repeatedly ({self.address}): check the memory of this machine")
+        raise RunFailedError(f"the relay ends repeatedly ({self.address}): check the memory of this machine")
 
     def send_requests(
         self, requests: Mapping[int, bytes], timeout_seconds: float
     ) -> Iterator[ClientResponse | ClientFailure]:
         """Send each client its request, and yield responses and failures as they come.
 
-        A client whose app crashes, or that is offline for a short time, receives the same bytes again.
+        A client whose site process ends, or that is offline for a short time, receives the same bytes again.
         """
         deadline = time.monotonic() + timeout_seconds
         waiting = {client: PendingRequest(payload) for client, payload in requests.items()}
@@ -136,7 +143,7 @@ class FlowerTransport:
                     self._query_online()
                     queried_at = now
                 header, payload = self._receive_frame(min(ONLINE_POLL_SECONDS, deadline - now)) or ({}, b"")
-                if "here" in header:
+                if "online" in header:
                     self._send_pending(waiting, client_by_request, deadline)
                     for offline in self._offline_too_long(waiting):
                         del waiting[offline]
@@ -160,7 +167,8 @@ class FlowerTransport:
                 request_id = next(self._request_ids)
                 client_by_request[request_id] = client
                 pending.is_sent, pending.reason = True, DEADLINE_REASON
-                self._send_frame(pending.payload, ask=request_id, name=node_name(client), seconds=deadline - now)
+                header = {"request": request_id, "name": node_name(client), "timeout_seconds": deadline - now}
+                self._send_frame(pending.payload, **header)
 
     def _offline_too_long(self, waiting: dict[int, PendingRequest]) -> list[int]:
         """Return clients to give up before the round's deadline, which may be an hour away."""
@@ -182,7 +190,7 @@ class FlowerTransport:
         reason = transient_failure(header["code"], header["reason"])
         if reason is None:
             text = printable_text(" ".join(header["reason"].split()), MAX_REASON_CHARS)
-            return ClientFailure(client_id, f"no answer: {text}")
+            return ClientFailure(client_id, f"no response: {text}")
         pending.is_sent, pending.reason, pending.retry_at = False, reason, time.monotonic() + RELAY_RETRY_SECONDS
         return None
 
@@ -190,7 +198,7 @@ class FlowerTransport:
         """Ask the relay for the online nodes, unless such a query is pending."""
         if self._query_sent_at is None:
             self._query_sent_at = time.monotonic()
-            self._send_frame(who=True)
+            self._send_frame(list_nodes=True)
 
     def _send_frame(self, payload: bytes = b"", **header: Any) -> None:
         try:
@@ -209,12 +217,13 @@ class FlowerTransport:
                 if time.monotonic() - (self._query_sent_at or time.monotonic()) > RELAY_SILENCE_SECONDS:
                     raise EOFError
                 return None
-            header, payload = decode_frame(self._relay.recv_bytes())
+            header, payload = decode_frame(receive_bytes(self._relay))
         except DISCONNECT_ERRORS:
             raise RelayLostError from None
-        if "here" in header:
+        if "online" in header:
             self._query_sent_at = None
-            self._online = {client for name in header["here"] if (client := parse_node_name(name)) in self._client_ids}
+            online = map(parse_node_name, header["online"])
+            self._online = {client for client in online if client in self._client_ids}
         return header, payload
 
     def _start_relay(self) -> None:
@@ -225,8 +234,8 @@ class FlowerTransport:
             self._relay = self._listener.next_connection(0.5)
         if self._relay is None:
             raise RunFailedError(
-                f"Flower's relay did not start, {self._superlink.relay_status()} ({self.address}): "
-                "install flwr in fedmosaic's environment"
+                f"the relay did not start, {self._superlink.relay_status()} ({self.address}): "
+                "run fedmosaic in an environment with flwr"
             )
         self._query_sent_at = None
 

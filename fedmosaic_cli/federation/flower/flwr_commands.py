@@ -66,10 +66,11 @@ def run_flwr(runtime_dir: Path, *commands: Sequence[str]) -> list[dict[str, Any]
     documents = parse_json_documents(completed.stdout)
     for command, document in zip(commands, documents, strict=False):
         if not document.get("success", True):
-            raise RunFailedError(f"{last_nonempty_line(str(document.get('error-message')))} (flwr {command[0]})")
+            reason = last_nonempty_line(str(document.get("error-message")))
+            raise RunFailedError(f"{reason} (flwr {command[0]}): check the flwr installation")
     if len(documents) < len(commands):
         reason = last_nonempty_line(completed.stderr or completed.stdout)
-        raise RunFailedError(f"{reason} (flwr {commands[len(documents)][0]})")
+        raise RunFailedError(f"{reason} (flwr {commands[len(documents)][0]}): check the flwr installation")
     return documents
 
 

@@ -1,6 +1,6 @@
 """Private runtime directories, and sockets in them between processes of one user.
 
-Sockets carry bytes, never pickled objects.
+Sockets transmit bytes, never pickled objects.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.federation.protocol import MAX_MESSAGE_BYTES
 from fedmosaic_cli.storage import files, syscalls
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ RUNTIME_DIR_PREFIX = "fedmosaic-"
 SHORT_TEMP_DIR = Path("/tmp")
 """Parent of runtime directories if the path of a socket in the user's temporary directory is too long."""
 MAX_SOCKET_PATH_BYTES = 100
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + (1 << 16)
+"""The largest frame: a message and the header of a frame. A longer one is an `OSError` before memory is allocated."""
 DISCONNECT_ERRORS = (EOFError, OSError)
 """Raised if no process is at the other end of a socket."""
 
@@ -110,6 +113,16 @@ def decode_frame(frame: bytes) -> tuple[dict[str, Any], bytes]:
     if not isinstance(header, dict):
         raise ValueError("a frame without a header")
     return header, payload
+
+
+def receive_bytes(connection: Connection[bytes, bytes]) -> bytes:
+    """Return the next frame or message of a connection.
+
+    Raises:
+        EOFError: The other side has closed the connection.
+        OSError: The connection is broken, or the frame is longer than `MAX_FRAME_BYTES`.
+    """
+    return connection.recv_bytes(MAX_FRAME_BYTES)
 
 
 def connect_socket(folder: Path) -> Connection[bytes, bytes]:

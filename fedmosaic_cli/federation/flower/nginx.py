@@ -16,8 +16,8 @@ MAX_BODY_SIZE = "1g"
 def nginx_config(folder: Path, host: str) -> str:
     """Return a complete configuration for `nginx -c FILE`."""
     return f"""\
-# Between the sites and the SuperLink. Every client of Flower's control interface can run code at every site, and Flower
-# does not authenticate it: so only the path that sites need, /v1/fleet/, is forwarded. Run it with: nginx -c FILE
+# Between the sites and the SuperLink. Flower does not authenticate the clients of its control interface, who can stop
+# runs and register keys: so only the path that sites need, /v1/fleet/, is forwarded. Run it with: nginx -c FILE
 worker_processes auto;
 pid "{folder}/nginx.pid";
 error_log "{folder}/nginx-error.log";

@@ -1,10 +1,16 @@
-"""The coordinator's own SuperLink. It ends with the process that started it."""
+"""The coordinator's own SuperLink, which starts no app but our relay. It ends with the process that started it.
+
+The SuperLink runs with Flower's isolation mode `process`, so it starts no apps. Our version of Flower's SuperExec does,
+and it is the only process that knows the secret by which a SuperExec authenticates.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import secrets
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.errors import RequestError, ResourceError, RunFailedError
 from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
 from fedmosaic_cli.federation.flower.flwr_commands import run_flwr
+from fedmosaic_cli.federation.flower.superexec import APP_DIR
 from fedmosaic_cli.storage import files
 
 if TYPE_CHECKING:
@@ -36,11 +43,10 @@ publisher = "fedmosaic"
 
 [tool.flwr.app.components]
 serverapp = "fedmosaic_cli.federation.flower.relay_serverapp:app"
-clientapp = "fedmosaic_cli.federation.flower.relay_clientapp:app"
-
-[tool.flwr.app.config]
-names-as-claimed = {claims}
+# Flower requires a name here. Sites load no app.
+clientapp = "fedmosaic_cli.federation.flower.relay_serverapp:app"
 """
+RELAY_CONFIG_FILE, SECRET_FILE = "relay.json", "superexec.secret"
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,16 @@ class SuperLink:
         self._public_keys = public_keys
         self._has_registered_keys = False
         self._process: FlowerProcess | None = None
+        self._superexec: FlowerProcess | None = None
         self._relay_run_id = ""
-        for folder in ("flwr", "app"):
+        for folder in ("flwr", APP_DIR):
             files.make_directories(runtime_dir / folder)
         files.write_new_file(runtime_dir / "flwr" / "config.toml", flwr_config(listen_address).encode())
-        claims = "true" if listen_address.credentials is None else "false"
-        files.write_new_file(runtime_dir / "app" / "pyproject.toml", RELAY_PYPROJECT.format(claims=claims).encode())
+        files.write_new_file(runtime_dir / APP_DIR / "pyproject.toml", RELAY_PYPROJECT.encode())
+        keys = {name: key.read_text(encoding="utf-8") for name, key in public_keys.items()}
+        relay_config = {"trusts_claimed_names": listen_address.credentials is None, "keys": keys}
+        files.write_new_private_file(runtime_dir / RELAY_CONFIG_FILE, json.dumps(relay_config).encode())
+        files.write_new_private_file(runtime_dir / SECRET_FILE, secrets.token_bytes(32))
 
     @property
     def is_alive(self) -> bool:
@@ -136,11 +146,17 @@ class SuperLink:
             self._require_free_port()
             self._process = FlowerProcess(self._command(), self._runtime_dir)
             self._wait_until_listening(self._process)
+        if self._superexec is None or not self._superexec.is_alive:
+            self._superexec = FlowerProcess(
+                self._superexec_command(), self._runtime_dir, output_file="superexec-output"
+            )
         keys = {} if self._has_registered_keys else self._public_keys
         registrations = [
             ("supernode", "register", str(key), CONNECTION_NAME, "--name", name) for name, key in keys.items()
         ]
-        answers = run_flwr(self._runtime_dir, *registrations, ("run", str(self._runtime_dir / "app"), CONNECTION_NAME))
+        answers = run_flwr(
+            self._runtime_dir, *registrations, ("run", str(self._runtime_dir / APP_DIR), CONNECTION_NAME)
+        )
         self._has_registered_keys = True
         self._relay_run_id = str(answers[-1].get("run-id"))
 
@@ -155,8 +171,9 @@ class SuperLink:
         """End all processes that were started here."""
         self.stop_relay()
         terminate_all(self._runtime_dir)
-        if self._process is not None:
-            self._process.process.wait()
+        for process in (self._superexec, self._process):
+            if process is not None:
+                process.process.wait()
 
     def relay_status(self) -> str:
         """Return Flower's status of the relay in one line."""
@@ -174,12 +191,20 @@ class SuperLink:
         address = self.listen_address
         command = ["flower-superlink", "--host", address.host, "--port", str(address.port)]
         command += ["--database", str(self._runtime_dir / "link.db"), "--disable-runtime-dependency-installation"]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(self._runtime_dir / SECRET_FILE)]
         if address.credentials is None:
             return [*command, "--insecure"]
         command += ["--ssl-ca-certfile", str(address.credentials.ca_certificate.absolute())]
         command += ["--ssl-certfile", str(address.credentials.certificate.absolute())]
         command += ["--ssl-keyfile", str(address.credentials.private_key.absolute())]
         return [*command, "--enable-supernode-auth"]
+
+    def _superexec_command(self) -> list[str]:
+        credentials = self.listen_address.credentials
+        trust = ["--root-certificates", str(credentials.ca_certificate.absolute())] if credentials else ["--insecure"]
+        command = [sys.executable, "-m", "fedmosaic_cli.federation.flower.superexec", *trust]
+        command += ["--superexec-auth-secret-file", str(self._runtime_dir / SECRET_FILE)]
+        return [*command, "--runtime-api-address", self.listen_address.host_port]
 
     def _require_free_port(self) -> None:
         address = self.listen_address

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from fedmosaic_cli.federation.flower.flower_processes import MARKER_VARIABLE, marked_processes
+from fedmosaic_cli.federation.flower.flower_processes import RUNTIME_DIR_VARIABLE, runtime_dir_processes
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
@@ -67,11 +67,11 @@ class Federation:
         }
 
     def site_runtime_dir(self, client: int) -> Path:
-        """Return a site's runtime directory, which its SuperNode carries as the marker."""
+        """Return a site's runtime directory, which the environment of its node contains."""
         for process in psutil.Process(self.sites[str(client)].pid).children(recursive=True):
-            if marker := process.environ().get(MARKER_VARIABLE):
-                return Path(marker)
-        raise AssertionError("no SuperNode runs")
+            if runtime_dir := process.environ().get(RUNTIME_DIR_VARIABLE):
+                return Path(runtime_dir)
+        raise AssertionError("no node runs")
 
     def close(self) -> None:
         for site in self.sites.values():
@@ -97,5 +97,5 @@ def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.3) -> N
 
 def kill(runtime_dir: Path, program: str) -> None:
     """Kill one of Flower's programs of a runtime directory."""
-    [process] = [process for process in marked_processes(runtime_dir) if program in " ".join(process.cmdline())]
+    [process] = [process for process in runtime_dir_processes(runtime_dir) if program in " ".join(process.cmdline())]
     process.kill()

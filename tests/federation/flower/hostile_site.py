@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from fedmosaic_cli.data.data_dirs import DataDirs
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.flower.flower_messages import node_name
-from fedmosaic_cli.federation.flower.supernode import SuperNode
+from fedmosaic_cli.federation.flower.site_node import SiteNode
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.protocol import Request, Response
 from fedmosaic_cli.federation.site import Site
@@ -20,7 +21,7 @@ CHANGES = {2: "wrong round", 3: "wrong public set", 4: "NaN", 5: "oversized"}
 
 def change_response(request: bytes, response: bytes) -> bytes:
     header = Request.decode(request).header
-    change = CHANGES.get(header.get("round", 0), "") if header["kind"] == "turn" else ""
+    change = CHANGES.get(header.get("round", 0), "") if header["kind"] == protocol.LOCAL_ROUND else ""
     if change == "oversized":
         return response + bytes(1 << 21)
     return CHANGED_UPLOADS[change][0](Response.decode(response)).encode() if change else response
@@ -34,7 +35,7 @@ def main(shard: str, folder: str, superlink: str, root: str) -> None:
     def handle_request(request: bytes) -> bytes:
         return change_response(request, site.handle_request(request))
 
-    with SuperNode(site_shard.client_id, superlink, handle_request, root=Path(root), key=key) as node:
+    with SiteNode(site_shard.client_id, superlink, handle_request, root=Path(root), key=key) as node:
         node.serve()
 
 

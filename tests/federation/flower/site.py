@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedmosaic_cli.federation.flower.supernode import ConnectionEvent, SuperNode
+from fedmosaic_cli.federation.flower.site_node import ConnectionEvent, SiteNode
 from fedmosaic_cli.machine import die_with_parent
 
 
@@ -41,7 +41,7 @@ def main(client: str, superlink: str, root: str, key: str, folder: str) -> None:
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     credentials = {} if root == "-" else {"root": Path(root), "key": Path(key)}
-    with SuperNode(int(client), superlink, handle_request, on_event=on_event, **credentials) as node:
+    with SiteNode(int(client), superlink, handle_request, on_event=on_event, **credentials) as node:
         node.serve(lambda: bool(stopping))
 
 

@@ -34,3 +34,23 @@ def test_a_reply_without_bytes_is_an_error_of_that_node_only(records):
         ({"error": 0, "code": INVALID_REPLY, "reason": "the node replied without bytes"}, b""),
         ({"reply": 1, "name": "client-001"}, b"fine"),
     ]
+
+
+def test_a_reply_above_the_limit_is_an_error_of_that_node_only(monkeypatch):
+    """The coordinator would restart the relay if it received such a frame."""
+    from fedmosaic_cli.federation.flower import relay_serverapp
+
+    monkeypatch.setattr(relay_serverapp, "MAX_MESSAGE_BYTES", 10)
+    sent: list[bytes] = []
+    replies = [reply(0, {"r": {"v": bytes(11)}}), reply(1, {"r": {"v": bytes(10)}})]
+    grid = SimpleNamespace(pull_messages=lambda names: replies)
+    relay = relay_serverapp.Relay(grid, SimpleNamespace(send_bytes=sent.append))
+    relay._pending = {
+        f"message-{number}": (number, relay_serverapp.OnlineNode(f"client-00{number}", number, "now"))
+        for number in (0, 1)
+    }
+    relay._collect_replies()
+    assert [decode_frame(frame) for frame in sent] == [
+        ({"error": 0, "code": INVALID_REPLY, "reason": "the reply is too large"}, b""),
+        ({"reply": 1, "name": "client-001"}, bytes(10)),
+    ]

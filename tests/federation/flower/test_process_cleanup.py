@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.errors import ResourceError
-from fedmosaic_cli.federation.flower.flower_processes import marked_processes
+from fedmosaic_cli.federation.flower.flower_processes import runtime_dir_processes
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.ipc import RuntimeDir
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
@@ -37,11 +37,11 @@ def test_a_closed_coordinator_leaves_nothing(tmp_path):
     credentials = create_certificate_authority(tmp_path / "credentials", ["127.0.0.1"])
     transport = FlowerTransport({0: create_node_key(tmp_path / "site-0")}, SuperLinkAddress(credentials=credentials))
     runtime_dir, address = transport._runtime_dir.path, transport.address
-    assert len(marked_processes(runtime_dir)) >= 3
+    assert len(runtime_dir_processes(runtime_dir)) >= 3
     assert runtime_dir.stat().st_mode & 0o777 == 0o700
     assert not is_free(address)
     transport.close()
-    assert marked_processes(runtime_dir) == []
+    assert runtime_dir_processes(runtime_dir) == []
     assert is_free(address)
     assert not runtime_dir.exists()
 
@@ -51,9 +51,9 @@ def test_a_killed_coordinator_leaves_only_a_directory_for_the_next_to_remove(tmp
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
         started = json.loads(coordinator.stdout.readline())
         runtime_dir = Path(started["runtime_dir"])
-        assert len(marked_processes(runtime_dir)) >= 3
+        assert len(runtime_dir_processes(runtime_dir)) >= 3
         coordinator.kill()
-    wait(lambda: marked_processes(runtime_dir) == [], 20, pause=0.05)
+    wait(lambda: runtime_dir_processes(runtime_dir) == [], 20, pause=0.05)
     assert is_free(started["address"])
     assert runtime_dir.exists()
     RuntimeDir().close()  # removes stale directories
@@ -67,11 +67,11 @@ def test_terminated_and_killed_sites_leave_nothing(tmp_path):
         runtime_dirs = [federation.site_runtime_dir(client) for client in federation.clients]
         federation.sites["0"].terminate()
         federation.sites["0"].wait(timeout=20)
-        assert marked_processes(runtime_dirs[0]) == []
+        assert runtime_dir_processes(runtime_dirs[0]) == []
         assert not runtime_dirs[0].exists()
         federation.sites["1"].kill()
         federation.sites["1"].wait()
-        wait(lambda: marked_processes(runtime_dirs[1]) == [], 20, pause=0.05)
+        wait(lambda: runtime_dir_processes(runtime_dirs[1]) == [], 20, pause=0.05)
         wait(lambda: federation.transport.reachable_clients() == set(), 20)
     finally:
         federation.close()

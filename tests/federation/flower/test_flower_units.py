@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.flower import flwr_commands, ipc, superexec
 from fedmosaic_cli.federation.flower.flower_messages import (
     NO_SITE_PROCESS,
@@ -26,12 +26,11 @@ from fedmosaic_cli.federation.flower.flower_messages import (
     transient_failure,
 )
 from fedmosaic_cli.federation.flower.flower_processes import (
-    MARKER_VARIABLE,
+    RUNTIME_DIR_VARIABLE,
     FlowerProcess,
     exit_message,
     flower_environment,
-    install_superexec,
-    marked_processes,
+    runtime_dir_processes,
     terminate_all,
 )
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport, PendingRequest
@@ -51,7 +50,10 @@ CREDENTIALS = Credentials(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
 
 @pytest.mark.parametrize("payload", [b"", b"\n", b"\0\xff" * 1000, b'{"a": 1}\n'])
 def test_a_frame_round_trips_its_header_and_any_payload(payload):
-    assert decode_frame(encode_frame({"ask": 3, "name": "x\ny"}, payload)) == ({"ask": 3, "name": "x\ny"}, payload)
+    assert decode_frame(encode_frame({"request": 3, "name": "x\ny"}, payload)) == (
+        {"request": 3, "name": "x\ny"},
+        payload,
+    )
 
 
 @pytest.mark.parametrize("frame", [b"", b"[1]\n", b"\x80\x04]\x94.\n", b"{"])
@@ -113,7 +115,7 @@ def test_a_listener_refuses_a_wrong_key(tmp_path):
     listener.close()
 
 
-def test_flower_programs_get_no_telemetry_and_the_marker(monkeypatch, tmp_path):
+def test_flower_programs_get_no_telemetry_and_the_runtime_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "example.org")
     environment = flower_environment(tmp_path)
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -121,7 +123,7 @@ def test_flower_programs_get_no_telemetry_and_the_marker(monkeypatch, tmp_path):
         environment["FLWR_DISABLE_UPDATE_CHECK"] == environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     )
     assert environment["FLWR_HOME"] == str(tmp_path / "flwr")
-    assert environment[MARKER_VARIABLE] == str(tmp_path)
+    assert environment[RUNTIME_DIR_VARIABLE] == str(tmp_path)
     assert environment["NO_PROXY"] == environment["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
     assert environment["PATH"].endswith(os.environ["PATH"])
 
@@ -142,7 +144,7 @@ def test_flwr_config_names_our_superlink():
 
 
 def test_the_relay_app_has_no_dependencies_and_its_components_exist():
-    app = tomllib.loads(RELAY_PYPROJECT.format(claims="false"))
+    app = tomllib.loads(RELAY_PYPROJECT)
     assert app["project"]["dependencies"] == []
     for component in app["tool"]["flwr"]["app"]["components"].values():
         module, _, attribute = component.partition(":")
@@ -162,7 +164,6 @@ def test_without_credentials_only_loopback_is_allowed(host):
     ("code", "reason", "name"),
     [
         (5, "", "gone"),
-        (8, "", "crashed"),
         (2, f"<class 'ConnectionError'>:<'{NO_SITE_PROCESS}'>", "crashed"),
         (2, f"<class 'ConnectionError'>:<'{SITE_PROCESS_ENDED}'>", "crashed"),
         (2, "<class 'ZeroDivisionError'>:<'division by zero'>", None),
@@ -334,7 +335,7 @@ def test_a_directory_with_a_valid_marker_and_a_free_lock_is_removed(tmp_path):
 def test_the_failure_text_of_a_node_is_made_printable():
     pending = PendingRequest(b"")
     failure = FlowerTransport._outcome(None, 3, pending, {"error": 1, "code": 2, "reason": "a\n\x1b[2Jb"}, b"")
-    assert failure == ClientFailure(3, "no answer: a  [2Jb")
+    assert failure == ClientFailure(3, "no response: a  [2Jb")
 
 
 def test_a_client_that_stays_offline_is_given_up_before_the_deadline(monkeypatch):
@@ -377,23 +378,14 @@ def test_an_app_without_a_token_is_started_as_it_is(capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_flower_programs_find_our_superexec_first(tmp_path):
-    install_superexec(tmp_path)
-    install_superexec(tmp_path)  # again after a restart
-    program = tmp_path / "bin" / "flower-superexec"
-    assert program.stat().st_mode & 0o777 == 0o700
-    assert shutil.which("flower-superexec", path=flower_environment(tmp_path)["PATH"]) == str(program)
-    assert "-m fedmosaic_cli.federation.flower.superexec" in program.read_text()
-
-
 SLEEPER = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
 
 
 def test_terminate_all_ends_a_process_and_its_descendants(tmp_path):
     child = FlowerProcess([sys.executable, "-c", SLEEPER], tmp_path)
-    until(lambda: len(marked_processes(tmp_path)) == 2)
+    until(lambda: len(runtime_dir_processes(tmp_path)) == 2)
     terminate_all(tmp_path)
-    assert marked_processes(tmp_path) == []
+    assert runtime_dir_processes(tmp_path) == []
     assert child.process.wait() == -signal.SIGTERM
 
 
@@ -432,7 +424,7 @@ def test_a_child_receives_one_sigterm_when_its_parent_dies(tmp_path):
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=30)
-    until(lambda: marked_processes(tmp_path) == [])
+    until(lambda: runtime_dir_processes(tmp_path) == [])
     assert (tmp_path / "terminated").exists()
 
 
@@ -463,5 +455,5 @@ def test_a_missing_directory_does_not_keep_a_site_from_responding(tmp_path):
     from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog
 
     log = SiteLog(SiteFiles(tmp_path / "missing"), print_line=lambda line: None)
-    log.on_request(HandledRequest("turn", "a/b/seed-0/01234567", 1, 0.1, 10))
+    log.on_request(HandledRequest(protocol.LOCAL_ROUND, "a/b/seed-0/01234567", 1, 0.1, 10))
     log.on_stop()

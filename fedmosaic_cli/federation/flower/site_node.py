@@ -1,7 +1,11 @@
-"""A site's SuperNode: it is kept running, and the coordinator's requests are handled one at a time."""
+"""A site's node: its program is kept running, and the coordinator's requests are handled one at a time.
+
+The program is `node_program`, not Flower's SuperNode, which would execute the apps that it receives.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Literal
@@ -9,8 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
 from fedmosaic_cli.federation.flower.flwr_commands import require_flower
-from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, RuntimeDir
-from fedmosaic_cli.federation.flower.superlink import free_port
+from fedmosaic_cli.federation.flower.ipc import DISCONNECT_ERRORS, IpcListener, RuntimeDir, receive_bytes
 from fedmosaic_cli.storage import files
 
 if TYPE_CHECKING:
@@ -23,7 +26,9 @@ RESTART_DELAYS_SECONDS = (5.0, 10.0, 15.0)
 """Delay before a restart: after the first failure, the second, and all later ones."""
 NODE_REFUSED_EXIT_CODE = 305
 """Flower's code for a node that the SuperLink refused: unknown key, or its previous session has not expired."""
-CONNECTED_TEXT = "SuperNode ID:"
+CONNECTED_TEXT = "connected to the SuperLink as node"
+"""Printed by `node_program`."""
+NODE_PROGRAM = "fedmosaic_cli.federation.flower.node_program"
 STOP_POLL_SECONDS = 0.2
 
 
@@ -31,12 +36,12 @@ STOP_POLL_SECONDS = 0.2
 class ConnectionEvent:
     """A change of the site's connection."""
 
-    kind: Literal["started", "connected", "refused", "ended", "unheard"]
+    kind: Literal["started", "connected", "refused", "ended", "response_lost"]
     detail: str = ""
 
 
-class SuperNode:
-    """Keeps a SuperNode process running and handles its requests.
+class SiteNode:
+    """Keeps the process of a node running and handles its requests.
 
     Args:
         client_id: The client of this site.
@@ -64,11 +69,10 @@ class SuperNode:
         self._root_certificate, self._private_key = root, key
         self._on_event = on_event
         self._stop_event, self._connected_event = Event(), Event()
-        self._process: FlowerProcess | None = None
         self._runtime_dir = RuntimeDir()
         files.make_directories(self._runtime_dir.path / "flwr")
         self._listener = IpcListener(self._runtime_dir.path)
-        self._thread = Thread(target=self._keep_running, name="supernode", daemon=True)
+        self._thread = Thread(target=self._keep_running, name="site-node", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -89,22 +93,19 @@ class SuperNode:
                     self._serve_request(connection)
 
     def _serve_request(self, connection: Connection[bytes, bytes]) -> None:
-        process = self._process
         try:
-            request = connection.recv_bytes()
+            request = receive_bytes(connection)
         except DISCONNECT_ERRORS:
             return
         response = self._handle_request(request)
         try:
             connection.send_bytes(response)
         except DISCONNECT_ERRORS:
-            self._on_event(ConnectionEvent("unheard", "the requesting app ended before the response was ready"))
-            if process is not None and process is self._process:
-                # The SuperNode notices only after a minute that its app ended, and runs no other one before.
-                process.process.terminate()
+            detail = "the coordinator's connection was lost before the response was sent"
+            self._on_event(ConnectionEvent("response_lost", detail))
 
     def close(self) -> None:
-        """End the SuperNode and all processes that it started."""
+        """End the node's process."""
         self._stop_event.set()
         while self._thread.is_alive():  # it may just have started another process
             terminate_all(self._runtime_dir.path)
@@ -113,12 +114,12 @@ class SuperNode:
         self._runtime_dir.close()
 
     def _keep_running(self) -> None:
-        """Restart the SuperNode whenever it ends. It ends gracefully, so that it signs off at the SuperLink."""
+        """Restart the process whenever it ends. It ends gracefully, so that it signs off at the SuperLink."""
         num_failures = 0
         while not self._stop_event.is_set():
             self._connected_event.clear()
             terminate_all(self._runtime_dir.path)
-            self._process = process = FlowerProcess(
+            process = FlowerProcess(
                 self._command(), self._runtime_dir.path, graceful=True, on_line=self._on_output_line
             )
             self._on_event(ConnectionEvent("started"))
@@ -137,10 +138,7 @@ class SuperNode:
             self._on_event(ConnectionEvent("connected"))
 
     def _command(self) -> list[str]:
-        node_config = f'room="{self._runtime_dir.path}" name="{node_name(self._client_id)}"'
-        command = ["flower-supernode", "--superlink", self._superlink_address, "--node-config", node_config]
-        command += ["--host", "127.0.0.1", "--port", str(free_port())]
+        command = [sys.executable, "-m", NODE_PROGRAM, node_name(self._client_id), self._superlink_address]
         if self._root_certificate is None or self._private_key is None:
-            return [*command, "--insecure"]
-        command += ["--root-certificates", str(self._root_certificate.absolute())]
-        return [*command, "--auth-supernode-private-key", str(self._private_key.absolute())]
+            return command
+        return [*command, str(self._root_certificate.absolute()), str(self._private_key.absolute())]

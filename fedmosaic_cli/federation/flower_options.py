@@ -93,7 +93,7 @@ class FlowerOptions:
         host, port = parse_address(self.superlink or f"127.0.0.1:{SUPERLINK_PORT}")
         if not is_loopback(host) and not self.allow_unauthenticated_network:
             raise RequestError(
-                f"every machine that reaches {self.superlink} can run code at every site (--superlink): listen on "
+                f"every machine that reaches {self.superlink} can stop runs and register keys (--superlink): listen on "
                 "127.0.0.1 behind a proxy (nginx.conf of 'fedmosaic federation init'), or add "
                 "--allow-unauthenticated-network on a network that you trust"
             )
