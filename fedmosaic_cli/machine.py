@@ -6,14 +6,18 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # From malloc.h: the largest free block kept at the end of the heap, the padding of each request to the system, and the
 # number of blocks that may be mapped one by one.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 MAX_INT32 = 2**31 - 1
 PAGE_BYTES = 4096
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 PARENT_PID_VARIABLE = "FEDMOSAIC_PARENT"
 """Environment variable with the PID of the process whose death ends this one."""
 TOP_PAD_BYTES = 64 * 2**20
@@ -56,10 +60,25 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_descendants() -> None:
-    """Kill all processes that this process started, directly or indirectly."""
+@contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """Stay the ancestor of processes whose parent dies, so that `kill_descendants` finds them (Linux only)."""
+    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: None
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def kill_descendants() -> int:
+    """Kill all processes that this process started, directly or indirectly, and return how many still ran."""
     import psutil
 
+    num_running = 0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            process.kill()
+            if process.status() != psutil.STATUS_ZOMBIE:
+                num_running += 1
+                process.kill()
+    return num_running

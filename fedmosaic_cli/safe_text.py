@@ -9,8 +9,9 @@ import re
 CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-FORMULA_START = re.compile(r"[=+\-@\t\r].", re.DOTALL)
-"""What makes a spreadsheet read a cell as a formula. A single character is not a formula."""
+FORMULA_START = re.compile(r"[\s\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20].|[\t\r].", re.DOTALL)
+"""What makes a spreadsheet read a cell as a formula: also after white space, and as a full-width character. A single
+character is not a formula."""
 
 
 def escape_control_characters(text: str) -> str:

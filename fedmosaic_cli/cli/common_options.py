@@ -55,7 +55,7 @@ class TrainEngine(StrEnum):
 UNPROTECTED_SUFFIX = "-unprotected"
 
 
-class SharingLevel(StrEnum):
+class UploadLevelChoice(StrEnum):
     """What a site may upload. From predictions and models, a coordinator can reconstruct training examples."""
 
     labels = "labels"

@@ -13,7 +13,7 @@ from fedmosaic_cli.cli.console import print_json, print_stdout
 from fedmosaic_cli.cli.pack import gather, public
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.nginx import nginx_config
-from fedmosaic_cli.federation.flower_backend import KEYS_DIR
+from fedmosaic_cli.federation.flower_options import KEYS_DIR
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)

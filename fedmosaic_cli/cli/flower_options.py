@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.cli.common_options import TrainEngine
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.flower_backend import FlowerOptions
+from fedmosaic_cli.federation.flower_options import FlowerOptions
 
 if TYPE_CHECKING:
     from fedmosaic_cli.cli.train_options import TrainOptions

@@ -143,13 +143,13 @@ def gather(
     """
     from fedmosaic_cli.config.run_config import require_safe_name
     from fedmosaic_cli.federation.gather_packages import gathered_manifest, save_gathered_shards
-    from fedmosaic_cli.federation.site_package import read_package, read_public_set
+    from fedmosaic_cli.federation.site_package import read_package_description, read_public_set
 
     require_safe_name(output.resolve().name, "--out")
     dataset_name = output.resolve().name if name is None else name
     require_safe_name(dataset_name, "--name")
     public_set = read_public_set(public)
-    packages = {path: read_package(path) for path in descriptions}
+    packages = {path: read_package_description(path) for path in descriptions}
     shards = save_gathered_shards(output, gathered_manifest(packages, public_set, dataset_name), public_set)
     manifest = shards.manifest
     print_notes(manifest["remarks"])

@@ -20,7 +20,7 @@ from fedmosaic_cli.cli.common_options import (
     JsonOption,
     PluginOption,
     QuietOption,
-    SharingLevel,
+    UploadLevelChoice,
     deprecated_aliases,
 )
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
@@ -29,8 +29,10 @@ from fedmosaic_cli.cli.pack import pack
 from fedmosaic_cli.config.validation_errors import build_validated
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.flower_messages import node_name
-from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog, SiteSettings, systemd_unit
+from fedmosaic_cli.federation.privacy_ledger import default_anchor_dir, user_state_dir
+from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog, SiteSettings
 from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.federation.systemd_unit import systemd_unit
 from fedmosaic_cli.plugins import register_named
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 from fedmosaic_cli.storage.lock import directory_lock, is_locked, read_owner, require_unlocked
@@ -61,7 +63,7 @@ CaOption = Annotated[
     Path | None, typer.Option(help="The coordinator's ca.crt, which authenticates it.", show_default=False)
 ]
 AllowUploadOption = Annotated[
-    SharingLevel | None,
+    UploadLevelChoice | None,
     typer.Option(
         metavar="LEVEL",
         help="What may leave this site: labels, predictions-unprotected (logits), or models-unprotected. A coordinator "
@@ -119,6 +121,9 @@ def init(
 ) -> None:
     """Check a shard, create this site's key, and write its settings and a systemd unit.
 
+    site.json in the site's directory also contains the minima of plans and the limits per day. They can be changed
+    there.
+
     \b
     [bold]Examples[/bold]
     fedmosaic site init --shard shards/ours/client-003.npz
@@ -138,6 +143,7 @@ def init(
             make_directories(site_dir)
             create_node_key(key)
         files.save_settings(settings)
+        make_directories(default_anchor_dir())  # the unit gives the site access to it
         write_atomic(files.unit_path, site_unit(settings, site_dir).encode())
     warn_if_readable(site_dir)
     facts, public_key = shard_facts(site_shard), f"{key}.pub"
@@ -209,16 +215,31 @@ def start(
 
 @app.command()
 def status(site_dir: SiteDirOption = Path("site"), as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Show whether a site runs, its connection, and its progress in each run. Example: fedmosaic site status"""
+    """Show whether a site runs, its policy, its use and limits, the spent epsilon, and its progress in each run.
+
+    It only reads the site's files, so it can be used at any time.
+
+    \b
+    [bold]Examples[/bold]
+    fedmosaic site status
+    fedmosaic site status --site-dir site-3 --json
+    """
     if not site_dir.is_dir():
         raise RequestError(f"no site here ({site_dir}): make one with 'fedmosaic site init', or give its --site-dir")
     files, running = SiteFiles(site_dir), is_locked(site_dir)
     owner = read_owner(site_dir) if running else {}
+    last_status = files.read_status()
+    # A running site may have other settings than site.json, through options of `site start`.
+    started_with = last_status.pop("settings", None)
+    stored = started_with if running and started_with else files.read_settings()
+    settings = validate_settings({"shard": "", **stored})
     document = {
         "running": running,
         **({"process": owner} if running else {}),
-        **files.read_status(),
-        "settings": files.read_settings(),
+        **last_status,
+        "settings": settings.model_dump(mode="json"),
+        "usage": files.read_usage(settings),
+        "privacy": files.read_privacy(settings),
         "runs": files.list_runs(),
     }
     if as_json:
@@ -228,8 +249,8 @@ def status(site_dir: SiteDirOption = Path("site"), as_json: JsonOption = False, 
     for key in ("connection", "since", "last"):
         if key in document:
             print_stdout(f"{key}: {document[key]}")
-    for key, value in document["settings"].items():
-        print_stdout(f"{key}: {value}")
+    for line in [*policy_lines(settings), *usage_lines(settings, document["usage"]), privacy_line(document["privacy"])]:
+        print_stdout(line)
     if document["runs"]:
         table = Table("run", "round", "final model", box=None, pad_edge=False)
         for run in document["runs"]:
@@ -237,17 +258,59 @@ def status(site_dir: SiteDirOption = Path("site"), as_json: JsonOption = False, 
         stdout_console().print(table)
 
 
+def policy_lines(settings: SiteSettings) -> list[str]:
+    """Return what a site allows, as lines of its status."""
+    level = settings.policy.metrics_level
+    because = " (because of --max-epsilon)" if level != settings.metrics else ""
+    return [
+        f"shard: {settings.shard or '-'}",
+        f"coordinator: {settings.superlink or '-'}, authority {settings.ca or '-'}",
+        f"may upload: {settings.share}",
+        f"metrics: {level}{because}",
+        f"minima: batch size {settings.min_batch_size}, learning rate {settings.min_lr:g}, "
+        f"{settings.min_examples} examples per metric",
+    ]
+
+
+def usage_lines(settings: SiteSettings, usage: dict[str, Any]) -> list[str]:
+    """Return today's use of each coordinator and the disk space, with their limits."""
+    limits = settings.limits
+    lines = [
+        f"{name or 'any coordinator'}: runs today {used['runs']} of {limits.max_runs}, "
+        f"steps today {used['steps']:,} of {limits.max_steps:,}, "
+        f"hours today {used['hours']:.2f} of {limits.max_hours:g}"
+        for name, used in usage["today"].items()
+    ]
+    return [*lines, f"disk: {usage['disk_gb']:.3f} of {limits.max_disk_gb:g} GB"]
+
+
+def privacy_line(privacy: dict[str, Any]) -> str:
+    """Return the spent epsilon and its limit."""
+    limit = " (no limit)" if privacy["max_epsilon"] is None else f" of {privacy['max_epsilon']:g}"
+    spent, delta = float(privacy["epsilon"]), privacy["delta"]
+    unprotected = privacy["runs_without_noise"]
+    runs = "1 run" if unprotected == 1 else f"{unprotected} runs"
+    more = f"; {runs} without noise, for which there is no epsilon" if unprotected else ""
+    return f"epsilon spent: {spent:.6g}{limit} at delta {delta:g}, {privacy['releases']} releases{more}"
+
+
+def validate_settings(content: dict[str, Any]) -> SiteSettings:
+    """Return settings. Raise `RequestError` if one is unknown or invalid."""
+    names = tuple(SiteSettings.model_fields)
+    return build_validated(SiteSettings, content, names, "site", dict.fromkeys(names, "site"))
+
+
 def merge_site_settings(
     files: SiteFiles,
     shard: Path | None,
     superlink: str | None,
     ca: Path | None,
-    allow_upload: SharingLevel | None,
+    allow_upload: UploadLevelChoice | None,
     max_epsilon: float | None,
     metrics: MetricsChoice | None,
 ) -> SiteSettings:
     """Return the stored settings, overridden by the given options."""
-    if allow_upload in (SharingLevel.old_predictions, SharingLevel.old_models):
+    if allow_upload in (UploadLevelChoice.old_predictions, UploadLevelChoice.old_models):
         print_stderr(f"note: --allow-upload {allow_upload} is now {allow_upload}{UNPROTECTED_SUFFIX}")
     options = {
         "shard": shard and str(shard.absolute()),
@@ -260,15 +323,14 @@ def merge_site_settings(
     content = {**files.read_settings(), **{key: value for key, value in options.items() if value is not None}}
     if "shard" not in content:
         raise RequestError(f"no shard is given ({files.path}): add --shard client-003.npz, or run 'site init' first")
-    names = tuple(SiteSettings.model_fields)
-    return build_validated(SiteSettings, content, names, "site", dict.fromkeys(names, "site"))
+    return validate_settings(content)
 
 
 def require_unprivileged_user(allow_root: bool) -> None:
     """Raise `RequestError` if this process belongs to root, unless that is allowed."""
     if os.geteuid() == 0 and not allow_root:
         raise RequestError(
-            "a site does what its coordinator plans and must not do it as root (uid 0): use another user, "
+            "a site executes its coordinator's plans and must not run as root (uid 0): use another user, "
             "or add --allow-root"
         )
 
@@ -276,7 +338,7 @@ def require_unprivileged_user(allow_root: bool) -> None:
 def warn_if_readable(site_dir: Path) -> None:
     """Print a note if other users can read a directory that existed before."""
     if site_dir.stat().st_mode & 0o077:
-        print_stderr(f"note: other users can look into this directory ({site_dir}): chmod -R go-rwx {site_dir}")
+        print_stderr(f"note: other users can read this directory ({site_dir}): chmod -R go-rwx {site_dir}")
 
 
 def site_unit(settings: SiteSettings, site_dir: Path) -> str:
@@ -286,19 +348,18 @@ def site_unit(settings: SiteSettings, site_dir: Path) -> str:
     readable += [Path(settings.ca)] if settings.ca else []
     readable += [Path(sys.prefix), Path(sys.base_prefix), Path(fedmosaic_cli.__file__).parent]
     has_gpu = any(Path(device).exists() for device in GPU_DEVICES)
-    return systemd_unit(sys.executable, site_dir.absolute(), os.getuid(), readable, has_gpu)
+    return systemd_unit(sys.executable, site_dir.absolute(), os.getuid(), user_state_dir(), readable, has_gpu)
 
 
 def shard_facts(shard: SiteShard) -> dict[str, Any]:
     """Return what a shard contains, for people to check."""
-    [own_shard] = shard.partition.shards
-    sizes = {name: len(index) for name, index in own_shard.splits().items()}
+    sizes = {name: len(index) for name, index in shard.own.splits().items()}
     return {
         "client": shard.client_id,
         "examples": ", ".join(f"{size} {name}" for name, size in sizes.items()),
         "classes": len(shard.dataset.class_names),
         "public examples": len(shard.partition.public),
-        "shards": shard.shards.digest,
+        "shards": shard.shard_set.digest,
     }
 
 
@@ -327,7 +388,7 @@ def run_site(
     """Handle the coordinator's requests until a signal stops the site."""
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
-    from fedmosaic_cli.federation.flower.supernode import SuperNode
+    from fedmosaic_cli.federation.flower.site_node import SiteNode
     from fedmosaic_cli.federation.site import Site
     from fedmosaic_cli.machine import tune_malloc
     from fedmosaic_cli.runner.build import find_devices
@@ -336,7 +397,7 @@ def run_site(
     tune_malloc()
     name = node_name(shard.client_id)
     log = SiteLog(files, (lambda line: None) if quiet else print_stderr)
-    server = Site(
+    local_site = Site(
         shard,
         files.path,
         find_devices(device)[0],
@@ -347,15 +408,16 @@ def run_site(
         coordinator=settings.superlink or "",
     )
     if settings.max_epsilon is not None:
-        _ = server.ledger  # an older copy of the directory is refused before the site connects
+        _ = local_site.ledger  # an older copy of the directory is refused before the site connects
     credentials = {} if insecure else {"root": Path(settings.ca or ""), "key": files.private_key_path(name)}
+    log.on_start(settings)
     log.print_line(f"{name}: {shard_facts(shard)['examples']}, shares {settings.share}")
     with (
         catch_stop_signals(STOP_GRACE_SECONDS, RESTART_HINT, "the current request") as stop_request,
-        SuperNode(
+        SiteNode(
             shard.client_id,
             settings.superlink or "",
-            server.handle_request,
+            local_site.handle_request,
             on_event=log.on_connection_event,
             **credentials,
         ) as node,

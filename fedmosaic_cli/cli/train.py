@@ -23,8 +23,8 @@ from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, sum
 from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
 from fedmosaic_cli.cli.views.summary_view import print_results
 from fedmosaic_cli.errors import RequestError, RunFailedError
-from fedmosaic_cli.federation.flower_backend import SiteTransports
-from fedmosaic_cli.federation.site_shards import read_exported_description
+from fedmosaic_cli.federation.flower_options import SiteTransports
+from fedmosaic_cli.federation.site_shards import read_exported_manifest
 from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from fedmosaic_cli.plugins import load_named_plugins, resolve_dataset, resolve_method, resolve_model
 from fedmosaic_cli.runner.events import (
@@ -55,7 +55,7 @@ from fedmosaic_cli.storage.shards import read_shards
 if TYPE_CHECKING:
     from fedmosaic_cli.cli.views.progress_view import RunProgressView
     from fedmosaic_cli.data.data_dirs import DataDirs
-    from fedmosaic_cli.federation.flower_backend import FlowerOptions
+    from fedmosaic_cli.federation.flower_options import FlowerOptions
     from fedmosaic_cli.storage.shards import ShardSet
 
     Shards = dict[int, ShardSet | UnsavedPartition]
@@ -144,7 +144,7 @@ def run_request(methods: list[str], optional_methods: set[str], options: TrainOp
     if options.shards is not None:
         # The coordinator of a federation has the manifest and the public set, not the files of the clients.
         only_header = is_federated(options) and options.simulate_sites is None
-        shards = read_exported_description(options.shards) if only_header else read_shards(options.shards)
+        shards = read_exported_manifest(options.shards) if only_header else read_shards(options.shards)
     flags = {
         "rounds": options.rounds,
         "augment": options.augment and options.augment.value,

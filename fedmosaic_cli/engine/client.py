@@ -16,7 +16,7 @@ from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from torch import Generator, Tensor
@@ -71,6 +71,7 @@ class InProcessClient:
         self.round = 0
         self.state: State = {}
         self.metrics: dict[str, Any] = {}
+        self.withheld_metrics: set[str] = set()
         self.is_skipped = False
         self.private = private
         self.public = public
@@ -85,6 +86,7 @@ class InProcessClient:
         self._num_total_clients = num_total_clients
         self._use_system_rng = use_system_rng
         self._round_state: State = {}
+        self._before_training: Callable[[int], None] = lambda num_steps: None
 
     @property
     def device(self) -> torch.device:
@@ -98,8 +100,14 @@ class InProcessClient:
     def begin_round(self, round_number: int) -> None:
         """Start a round with empty metrics."""
         self.round = round_number
-        self.metrics = {}
+        self._clear_metrics()
         self.is_skipped = False
+
+    def call_before_training(self, function: Callable[[int], None]) -> None:
+        """Call `function` with the number of steps before each training. Its exception cancels the training."""
+        self._before_training = function
+        if self._public_trainer is not None:
+            self._public_trainer.worker.call_before_training(function)
 
     def require_finite(self, models: State | ReceivedMessage, kind: str = "") -> None:
         """Raise DivergenceError if a logged value or a model is NaN or infinite. `kind` names uploads in the error."""
@@ -113,7 +121,7 @@ class InProcessClient:
     def rollback(self, state_before: State) -> None:
         """Restore the state from before the round and mark the client as skipped."""
         self.state = state_before
-        self.metrics = {}
+        self._clear_metrics()
         self.is_skipped = True
 
     def finish_round(self) -> None:
@@ -171,6 +179,7 @@ class InProcessClient:
             raise FedMosaicError("both epochs and steps are given (client.train): use one of them")
         private = self.private if examples is None else self.private.subset(examples)
         batches = self._private_batches(stream, private, epochs, steps, batch_size)
+        self._before_training(len(batches))
         schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream, batch_size)
         names = None if parameters is None else frozenset(parameters)
         unknown = sorted((names or frozenset()) - self.state[model].keys())
@@ -183,16 +192,18 @@ class InProcessClient:
         losses = learner.fit(self.state[model], self._optimizer_state(model, optimizer), task)
         if not all(math.isfinite(loss) for loss in (losses.private, *losses.terms) if loss is not None):
             raise DivergenceError(self.id, self.round, "its training loss")
-        # Losses that the method has logged itself take precedence.
-        self.metrics.setdefault("loss_private", losses.private)
+        logged = {"loss_private": losses.private}
         for term, loss in zip(terms, losses.terms, strict=True):
-            self.metrics.setdefault(term.log_key, loss)
+            logged.setdefault(term.log_key, loss)
         # The fraction of the training loss that comes from the public set.
         values = [0.0 if loss is None else term.weight * loss for term, loss in zip(terms, losses.terms, strict=True)]
         public = [value for term, value in zip(terms, values, strict=True) if term.uses_public]
         total = private_weight * (losses.private or 0.0) + sum(values)
         if public:
-            self.metrics.setdefault("public_share", sum(public) / total if total else 0.0)
+            logged["public_share"] = sum(public) / total if total else 0.0
+        covers_all = examples is None and self._covers_all(batches)
+        complete = {"loss_private", *(term.log_key for term in terms if not term.uses_public)} if covers_all else set()
+        self._log_training(logged, logged.keys() - complete)
         used_lr = self._train_settings.lr if lr is None else lr
         return TrainResult(losses.private, tuple(losses.terms), losses.num_steps, used_lr)
 
@@ -200,12 +211,14 @@ class InProcessClient:
         private = self.private if examples is None else self.private.subset(examples)
         batches = {stream: self._private_batches(stream, private) for stream in ("private", *streams)}
         seed = derive_seed(self._seed, "layers", self.id, self.round)
+        self._before_training(len(batches["private"]))
         steps = training.ManualSteps(self._network, private, batches, seed)
         yield from steps
         loss = steps.mean_loss()
         if loss is not None and not math.isfinite(loss):
             raise DivergenceError(self.id, self.round, "its training loss")
-        self.metrics.setdefault("loss_private", loss)
+        covers_all = examples is None and not streams and self._covers_all(batches["private"])
+        self._log_training({"loss_private": loss}, set() if covers_all else {"loss_private"})
 
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         settings, options = self._network.train_settings, StepOptions(lr=lr)
@@ -259,6 +272,30 @@ class InProcessClient:
 
     def log(self, **values: Any) -> None:
         self.metrics.update(values)
+        self.withheld_metrics -= values.keys()
+
+    def _log_training(self, values: Mapping[str, Any], withheld: Collection[str]) -> None:
+        """Log metrics of a training. Those that the method has logged itself take precedence.
+
+        Args:
+            values: The metrics.
+            withheld: Names of metrics that are not means over all private examples, or are about public examples. Sites
+                do not send them, because means over different examples determine the values of single ones.
+        """
+        new = {name: value for name, value in values.items() if name not in self.metrics}
+        self.metrics |= new
+        self.withheld_metrics |= new.keys() & withheld
+
+    def _covers_all(self, batches: list[Tensor]) -> bool:
+        """Return whether the batches of a training contain all private examples equally often."""
+        if not self.has_network:
+            return True  # classifiers of scikit-learn are fitted to all examples
+        sizes = [len(batch) for batch in batches]
+        skips_single = bool(self._network.batch_norm_names) and 1 in sizes
+        return bool(len(self.private)) and sum(sizes) % len(self.private) == 0 and not skips_single
+
+    def _clear_metrics(self) -> None:
+        self.metrics, self.withheld_metrics = {}, set()
 
     @property
     def _network(self) -> NetworkLearner:

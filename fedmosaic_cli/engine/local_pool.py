@@ -145,11 +145,13 @@ def finalize_client(
     Values that the round has logged take precedence over those that are logged here.
     """
     logged, client.metrics = client.metrics, {}
+    withheld = set(client.withheld_metrics)
     with rollback_diverged(client, skip_diverged):
         method.finalize(client, received, ctx)
         require_loggable(client.metrics, "client.log")
         client.require_finite(client.state)
     client.metrics = {**client.metrics, **logged}
+    client.withheld_metrics |= withheld
     client.finish_round()
 
 

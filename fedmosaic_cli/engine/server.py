@@ -128,6 +128,11 @@ class PublicTrainer:
         self._results: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
+    @property
+    def worker(self) -> InProcessClient:
+        """The client that trains."""
+        return self._server.worker
+
     def result(self, round_number: int, key: str, compute: Callable[[Server], T]) -> T:
         """Return `compute(trainer)`, from the first call with this round and key."""
         with self._lock:

@@ -68,6 +68,11 @@ class TrainSettings(ConfigSection):
         """Return the number of optimizer steps that a client with `num_examples` training examples takes per round."""
         return self.local_steps or self.local_epochs * -(-num_examples // self.batch_size)
 
+    @property
+    def num_optimizer_copies(self) -> int:
+        """How many tensors of a model's size the optimizer keeps."""
+        return 2 if self.optimizer == "adam" else int(self.momentum > 0)
+
     def to_record(self) -> dict[str, Any]:
         """Return the settings for config.yaml; later ones only if they differ from the default."""
         fields = type(self).model_fields

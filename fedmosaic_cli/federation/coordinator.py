@@ -16,7 +16,8 @@ from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import Federation, RunState, first_round
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.federation.remote_pool import AdaptiveDeadline, RemoteClient, RemoteClientPool
+from fedmosaic_cli.federation.protocol import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+from fedmosaic_cli.federation.remote_pool import AdaptiveTimeout, RemoteClient, RemoteClientPool
 from fedmosaic_cli.runner.build import (
     build_federation_info,
     build_server,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
+    from fedmosaic_cli.engine.context import FederationInfo
     from fedmosaic_cli.federation.transport import Transport
     from fedmosaic_cli.storage.runs import RunDirectory
     from fedmosaic_cli.storage.shards import ShardSet
@@ -73,6 +75,7 @@ class RemoteCoordinator:
             yield build_remote_federation(config, shards, data_dirs, device, transport, self, token)
 
     def environment(self, federation: Federation) -> dict[str, Any]:
+        """Return the entry of env.json, with the token that identifies the run at the sites."""
         pool = require_remote_pool(federation)
         entry = {"engine": self.engine, "sites": len(pool.clients), "token": pool.run_id.rpartition("/")[2]}
         return {FEDERATION_KEY: entry}
@@ -81,6 +84,7 @@ class RemoteCoordinator:
         return sorted({name.partition(":")[0] for name in require_remote_pool(federation).client_devices.values()})
 
     def join(self, federation: Federation, config: RunConfig, shards: ShardSet) -> Iterator[set[int]]:
+        """Send the plan to all sites; see `RemoteClientPool.join`."""
         plugins = config.plugins()
         plan = {"version": __version__, "config": config.to_dict(), "shards": shards.digest}
         plan |= {"plugins": plugins} if plugins else {}
@@ -93,6 +97,7 @@ class RemoteCoordinator:
         return {model_file_name(c): digest for c, digest in digests.items() if SHA256_PATTERN.fullmatch(digest)}
 
     def summary(self, log_rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the entries of summary.json: the engine, and how many rounds each client missed."""
         lost = Counter(str(row["client"]) for row in log_rows if "lost" in row)
         sites = len({row["client"] for row in log_rows})
         entry = {"engine": self.engine, "sites": sites, "models": "at the sites"}
@@ -132,6 +137,7 @@ def build_remote_federation(
     )
     config.method.init_server(server, ctx)
     clients = [RemoteClient(number) for number in ctx.client_sizes]
+    require_message_size(config, ctx)
     quorum = options.quorum if options.quorum is not None else max(1, num_clients_per_round(config) - 1)
     run_id = f"{config.experiment_name}/{config.method.variant}/seed-{config.seed}/{token}"
     pool = RemoteClientPool(
@@ -142,7 +148,7 @@ def build_remote_federation(
         clients,
         quorum,
         device,
-        AdaptiveDeadline(options.round_timeout_seconds),
+        AdaptiveTimeout(options.round_timeout_seconds),
         options.join_timeout_seconds,
         skip_diverged=config.train.on_nan == "skip",
     )
@@ -159,6 +165,17 @@ def build_remote_federation(
         filters=(QuorumFilter(quorum), *label_filters(config, None, true_public_labels(dataset, partition, device))),
         remote_pool=pool,
     )
+
+
+def require_message_size(config: RunConfig, ctx: FederationInfo) -> None:
+    """Raise `RequestError` if a message of the method would be larger than receivers accept."""
+    for parts in (config.method.uploads, config.method.downloads):
+        num_bytes = sum(part.planned_bits(ctx) for part in parts.values()) // 8 + MAX_HEADER_BYTES
+        if num_bytes > MAX_MESSAGE_BYTES:
+            raise RequestError(
+                f"a message of {config.method.info.title} has {num_bytes / 1e6:,.0f} MB, and sites accept at most "
+                f"{MAX_MESSAGE_BYTES / 1e6:,.0f} MB (model): use a smaller network, or a method that sends labels"
+            )
 
 
 def require_remote_pool(federation: Federation) -> RemoteClientPool:

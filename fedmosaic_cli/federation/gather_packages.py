@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from fedmosaic_cli.federation.site_package import PublicSet, SitePackage
+    from fedmosaic_cli.federation.site_package import PackageDescription, PublicSet
 
 MANIFEST_SEED = 0
 
 
-def gathered_manifest(packages: Mapping[Path, SitePackage], public_set: PublicSet, dataset_name: str) -> dict[str, Any]:
+def gathered_manifest(
+    packages: Mapping[Path, PackageDescription], public_set: PublicSet, dataset_name: str
+) -> dict[str, Any]:
     """Return the manifest of shards whose client files stay at the sites."""
     require_all_clients(packages)
     require_matching_packages(packages, public_set)
@@ -76,19 +78,19 @@ def gathered_manifest(packages: Mapping[Path, SitePackage], public_set: PublicSe
     return manifest
 
 
-def client_entry(package: SitePackage) -> dict[str, Any]:
+def client_entry(package: PackageDescription) -> dict[str, Any]:
     splits = {name: split.model_dump() for name, split in package.splits().items()}
     return {"id": package.client, "domain": None, "labels_flipped": False, **splits, "sha256": package.sha256}
 
 
-def missing_class_remarks(packages: list[SitePackage]) -> list[str]:
+def missing_class_remarks(packages: list[PackageDescription]) -> list[str]:
     """Return a remark for each class without a training example."""
     counts = np.sum([package.train.class_counts for package in packages], axis=0)
     names = [name for name, count in zip(packages[0].class_names, counts, strict=True) if not count]
     return [f"no client has a training example of '{name}'" for name in names]
 
 
-def require_all_clients(packages: Mapping[Path, SitePackage]) -> None:
+def require_all_clients(packages: Mapping[Path, PackageDescription]) -> None:
     """Raise `RequestError` unless clients 0, 1, ... are described once each."""
     paths: dict[int, Path] = {}
     for path, package in packages.items():
@@ -106,7 +108,7 @@ def require_all_clients(packages: Mapping[Path, SitePackage]) -> None:
         )
 
 
-def require_matching_packages(packages: Mapping[Path, SitePackage], public_set: PublicSet) -> None:
+def require_matching_packages(packages: Mapping[Path, PackageDescription], public_set: PublicSet) -> None:
     """Raise `RequestError` unless all packages have the same classes, image shape and public set."""
     first_path, first = next(iter(packages.items()))
     for path, package in packages.items():

@@ -15,6 +15,7 @@ from fedmosaic_cli.federation.flower.flower_messages import node_name
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.ipc import RuntimeDir
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
+from fedmosaic_cli.federation.privacy_ledger import STATE_DIR_VARIABLE
 from fedmosaic_cli.machine import PARENT_PID_VARIABLE
 from fedmosaic_cli.plugin_sources import child_environment
 from fedmosaic_cli.runner.prepare import load_shard_data
@@ -101,12 +102,18 @@ def start_local_site(shard: Path, folder: Path, options: list[str], log_dir: Pat
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=handle,
-        env={**os.environ, **child_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
+        env={
+            **os.environ,
+            **child_environment(),
+            PARENT_PID_VARIABLE: str(os.getpid()),
+            # Simulated sites of several runs have the same data, and each run has its own privacy ledgers.
+            STATE_DIR_VARIABLE: str(folder.absolute() / "state"),
+        },
         start_new_session=True,
     )
     os.close(handle)
     try:
-        yield LocalSite(process, log_path)
+        yield LocalSite(process, folder, log_path)
     finally:
         process.terminate()
         try:
@@ -118,9 +125,10 @@ def start_local_site(shard: Path, folder: Path, options: list[str], log_dir: Pat
 
 @dataclass(frozen=True)
 class LocalSite:
-    """A site process and its log file."""
+    """A site process, its directory and its log file, which is removed when the federation ends."""
 
     process: subprocess.Popen[bytes]
+    folder: Path
     log_path: Path
 
     def exit_reason(self) -> str:
@@ -155,4 +163,6 @@ class MonitoredTransport:
     def _require_running_sites(self) -> None:
         for client, site in self._sites.items():
             if reason := site.exit_reason():
-                raise RunFailedError(f"the site of client {client} ended, {reason}")
+                raise RunFailedError(
+                    f"the site of client {client} ended, {reason} ({site.folder}): continue with --resume"
+                )

@@ -12,6 +12,7 @@ from fedmosaic_cli.labels.privacy.privacy_report import delta_warning
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
+    from fedmosaic_cli.engine.train_settings import TrainSettings
 
 UPLOAD_LEVELS: tuple[UploadLevel, ...] = get_args(UploadLevel)
 """What a site may upload, in increasing order. Each kind of message part has a level (`engine.messages.Part`)."""
@@ -23,7 +24,7 @@ class SitePolicy:
     """The rules of a site.
 
     Attributes:
-        sharing: What the site may upload.
+        allow_upload: What the site may upload.
         max_epsilon: The largest total epsilon of all runs on the site's data, with `delta`. With it, everything that
             leaves the site has noise: metrics, digests and reasons of failures are withheld. None is no limit.
         delta: The delta of `max_epsilon`. It must be below one over the number of training examples.
@@ -35,7 +36,7 @@ class SitePolicy:
             coordinator knows.
     """
 
-    sharing: UploadLevel = "labels"
+    allow_upload: UploadLevel = "labels"
     max_epsilon: float | None = None
     delta: float = 1e-5
     metrics: MetricsLevel = "rounded"
@@ -45,20 +46,20 @@ class SitePolicy:
 
     @property
     def metrics_level(self) -> MetricsLevel:
-        """What happens to metrics. A privacy budget has no room for values without noise."""
+        """What happens to metrics. With a privacy budget no value without noise leaves the site."""
         return self.metrics if self.max_epsilon is None else "withheld"
 
-    def check_config(self, config: RunConfig, num_examples: int) -> None:
-        """Raise `RequestError` if a site with `num_examples` training examples does not allow a plan."""
-        allowed = UPLOAD_LEVELS[: UPLOAD_LEVELS.index(self.sharing) + 1]
+    def check_config(self, config: RunConfig, client_id: int, num_examples: int) -> None:
+        """Raise `RequestError` if the site of a client with `num_examples` training examples does not allow a plan."""
+        allowed = UPLOAD_LEVELS[: UPLOAD_LEVELS.index(self.allow_upload) + 1]
         if any(part.level not in allowed for part in config.method.uploads.values()):
             info = config.method.info
             raise RequestError(
-                f"{info.title} would send {info.exchanges}, and this site shares {self.sharing} "
-                "(--allow-upload): agree on another method, or allow more"
+                f"{info.title} would send {info.exchanges}, and this site allows the upload of {self.allow_upload} "
+                "only (--allow-upload): agree on another method, or allow more"
             )
         if self.metrics_level == "rounded":
-            self._check_minima(config, num_examples)
+            self._check_minima(config.train_settings_for(client_id), num_examples)
         if self.max_epsilon is not None:
             self._check_noise(config, num_examples)
 
@@ -69,9 +70,8 @@ class SitePolicy:
         limit = min(self.max_epsilon, config.privacy.max_epsilon or self.max_epsilon)
         return replace(config, privacy=config.privacy.model_copy(update={"max_epsilon": limit}))
 
-    def _check_minima(self, config: RunConfig, num_examples: int) -> None:
+    def _check_minima(self, train: TrainSettings, num_examples: int) -> None:
         """Refuse plans whose training losses would describe few examples, or a model that hardly changes."""
-        train = config.train
         batch_size = min(train.batch_size, num_examples)
         values = {
             "train.batch_size": (batch_size, self.min_batch_size),
@@ -85,13 +85,33 @@ class SitePolicy:
             if value < minimum:
                 raise RequestError(
                     f"{name} is {value:g}, and this site requires {minimum:g} because it sends metrics (site.json): "
-                    "plan for more, or withhold metrics with --metrics withheld at the site"
+                    f"increase {name}, or start the site with --metrics withheld"
                 )
+
+    def has_noise_only(self, config: RunConfig) -> bool:
+        """Return whether each value that leaves the site in a run has noise that protects all of the site's data."""
+        if self.metrics_level != "withheld":
+            return False
+        noise, uploads = config.noise, config.method.uploads
+        has_noise = noise is not None and noise.unit == "client" and noise.changed_rows is None
+        return not uploads or (has_noise and all(type(part) is LabelUpload for part in uploads.values()))
+
+    def require_labels(self, num_labels: int, public_size: int) -> None:
+        """Raise `RequestError` if metrics would average over the few public examples that a consensus labels."""
+        minimum = min(self.min_examples, public_size)
+        if self.metrics_level == "rounded" and 0 < num_labels < minimum:
+            raise RequestError(
+                f"the consensus has labels for {num_labels} public examples, and this site requires {minimum}, because "
+                "it sends metrics (min_examples in site.json): use more clients, or start it with --metrics withheld"
+            )
 
     def _check_noise(self, config: RunConfig, num_examples: int) -> None:
         noise = config.noise
         if noise is None:
-            raise RequestError("no noise is planned, and this site has a privacy budget (--max-epsilon): plan for some")
+            raise RequestError(
+                "the plan has no noise, and this site has a privacy budget (--max-epsilon): set privacy.labels and "
+                "privacy.epsilon"
+            )
         if any(type(part) is not LabelUpload for part in config.method.uploads.values()):
             raise RequestError(
                 f"{config.method.info.title} sends more than labels with noise, and this site has a privacy budget "
@@ -112,5 +132,5 @@ class SitePolicy:
         if self.max_epsilon is not None and total_epsilon > self.max_epsilon:
             raise RequestError(
                 f"a total epsilon of {total_epsilon:.6g} is planned, earlier runs included, and this site allows "
-                f"{self.max_epsilon:g} (--max-epsilon): plan for less"
+                f"{self.max_epsilon:g} (--max-epsilon): use a smaller privacy.epsilon, or fewer rounds"
             )

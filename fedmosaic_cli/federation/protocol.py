@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +17,7 @@ from fedmosaic_cli.engine.messages import InvalidPartError, require_declared
 from fedmosaic_cli.engine.round_log import MAX_ABS_VALUE, invalid_metric
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Self
 
     from fedmosaic_cli.engine.context import Message, ReceivedMessage
@@ -27,19 +28,43 @@ EncodedParts = dict[str, tuple[str, bytes]]
 
 JOIN, LOCAL_ROUND, FINALIZE, EVALUATE, FINISH, ERROR = "join", "turn", "finalize", "exam", "finish", "error"
 """Kinds of requests and responses. `ERROR` is only a response."""
+KIND_TITLES = {
+    JOIN: "join",
+    LOCAL_ROUND: "local round",
+    FINALIZE: "finalization",
+    EVALUATE: "evaluation",
+    FINISH: "finish",
+}
+"""How logs call a request of each kind."""
+EVALUATION_FIELD, METRICS_FIELD, SKIPPED_FIELD = "mark", "notes", "left_out"
+"""Header fields of responses: the evaluation of the client, its log values, and whether it diverged and skipped the
+round. The strings are those of version 2 of the protocol, which stored messages and other sites use."""
 ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED = "unknown_parts", "diverged", "refused"
+ERROR_INVALID, ERROR_FAILED = "invalid", "failed"
+ERROR_CODES = frozenset(
+    {
+        *(ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED, ERROR_INVALID, ERROR_FAILED),
+        *("too_large", "truncated", "trailing", "bad_magic", "bad_version", "checksum", "bad_head", "wrong_run"),
+        *("wrong_parts", "missing_parts", "bad_tensors", "wrong_names", "wrong_shape", "not_finite", "too_many"),
+        *("wrong_clients", "wrong_public_set", "unknown_client", "stale_round", "future_round", "wrong_count"),
+        *("wrong_encoding", "label_range", "expertise_nonfinite", "expertise_range", "expertise_inconsistent"),
+    }
+)
+"""All codes of a site's error responses. Other reasons of an invalid request are sent as "invalid"."""
 LAST_ANSWERED_ROUND = "heard"
 """Key of the last round in which the coordinator received a client's response. A site that remembers less has lost
 data."""
 
 WITHHELD = "withheld"
-"""Key of a response whose site sends no value without noise; see `federation.egress`."""
+"""Key of a response from which the site's policy removed metrics; see `federation.egress`."""
 
 MAGIC = b"FMLT"
 PROTOCOL_VERSION = 2
 PREAMBLE = struct.Struct("<4sBI")  # magic, version, length of the header
 PROTOCOL_CHECKSUM_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 29
+"""The largest message, 512 MiB: a model of 134 million weights in single precision. Larger ones are not decoded."""
 
 
 class ProtocolError(Exception):
@@ -70,7 +95,7 @@ class Request:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Decode a request. Raise `ProtocolError` if it is invalid."""
+        """Decode a request of at most `MAX_MESSAGE_BYTES`. Raise `ProtocolError` if it is invalid."""
         header, parts = decode_message(data)
         known = header.pop("known", None)
         if known is not None and (not isinstance(known, str) or parts):
@@ -117,7 +142,7 @@ def encode_message(header: dict[str, Any], parts: EncodedParts) -> bytes:
 
 def decode_message(data: bytes, max_bytes: int | None = None) -> tuple[dict[str, Any], EncodedParts]:
     """Return header and parts. Raise `ProtocolError` if the bytes are not a valid message."""
-    if max_bytes is not None and len(data) > max_bytes:
+    if len(data) > min(max_bytes or MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES):
         reject_message("too_large")
     if len(data) < PREAMBLE.size + PROTOCOL_CHECKSUM_BYTES:
         reject_message("truncated")
@@ -130,13 +155,23 @@ def decode_message(data: bytes, max_bytes: int | None = None) -> tuple[dict[str,
         reject_message("truncated")
     if protocol_checksum(memoryview(data)[:-PROTOCOL_CHECKSUM_BYTES]) != data[-PROTOCOL_CHECKSUM_BYTES:]:
         reject_message("checksum")
+    header = decode_header(data[PREAMBLE.size : PREAMBLE.size + length])
+    # A view: the body is copied once, into its parts.
+    body = memoryview(data)[PREAMBLE.size + length : -PROTOCOL_CHECKSUM_BYTES]
+    return header, split_parts(header.pop("parts", []), body)
+
+
+def decode_header(text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a header, whose numbers are finite and whose texts can be encoded again."""
     try:
-        header = json.loads(data[PREAMBLE.size : PREAMBLE.size + length], parse_constant=reject_non_finite)
+        header = json.loads(text, parse_constant=reject_non_finite, parse_float=finite_float)
+        if b"\\u" in text:
+            json.dumps(header, ensure_ascii=False).encode()  # a ValueError for halves of surrogate pairs
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         reject_message("bad_head")
-    return header, split_parts(header.pop("parts", []), data[PREAMBLE.size + length : -PROTOCOL_CHECKSUM_BYTES])
+    return header
 
 
 def protocol_checksum(data: bytes | memoryview) -> bytes:
@@ -147,7 +182,13 @@ def reject_non_finite(name: str) -> NoReturn:
     raise ValueError(f"{name} is not finite")
 
 
-def split_parts(part_list: Any, body: bytes) -> EncodedParts:
+def finite_float(text: str) -> float:
+    """Return a number. Raise `ValueError` if it is too large, such as 1e999."""
+    value = float(text)
+    return value if math.isfinite(value) else reject_non_finite(text)
+
+
+def split_parts(part_list: Any, body: memoryview) -> EncodedParts:
     """Cut the body into the parts that the header lists. They must fill it exactly."""
     parts: EncodedParts = {}
     start = 0
@@ -156,7 +197,7 @@ def split_parts(part_list: Any, body: bytes) -> EncodedParts:
     for entry in part_list:
         match entry:
             case [str(name), str(kind), int(size)] if name not in parts and size >= 0:
-                parts[name] = kind, body[start : start + size]
+                parts[name] = kind, bytes(body[start : start + size])
                 start += size
             case _:
                 reject_message("bad_head")
@@ -166,6 +207,7 @@ def split_parts(part_list: Any, body: bytes) -> EncodedParts:
 
 
 def reject_message(reason: str) -> NoReturn:
+    """Raise `ProtocolError` with a short reason such as "wrong_shape"."""
     raise ProtocolError(reason)
 
 
@@ -195,6 +237,24 @@ def decode_parts(parts: EncodedParts, declared: Mapping[str, Part], route: Route
         except InvalidPartError as error:
             raise ProtocolError(str(error)) from None
     return received
+
+
+class ReceivedParts(dict[str, Any]):
+    """A received message that is invalid, instead of a defect of the method, if a declared part is read and missing.
+
+    Args:
+        received: The decoded parts.
+        declared: The names of the parts that the method declares.
+    """
+
+    def __init__(self, received: ReceivedMessage, declared: Collection[str]) -> None:
+        super().__init__(received)
+        self._declared = declared
+
+    def __missing__(self, name: str) -> NoReturn:
+        if name in self._declared:
+            reject_message("missing_parts")
+        raise KeyError(name)
 
 
 def validate_metrics(metrics: Any) -> dict[str, Any]:

@@ -34,12 +34,12 @@ HEADER_ALLOWANCE_BYTES = 1 << 16
 """Bytes of a response besides its upload."""
 DEVICE_PATTERN = re.compile(r"[a-z]{1,10}(:\d{1,3})?")
 JOIN_POLL_SECONDS = 0.5
-JOIN_TIMEOUT_SECONDS = 120.0
+JOIN_REQUEST_TIMEOUT_SECONDS = 120.0
 RESPONSE_METRICS = {"accuracy", "loss", "global_accuracy", "val_accuracy"}
 
 
 @dataclass
-class AdaptiveDeadline:
+class AdaptiveTimeout:
     """How long a request may take: `fixed_seconds`, or else a multiple of the median duration of the rounds so far.
 
     What follows the last round (`Method.finalize`) is not comparable to a round, and gets `initial_seconds`.
@@ -52,6 +52,7 @@ class AdaptiveDeadline:
     _durations_seconds: list[float] = field(default_factory=list)
 
     def timeout_seconds(self, is_final: bool = False) -> float:
+        """Return the timeout of the next request; `is_final` if it follows the last round."""
         if self.fixed_seconds is not None:
             return self.fixed_seconds
         if is_final or not self._durations_seconds:
@@ -59,6 +60,7 @@ class AdaptiveDeadline:
         return max(self.min_seconds, self.multiplier * median(self._durations_seconds))
 
     def record_duration(self, seconds: float) -> None:
+        """Record how long a round took."""
         self._durations_seconds.append(seconds)
 
 
@@ -98,7 +100,7 @@ class RemoteClientPool:
     quorum: int
     """Clients without a response get a second request if fewer than this responded."""
     server_device: torch.device = CPU
-    deadline: AdaptiveDeadline = field(default_factory=AdaptiveDeadline)
+    round_timeout: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
     join_timeout_seconds: float = 600.0
     skip_diverged: bool = False
     """Whether a diverged client fails only in that round. Otherwise the run stops."""
@@ -109,7 +111,7 @@ class RemoteClientPool:
     _cached_digests: dict[int, str] = field(default_factory=dict)
     """Digest of the parts that each site has in its cache."""
     refusals: dict[int, str] = field(default_factory=dict)
-    """Why sites did not join, by client. The run can go on without them."""
+    """Why sites did not join, by client. The run can continue without them."""
     _last_response_at: float = 0.0
 
     def join(self, plan: Mapping[str, Any], server: InProcessServer, num_finished_rounds: int) -> Iterator[set[int]]:
@@ -131,35 +133,44 @@ class RemoteClientPool:
         while missing:
             yield set(missing)
             if time.monotonic() > deadline:
-                if len(self.client_devices) >= self.quorum:
-                    self.refusals |= {client: f"no response{reasons.get(client, '')}" for client in missing}
-                    return
-                absent = ", ".join(f"client {client}{reasons.get(client, '')}" for client in sorted(missing))
-                raise RunFailedError(
-                    f"{len(self.client_devices)} of {len(self.clients)} clients joined within "
-                    f"{self.join_timeout_seconds:g} s (--join-timeout), {absent}: start their sites"
-                )
+                self._end_join({client: reasons.get(client, "") for client in sorted(missing)})
+                return
             reachable = sorted(missing & self.transport.reachable_clients())
             time.sleep(0 if reachable else JOIN_POLL_SECONDS)
             requests = {client: Request(header, parts[client]) for client in reachable}
-            responses, failures = self._exchange(requests, JOIN_TIMEOUT_SECONDS)
+            responses, failures = self._send_requests(requests, JOIN_REQUEST_TIMEOUT_SECONDS)
             reasons |= {client: f" ({reason})" for client, reason in failures.items()}
             for client, response in responses.items():
                 missing.discard(client)
-                try:
-                    check_join_response(self.clients[client], response)
-                    # Without a message from the server, a client may not be able to evaluate itself yet.
-                    if parts[client] or response.header.get("mark") is not None or protocol.WITHHELD in response.header:
-                        self._eval_results[client] = decode_eval_result(response, client)
-                except (ProtocolError, RequestError, RunStateError) as error:
-                    self._refuse(client, error)
-                    continue
-                device = response.header.get("device")
-                is_device = isinstance(device, str) and DEVICE_PATTERN.fullmatch(device)
-                self.client_devices[client] = str(device) if is_device else "unknown"
-                self._cached_digests[client] = protocol.digest_parts(parts[client])
+                self._on_join_response(client, response, parts[client])
 
-    def _refuse(self, client: int, error: Exception) -> None:
+    def _on_join_response(self, client: int, response: Response, parts: EncodedParts) -> None:
+        """Record a client that joined, with its first evaluation, or continue without it."""
+        try:
+            check_join_response(self.clients[client], response)
+            # Without a message from the server, a client may not be able to evaluate itself yet.
+            if parts or has_evaluation(response):
+                self._eval_results[client] = decode_eval_result(response, client)
+        except (ProtocolError, RequestError, RunStateError) as error:
+            self._exclude(client, error)
+            return
+        device = response.header.get("device")
+        is_device = isinstance(device, str) and DEVICE_PATTERN.fullmatch(device)
+        self.client_devices[client] = str(device) if is_device else "unknown"
+        self._cached_digests[client] = protocol.digest_parts(parts)
+
+    def _end_join(self, missing: Mapping[int, str]) -> None:
+        """Continue without the missing clients, here with the reasons, unless too few others joined in time."""
+        if len(self.client_devices) >= self.quorum:
+            self.refusals |= {client: f"no response{reason}" for client, reason in missing.items()}
+            return
+        absent = ", ".join(f"client {client}{reason}" for client, reason in missing.items())
+        raise RunFailedError(
+            f"{len(self.client_devices)} of {len(self.clients)} clients joined within "
+            f"{self.join_timeout_seconds:g} s (--join-timeout), {absent}: start their sites"
+        )
+
+    def _exclude(self, client: int, error: Exception) -> None:
         """Continue without a client that does not join, unless too few others are left."""
         reason = (
             f"client {client} sent an invalid response, {error}" if isinstance(error, ProtocolError) else str(error)
@@ -190,20 +201,22 @@ class RemoteClientPool:
                 try:
                     results[client] = self._client_result(client_by_id[client], response, messages[client])
                     client_by_id[client].metrics.pop("lost", None)
+                    self.refusals.pop(client, None)
                 except ProtocolError as error:
                     failures[client] = str(error)
             for client, reason in failures.items():
-                client_by_id[client].log(lost=reason)
+                # Prefer the reason of the refusal to 'has not joined the run'.
+                client_by_id[client].log(lost=self.refusals.get(client, reason))
                 if reason.startswith(f"{protocol.ERROR_DIVERGED}: "):
                     diverged[client] = DivergenceError(client, round_number, reason.partition(": ")[2])
         if diverged and not self.skip_diverged and len(results) < min(self.quorum, len(client_by_id)):
             raise next(iter(diverged.values()))
         if results:  # a client that never responds must not extend the deadline
-            self.deadline.record_duration(self._last_response_at - started)
+            self.round_timeout.record_duration(self._last_response_at - started)
         return {client: results[client] for client in sorted(results)}
 
     def finalize(self, server: InProcessServer) -> dict[int, Traffic]:
-        """Let every site call `Method.finalize`. A site that does not respond does so before its next evaluation."""
+        """Let every site call `Method.finalize`. A site that does not respond calls it before its next evaluation."""
         round_number = self.clients[0].round
         messages = self._broadcasts_after_round(server)
         parts = self._encode_messages(messages, round_number + 1)
@@ -211,12 +224,12 @@ class RemoteClientPool:
         for client, response in responses.items():
             handle, self._cached_digests[client] = self.clients[client], protocol.digest_parts(parts[client])
             try:
-                handle.metrics = {**protocol.validate_metrics(response.header.get("notes")), **handle.metrics}
-                handle.is_skipped |= response.header.get("left_out") is True
+                metrics = protocol.validate_metrics(response.header.get(protocol.METRICS_FIELD))
+                handle.metrics = {**metrics, **handle.metrics}
+                handle.is_skipped |= response.header.get(protocol.SKIPPED_FIELD) is True
             except ProtocolError as error:
                 failures[client] = str(error)
-        for client, reason in failures.items():
-            self.clients[client].log(unexamined=reason)
+        self._log_unevaluated(failures)
         return {c: broadcast_traffic(self.method, message, c, self.ctx) for c, message in messages.items()}
 
     def evaluate(self, server: InProcessServer) -> list[EvalResult]:
@@ -233,14 +246,17 @@ class RemoteClientPool:
                     self.clients[client].metrics.pop("unexamined", None)
                 except ProtocolError as error:
                     failures[client] = str(error)
-            for client, reason in failures.items():
-                self.clients[client].log(unexamined=reason)
+            self._log_unevaluated(failures)
         for handle in self.clients:
             if handle.id not in self._eval_results and "unexamined" not in handle.metrics:
                 handle.log(unexamined=self.refusals.get(handle.id, "no response"))
         if not self._eval_results:
-            raise RunFailedError(f"no client has ever been evaluated ({self.run_id}): continue with --resume")
+            raise RunFailedError(f"no evaluation of any client is available ({self.run_id}): continue with --resume")
         return [self._eval_results.get(c.id, EvalResult(c.id, c.id, None, None, {})) for c in self.clients]
+
+    def _log_unevaluated(self, failures: Mapping[int, str]) -> None:
+        for client, reason in failures.items():
+            self.clients[client].log(unexamined=reason)
 
     def finish(self, server: InProcessServer, round_number: int) -> dict[int, dict[str, Any]]:
         """Let every site save its personal model, and return the headers of their responses.
@@ -303,21 +319,21 @@ class RemoteClientPool:
             is_cached = cached is not None and cached == protocol.digest_parts(own_parts)
             requests[client] = Request(header, cached_digest=cached) if is_cached else Request(header, own_parts)
         is_final = has_finalize(self.method) and kind != protocol.LOCAL_ROUND and round_number == self.ctx.num_rounds
-        timeout_seconds = self.deadline.timeout_seconds(is_final)
+        timeout_seconds = self.round_timeout.timeout_seconds(is_final)
         deadline = time.monotonic() + timeout_seconds
-        responses, failures = self._exchange(requests, timeout_seconds)
+        responses, failures = self._send_requests(requests, timeout_seconds)
         forgotten = [client for client, reason in failures.items() if reason == protocol.ERROR_UNKNOWN_PARTS]
         for client in forgotten:
             self._cached_digests.pop(client, None)
         remaining = deadline - time.monotonic()
         if forgotten and remaining > 0:
             again = {client: Request(requests[client].header, parts[client]) for client in forgotten}
-            more_responses, more_failures = self._exchange(again, remaining)
+            more_responses, more_failures = self._send_requests(again, remaining)
             responses |= more_responses
             failures = {c: reason for c, reason in failures.items() if c not in forgotten} | more_failures
         return responses, failures
 
-    def _exchange(
+    def _send_requests(
         self, requests: Mapping[int, Request], timeout_seconds: float
     ) -> tuple[dict[int, Response], dict[int, str]]:
         """Send requests. Return the valid responses, and the reasons of all failures, by client."""
@@ -359,6 +375,10 @@ class RemoteClientPool:
         return response if is_expected else "wrong_round"
 
     def _max_response_bytes(self) -> int:
+        """Return the largest accepted size of a response.
+
+        It is twice the planned upload, which is counted without the headers of its parts (names and shapes of tensors).
+        """
         return HEADER_ALLOWANCE_BYTES + 2 * upload_bits(self.method, self.ctx) // 8
 
     def _client_result(self, client: RemoteClient, response: Response, broadcast: Message) -> ClientResult:
@@ -367,11 +387,11 @@ class RemoteClientPool:
             protocol.reject_message("wrong_parts")
         route = make_route(self.server_device, self.ctx, client.round, client.id)
         upload = protocol.decode_parts(response.parts, self.method.uploads, route)
-        metrics = protocol.validate_metrics(response.header.get("notes"))
-        if response.header.get("mark") is not None or protocol.WITHHELD in response.header:
+        metrics = protocol.validate_metrics(response.header.get(protocol.METRICS_FIELD))
+        if has_evaluation(response):
             self._eval_results[client.id] = decode_eval_result(response, client.id)
         client.metrics = {**metrics, **({"withheld": 1} if protocol.WITHHELD in response.header else {})}
-        client.is_skipped = response.header.get("left_out") is True
+        client.is_skipped = response.header.get(protocol.SKIPPED_FIELD) is True
         client.state[protocol.LAST_ANSWERED_ROUND] = client.round
         bits_up, bits_down = (
             sum(parts[name].bits(value, self.ctx) for name, value in message.items())
@@ -381,20 +401,30 @@ class RemoteClientPool:
 
 
 def site_error_text(header: Mapping[str, Any]) -> str:
-    return protocol.printable_text(f"{header.get('error')}: {header.get('text')}")
+    """Return the code of a site's error, which is one of a fixed list, and the site's text in one line."""
+    code = header.get("error")
+    if not isinstance(code, str) or code not in protocol.ERROR_CODES:
+        code = protocol.ERROR_INVALID
+    return protocol.printable_text(f"{code}: {header.get('text')}")
 
 
 def check_join_response(client: RemoteClient, response: Response) -> None:
     """Raise an error if a site refuses the plan, or has lost the state of rounds that it answered."""
     if response.kind == protocol.ERROR:
-        raise RequestError(f"the site of client {client.id} refuses, {site_error_text(response.header)}")
+        reason = protocol.printable_text(str(response.header.get("text")))
+        raise RequestError(f"the site of client {client.id} refuses the plan, {reason}")
     stored, answered = response.header.get("round"), client.state.get(protocol.LAST_ANSWERED_ROUND, 0)
     if type(stored) is not int or stored < answered:
-        stored_text = str(stored) if type(stored) is int else "none"
+        stored_text = str(stored) if type(stored) is int and abs(stored) < 10**9 else "none"
         raise RunStateError(
             f"client {client.id} has answered in round {answered}, and its site remembers round {stored_text}: "
             "restore the site's directory, or start the run again in another place"
         )
+
+
+def has_evaluation(response: Response) -> bool:
+    """Return whether a response contains an evaluation, or its site withholds one."""
+    return response.header.get(protocol.EVALUATION_FIELD) is not None or protocol.WITHHELD in response.header
 
 
 def decode_eval_result(response: Response, client_id: int) -> EvalResult:
@@ -403,7 +433,7 @@ def decode_eval_result(response: Response, client_id: int) -> EvalResult:
     Raises:
         ProtocolError: A value is missing, unknown or out of range.
     """
-    metrics = response.header.get("mark")
+    metrics = response.header.get(protocol.EVALUATION_FIELD)
     if metrics is None and protocol.WITHHELD in response.header:
         return EvalResult(client_id, client_id, None, None, {})
     if not isinstance(metrics, dict) or not {"accuracy", "loss"} <= metrics.keys() <= RESPONSE_METRICS:

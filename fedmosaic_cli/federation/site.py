@@ -13,7 +13,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli import __version__
@@ -28,12 +28,14 @@ from fedmosaic_cli.federation.egress import EgressFilter
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.privacy_ledger import LEDGER_FILE, PrivacyLedger, default_anchor_dir
 from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
+from fedmosaic_cli.federation.site_dir import PLAN_FILE, RUNS_DIR
 from fedmosaic_cli.federation.site_run import SiteRun, require_same_plan
 from fedmosaic_cli.federation.usage_limits import USAGE_FILE, UsageLimits, UsageRecord
+from fedmosaic_cli.labels.label_messages import ConsensusLabels
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.plugin_sources import plugin_failure
-from fedmosaic_cli.runner.build import build_site_federation
+from fedmosaic_cli.runner.build import build_site_federation, count_weights
 from fedmosaic_cli.runner.checkpoint_state import restore_state, to_arrays
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import make_directories, read_checksummed_json, to_checksummed_json, write_atomic
@@ -52,10 +54,12 @@ if TYPE_CHECKING:
     from fedmosaic_cli.federation.protocol import EncodedParts
     from fedmosaic_cli.federation.site_shards import SiteShard
 
-PLAN_FILE = "plan.json"
 RUN_ID_COMPONENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
 PATH_PATTERN = re.compile(r"(?<![\w.])/[^\s():,;]+")
 RUN_ID_PATTERN = re.compile(rf"{RUN_ID_COMPONENT}/{RUN_ID_COMPONENT}/seed-\d{{1,20}}/[0-9a-f]{{8,32}}")
+OTHER_PLUGIN_TEXT = "the plan needs another version of a plug-in (--plugin): install the coordinator's version"
+NO_NOISE_FILE = "values-without-noise"
+"""An empty file in the directory of a run from which values without noise have left."""
 MAX_ROUND = 1_000_000
 MAX_EVALUATIONS = 2
 """How often a round is evaluated with different messages of the server: a resumed run may repeat its last round."""
@@ -80,11 +84,13 @@ class Site:
     Attributes:
         shard: The site's data.
         folder: The site's directory.
+        device: The device of the computations.
+        data_dirs: Where the data sets of a plan are.
         policy: What may leave the site.
+        on_request: Called after each request.
         limits: What a coordinator may use of the site.
         coordinator: Name of the coordinator, for `limits`.
-        anchor_dir: Where the last entry of the privacy ledger is recorded outside of `folder`.
-        on_request: Called after each request.
+        anchor_dir: The directory of the privacy ledger's anchor, outside of `folder`.
     """
 
     shard: SiteShard
@@ -97,6 +103,8 @@ class Site:
     coordinator: str = "coordinator"
     anchor_dir: Path = field(default_factory=default_anchor_dir)
     _current_run: SiteRun | None = None
+    _has_read_data: bool = False
+    """Whether the request in progress is beyond the checks of a plan: then the text of an error may contain data."""
     _cached_parts: tuple[str, EncodedParts] | None = None
     """The parts that were received last, with their digest: the coordinator may refer to them."""
 
@@ -108,11 +116,13 @@ class Site:
 
     @cached_property
     def usage(self) -> UsageRecord:
+        """What coordinators have used of this site."""
         return UsageRecord(self.folder / USAGE_FILE, self.limits)
 
     @cached_property
     def egress(self) -> EgressFilter:
-        sizes = {name: len(index) for name, index in self.shard.partition.shards[0].splits().items()}
+        """The filter that every response passes."""
+        sizes = {name: len(index) for name, index in self.shard.own.splits().items()}
         return EgressFilter(self.policy, sizes["train"], sizes["test"], sizes.get("val", 0))
 
     @private_files()
@@ -121,7 +131,17 @@ class Site:
 
         Files that it writes are for this user only.
         """
-        started, request = time.monotonic(), Request({})
+        started = time.monotonic()
+        self._has_read_data = False
+        request, response, problem = self._respond(data)
+        if problem:
+            self._current_run = None  # the state in memory may be incomplete: load it from disk
+        self._report(request, len(response), problem, started)
+        return response
+
+    def _respond(self, data: bytes) -> tuple[Request, bytes, str]:
+        """Return the decoded request, the response, and the problem for the site's log; "" for none."""
+        request = Request({})
         handlers = {
             protocol.JOIN: self._handle_join,
             protocol.LOCAL_ROUND: self._handle_local_round,
@@ -129,15 +149,15 @@ class Site:
             protocol.EVALUATE: self._handle_evaluate,
             protocol.FINISH: self._handle_finish,
         }
-        problem = ""
         try:
             request = Request.decode(data)
             if request.kind not in handlers:
                 protocol.reject_message("bad_head")
-            response = handlers[request.kind](request)
+            self._has_read_data = request.kind != protocol.JOIN
+            return request, handlers[request.kind](request), ""
         except DivergenceError as error:
             problem = str(error)
-            response = self._encode_error(request, protocol.ERROR_DIVERGED, error.quantity, error.round)
+            response = self._encode_error(request, protocol.ERROR_DIVERGED, error.quantity)
         except ProtocolError as error:
             problem, response = str(error), self._encode_error(request, str(error), "the request is invalid")
         except FedMosaicError as error:
@@ -148,9 +168,11 @@ class Site:
             with suppress(OSError):
                 write_atomic(crash_path, traceback.format_exc().encode())
             problem = f"{plugin_failure(error) or f'{type(error).__name__}: {error}'} ({crash_path})"
-            response = self._encode_error(request, "failed", f"{type(error).__name__} at the site")
-        if problem:
-            self._current_run = None  # the state in memory may be incomplete: load it from disk
+            response = self._encode_error(request, protocol.ERROR_FAILED, f"{type(error).__name__} at the site")
+        return request, response, problem
+
+    def _report(self, request: Request, response_bytes: int, problem: str, started: float) -> None:
+        """Count the duration of a request, and call `on_request`."""
         if request.header:
             with suppress(FedMosaicError, OSError):
                 self.usage.add_seconds(self.coordinator, time.monotonic() - started)
@@ -161,34 +183,37 @@ class Site:
                 protocol.printable_text(str(request.header.get("run", "")), 200),
                 round_number if type(round_number) is int else None,
                 time.monotonic() - started,
-                len(response),
+                response_bytes,
                 protocol.printable_text(problem, 1000),
             )
         )
-        return response
 
     def _handle_join(self, request: Request) -> bytes:
         """Check the plan, store it, and return the client's state and evaluation."""
         header = request.header
         if header.get("version") != __version__:
             raise RequestError(
-                f"the coordinator has fedmosaic {str(header.get('version'))[:40]}, this site {__version__}: "
-                "use the same version"
+                f"the coordinator has fedmosaic {str(header.get('version'))[:40]}, this site {__version__} (version): "
+                "install the same version at both"
             )
-        if header.get("shards") != self.shard.shards.digest:
-            raise RequestError("the plan is for other shards than this site holds: use the shards of this run")
+        if header.get("shards") != self.shard.shard_set.digest:
+            raise RequestError(
+                "the plan is for other shards than this site's (--shard): start the site with the shard of this run"
+            )
         config = self._validate_config(header.get("config"))
         if header.get("plugins", {}) != config.plugins():
-            raise RequestError("the plan has another version of a plug-in than this site: use the same file or package")
+            raise RequestError(OTHER_PLUGIN_TEXT)
         folder = self._run_folder(header)
         plan = {"config": config.to_dict(), **({"plugins": config.plugins()} if config.plugins() else {})}
         if (folder / PLAN_FILE).exists():
             require_same_plan(read_checksummed_json(folder / PLAN_FILE), plan)
         else:
+            self.usage.require_time(self.coordinator)
             self._require_budget(config)
-            self.usage.require_run(self.coordinator, self.folder / "runs")
+            self.usage.count_run(self.coordinator, self.folder / RUNS_DIR)
             make_directories(folder)
         write_atomic(folder / PLAN_FILE, to_checksummed_json(plan))
+        self._has_read_data = True
         run = self._current_run = self._load_run(request)
         received = self._decode_received(request, run, run.last_round + 1)
         evaluated_round = min(max(0, run.last_round), config.train.rounds)
@@ -196,24 +221,34 @@ class Site:
         has_state = evaluated_round >= run.last_evaluation()["round"]
         can_evaluate = has_state and (received or not config.method.needs.broadcast_to_evaluate)
         metrics = self._evaluate(run, received, evaluated_round, request) if can_evaluate else None
-        about = {"device": str(self.device), "examples": len(run.client.private), "version": __version__}
-        return self._encode_response(run, protocol.JOIN, max(0, run.last_round), {"mark": metrics, **about})
+        fields = {
+            protocol.EVALUATION_FIELD: metrics,
+            "device": str(self.device),
+            "examples": len(run.client.private),
+            "version": __version__,
+        }
+        return self._encode_response(run, protocol.JOIN, max(0, run.last_round), fields)
 
     def _handle_local_round(self, request: Request) -> bytes:
         """Run a local round, or return the stored response of a finished one."""
         run, round_number = self._get_run(request), self._requested_round(request)
-        if not first_round(run.config.method) <= round_number <= run.config.train.rounds:
-            raise RequestError(f"round {round_number} is not one of the {run.config.train.rounds} planned rounds")
+        first, last = first_round(run.config.method), run.config.train.rounds
+        if round_number < first:
+            raise RequestError(f"round {round_number} is before the first one (round): start with round {first}")
+        if round_number > last:
+            raise beyond_plan_error(round_number, last)
         if round_number <= run.last_round:
-            response = run.cached_response(round_number)
+            response = run.stored_response(round_number)
             if response is None:
                 raise RequestError(
-                    f"the response of round {round_number} is no longer stored, the last round is {run.last_round}"
+                    f"the response of round {round_number} is no longer stored, the last round is {run.last_round} "
+                    "(run): resume the coordinator from its newest checkpoint"
                 )
             return response
         federation, client = run.federation, run.client
         received = self._decode_received(request, run, round_number)
-        self.usage.require_steps(self.coordinator, run.steps_per_round)
+        self._require_enough_labels(run, received)
+        self._require_resources(run)
         client.begin_round(round_number)
         num_recorded = len(client.state.get(LEDGER_KEY, ()))
         message = run_local_round(federation.method, client, received, federation.ctx, self._skips_diverged(run))
@@ -224,7 +259,11 @@ class Site:
         parts = protocol.encode_parts(message, federation.method.uploads, route)
         needs_broadcast = federation.method.needs.broadcast_to_evaluate
         metrics = None if needs_broadcast else self._evaluate(run, {}, round_number)
-        fields = {"notes": dict(client.metrics), "left_out": client.is_skipped, "mark": metrics}
+        fields = {
+            protocol.METRICS_FIELD: dict(client.metrics),
+            protocol.SKIPPED_FIELD: client.is_skipped,
+            protocol.EVALUATION_FIELD: metrics,
+        }
         response = self._encode_response(run, protocol.LOCAL_ROUND, round_number, fields, parts)
         run.save_round(round_number, response)
         return response
@@ -233,14 +272,48 @@ class Site:
         """Whether a diverged client is rolled back instead of an error. An error would tell the coordinator."""
         return run.federation.skip_diverged or self.policy.metrics_level == "withheld"
 
+    def _require_resources(self, run: SiteRun) -> None:
+        """Refuse a computation that exceeds the limits of time, disk space or steps.
+
+        With withheld metrics the planned steps count before a round. The number of steps that a method really takes may
+        depend on data, and a refusal would tell the coordinator.
+        """
+        self.usage.require_time(self.coordinator)
+        self.usage.require_disk_space(self.folder / RUNS_DIR)
+        if self.policy.metrics_level == "withheld":
+            self.usage.count_steps(self.coordinator, run.steps_per_round)
+
+    def _require_enough_labels(self, run: SiteRun, received: ReceivedMessage) -> None:
+        """Refuse a consensus that labels so few public examples that metrics would be about single ones."""
+        for name, part in run.federation.method.downloads.items():
+            if isinstance(part, ConsensusLabels) and received.get(name) is not None:
+                self.policy.require_labels(part.num_labels(received[name]), run.federation.ctx.public_size)
+
     def _require_budget(self, config: RunConfig) -> None:
         """Refuse a plan that would exceed the privacy budget together with all earlier releases."""
         if self.policy.max_epsilon is None or config.noise is None:
             return
+        self._require_no_runs_without_noise()
         public_size = config.data.public_size or 0
         planned = config.noise.planned_releases(config.num_exchanges, 1, public_size, 1.0)
         releases = [replace(release, count=release.count * num_rounds) for release, num_rounds in planned]
         self.policy.require_budget(self.ledger.total_epsilon(self.policy.delta, releases))
+
+    def _require_no_runs_without_noise(self) -> None:
+        num_runs = self.usage.num_runs_without_noise
+        if num_runs:
+            raise RequestError(
+                f"{num_runs} earlier {'run' if num_runs == 1 else 'runs'} sent values without noise, so this site has "
+                "no total epsilon (--max-epsilon): use a new site directory with data that no earlier run used"
+            )
+
+    def _record_noise(self, config: RunConfig, folder: Path) -> None:
+        """Count a run from which values without noise leave, once. A site with a budget refuses it after such a run."""
+        if self.policy.max_epsilon is not None:
+            self._require_no_runs_without_noise()
+        elif not self.policy.has_noise_only(config) and not (folder / NO_NOISE_FILE).exists():
+            self.usage.count_run_without_noise(self.coordinator)
+            write_atomic(folder / NO_NOISE_FILE, b"")
 
     def _record_releases(self, run: SiteRun, message: Message, num_recorded: int) -> None:
         """Enter what a message releases into the site's privacy ledger, or refuse to send it."""
@@ -251,25 +324,29 @@ class Site:
                 raise RunStateError(f"{title} sends values without noise (--max-epsilon): use another method")
             self.policy.require_budget(self.ledger.total_epsilon(self.policy.delta, releases))
         if releases:
-            self.ledger.record(run.run_id, releases)
+            self.ledger.append(run.run_id, releases)
 
     def _handle_finalize(self, request: Request) -> bytes:
         """Let the method change the client once after the last round. A repeated request changes nothing."""
         run, round_number = self._get_run(request), self._requested_round(request)
         if round_number != run.config.train.rounds:
-            raise RequestError(f"round {round_number} is not the last of {run.config.train.rounds} rounds")
+            last = run.config.train.rounds
+            raise RequestError(
+                f"round {round_number} is not the last of {last} rounds (finalize): finalize after round {last}"
+            )
         return self._finalize_once(run, self._decode_received(request, run, round_number + 1))
 
     def _finalize_once(self, run: SiteRun, received: ReceivedMessage) -> bytes:
         """Let the method change the client, unless that is done, and return the response to the request for it."""
         last = run.config.train.rounds
         # The state afterwards is stored as one more round, because the response of the last round is still needed.
-        response = run.cached_response(last + 1) if run.last_round > last else None
+        response = run.stored_response(last + 1) if run.last_round > last else None
         if response is None:
             federation, client = run.federation, run.client
+            self._require_resources(run)
             client.begin_round(last)
             finalize_client(federation.method, client, received, federation.ctx, self._skips_diverged(run))
-            fields = {"notes": dict(client.metrics), "left_out": client.is_skipped}
+            fields = {protocol.METRICS_FIELD: dict(client.metrics), protocol.SKIPPED_FIELD: client.is_skipped}
             response = self._encode_response(run, protocol.FINALIZE, last, fields)
             run.save_round(last + 1, response)
         return response
@@ -279,7 +356,7 @@ class Site:
         run, round_number = self._get_run(request), self._requested_round(request)
         received = self._received_after_round(request, run, round_number)
         metrics = self._evaluate(run, received, round_number, request)
-        return self._encode_response(run, protocol.EVALUATE, round_number, {"mark": metrics})
+        return self._encode_response(run, protocol.EVALUATE, round_number, {protocol.EVALUATION_FIELD: metrics})
 
     def _handle_finish(self, request: Request) -> bytes:
         """Save the personal model here, and return its digest."""
@@ -302,11 +379,22 @@ class Site:
         if round_number == last["round"] and digest in last["metrics"]:
             stored: dict[str, Any] = last["metrics"][digest]
             return stored
-        if round_number < last["round"] or round_number > run.config.train.rounds:
-            raise RequestError(f"round {round_number} is not the next one to evaluate: rounds are evaluated in order")
+        if round_number < last["round"]:
+            raise RequestError(
+                f"round {round_number} was requested after round {last['round']} (evaluation): evaluate rounds in order"
+            )
+        if round_number > run.config.train.rounds:
+            raise beyond_plan_error(round_number, run.config.train.rounds)
         evaluated = last["metrics"] if round_number == last["round"] else {}
         if len(evaluated) >= MAX_EVALUATIONS:
-            raise RequestError(f"round {round_number} was evaluated {MAX_EVALUATIONS} times: no more are possible")
+            raise RequestError(
+                f"round {round_number} was already evaluated {MAX_EVALUATIONS} times (evaluation): continue with the "
+                "next round"
+            )
+        self.usage.require_time(self.coordinator)
+        if request is not None and round_number > max(0, run.last_round):
+            # The client was not selected in this round. Its evaluation costs as much of the daily limit as training.
+            self.usage.count_steps(self.coordinator, run.steps_per_round)
         result = evaluate_client(run.federation.method, run.client, run.federation.eval_tasks[0], received)
         is_finite = result.loss is not None and math.isfinite(result.loss)
         if not is_finite and self.policy.metrics_level != "withheld":
@@ -334,7 +422,8 @@ class Site:
             self._cached_parts = protocol.digest_parts(parts), parts
         ctx = run.federation.ctx
         route = make_route(self.device, ctx, round_number, SERVER_ID)
-        return protocol.decode_parts(parts, run.federation.method.downloads, route)
+        declared = run.federation.method.downloads
+        return protocol.ReceivedParts(protocol.decode_parts(parts, declared, route), declared)
 
     def _get_run(self, request: Request) -> SiteRun:
         """Return the run of a request from memory or disk."""
@@ -345,23 +434,27 @@ class Site:
             protocol.reject_message("bad_head")
         if stored < answered:
             raise RequestError(
-                f"this site remembers round {stored} and has answered in round {answered}: restore its directory"
+                f"this site's last stored round is {stored}, but it answered round {answered} (run directory): restore "
+                "the directory"
             )
         return self._current_run
 
     def _load_run(self, request: Request) -> SiteRun:
         folder = self._run_folder(request.header)
         if not (folder / PLAN_FILE).is_file():
-            raise RequestError("this site has not joined the run: start it again at the coordinator with --resume")
+            raise RequestError("this site has not joined the run (run ID): restart the coordinator with --resume")
         plan = read_checksummed_json(folder / PLAN_FILE)
         config = self.policy.limited_config(self._validate_config(plan["config"]))
         if plan.get("plugins", {}) != config.plugins():
-            raise RequestError("the run was joined with another version of a plug-in: use the same file or package")
+            raise RequestError(OTHER_PLUGIN_TEXT)
+        self._record_noise(config, folder)
         shard = self.shard
         federation = build_site_federation(
-            config, shard.dataset, shard.partition, shard.client_train_sizes, shard.shards.digest, self.device
+            config, shard.dataset, shard.partition, shard.client_train_sizes, shard.shard_set.digest, self.device
         )
         run = SiteRun(request.header["run"], config, federation, RunDirectory(folder))
+        if self.policy.metrics_level != "withheld":
+            run.client.call_before_training(partial(self.usage.count_steps, self.coordinator))
         checkpoint, damaged = checkpoints.read_newest_checkpoint(run.files.checkpoints_dir)
         if damaged and config.noise is not None:
             # Repeated rounds would draw other noise for the same data, and the ledger would miss what was spent.
@@ -379,24 +472,28 @@ class Site:
         config = run_config_from_dict(content, "the coordinator's plan", self.data_dirs)
         reason = config.incompatibility()
         if reason is not None:
-            raise RequestError(f"{config.method.info.title} {reason.requirement}, but {reason.problem}")
+            raise RequestError(
+                f"{config.method.info.title} {reason.requirement}, but {reason.problem} (the coordinator's plan): "
+                f"{reason.remedy}"
+            )
         needs = config.method.needs
         if needs.pooled_data or needs.public_labels or config.attack.kind != "none":
             raise RequestError(
                 "pooled data, labels of the public set and simulated attacks need one process (--engine): use "
                 "--engine local"
             )
-        if config.data != self.shard.shards.partition.settings:
+        if config.data != self.shard.shard_set.partition.settings:
             raise RequestError("the plan describes other data than this site's shards (data): use these shards")
+        self.usage.require_weights(count_weights(config, self.shard.dataset, self.shard.client_id))
         config.check_privacy_budget(len(self.shard.dataset.class_names))
-        self.policy.check_config(config, len(self.shard.partition.shards[0].train))
+        self.policy.check_config(config, self.shard.client_id, len(self.shard.own.train))
         return config
 
     def _run_folder(self, header: Mapping[str, Any]) -> Path:
         run_id = header.get("run")
         if not isinstance(run_id, str) or not RUN_ID_PATTERN.fullmatch(run_id):
             protocol.reject_message("wrong_run")
-        return self.folder.joinpath("runs", *run_id.split("/"))
+        return self.folder.joinpath(RUNS_DIR, *run_id.split("/"))
 
     def _requested_round(self, request: Request) -> int:
         round_number = request.header.get("round")
@@ -408,14 +505,24 @@ class Site:
         self, run: SiteRun, kind: str, round_number: int, fields: dict[str, Any], parts: EncodedParts | None = None
     ) -> bytes:
         header = {"kind": kind, "client": self.shard.client_id, "run": run.run_id, "round": round_number, **fields}
-        return Response(self.egress.filter_header(header), parts or {}).encode()
+        header = self.egress.filter_header(header, withheld_metrics=run.client.withheld_metrics)
+        return Response(header, parts or {}).encode()
 
-    def _encode_error(self, request: Request, code: str, text: str, round_number: int | None = None) -> bytes:
+    def _encode_error(self, request: Request, code: str, text: str) -> bytes:
+        round_number = request.header.get("round")
         header = {
             "kind": protocol.ERROR,
             "client": self.shard.client_id,
-            "asked": request.kind,
+            "asked": protocol.printable_text(request.kind, 20),
+            "round": round_number if type(round_number) is int and 0 <= round_number <= MAX_ROUND else None,
             "error": code,
             "text": text,
         }
-        return Response(self.egress.filter_header({**header, "round": round_number})).encode()
+        return Response(self.egress.filter_header(header, self._has_read_data)).encode()
+
+
+def beyond_plan_error(round_number: int, num_rounds: int) -> RequestError:
+    return RequestError(
+        f"round {round_number} is beyond the {num_rounds} planned rounds (train.rounds): extend the run at the "
+        "coordinator"
+    )

@@ -6,7 +6,6 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,44 +13,33 @@ from pydantic import Field
 
 from fedmosaic_cli.engine.messages import UploadLevel
 from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.policy import MetricsLevel, SitePolicy
-from fedmosaic_cli.federation.usage_limits import UsageLimits
+from fedmosaic_cli.federation.privacy_ledger import LEDGER_FILE, read_spent_budget
+from fedmosaic_cli.federation.usage_limits import (
+    GIGABYTE,
+    USAGE_FILE,
+    DailyUsage,
+    UsageLimits,
+    UsageRecord,
+    directory_bytes,
+)
+from fedmosaic_cli.labels.privacy.accounting import to_json_number
 from fedmosaic_cli.schema import ConfigSection
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.files import read_regular_file, to_json_bytes, write_atomic
 from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from fedmosaic_cli.federation.flower.supernode import ConnectionEvent
+    from fedmosaic_cli.federation.flower.site_node import ConnectionEvent
     from fedmosaic_cli.federation.site import HandledRequest
 
-SETTINGS_FILE, STATUS_FILE, UNIT_FILE, RUNS_DIR = "site.json", "status.json", "fedmosaic-site.service", "runs"
+SETTINGS_FILE, STATUS_FILE, UNIT_FILE = "site.json", "status.json", "fedmosaic-site.service"
+RUNS_DIR, PLAN_FILE = "runs", "plan.json"
 MAX_SITE_JSON_BYTES = 1 << 20
-HIDDEN_DIRS = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))
-"""Directories that a unit with `ProtectHome=tmpfs` and `PrivateTmp=yes` shows as empty."""
-RESTRICTIONS = """\
-CapabilityBoundingSet=
-AmbientCapabilities=
-NoNewPrivileges=yes
-LockPersonality=yes
-ProtectClock=yes
-ProtectControlGroups=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-RemoveIPC=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-SystemCallArchitectures=native
-SystemCallErrorNumber=EPERM
-SystemCallFilter=@system-service
-SystemCallFilter=~@privileged
-"""
 
 
 class SiteSettings(ConfigSection):
@@ -61,7 +49,7 @@ class SiteSettings(ConfigSection):
         shard, superlink, ca: The site's data, the coordinator's address, and the certificate of its authority.
         share: What the site may upload.
         max_epsilon, delta, metrics, min_batch_size, min_examples, min_lr: See `federation.policy.SitePolicy`.
-        max_runs_per_day, max_steps_per_day, max_hours_per_day, max_disk_gb: See
+        max_runs_per_day, max_steps_per_day, max_hours_per_day, max_disk_gb, max_weights: See
             `federation.usage_limits.UsageLimits`.
     """
 
@@ -79,6 +67,7 @@ class SiteSettings(ConfigSection):
     max_steps_per_day: Annotated[int, Field(ge=1)] = 1_000_000
     max_hours_per_day: Annotated[float, Field(gt=0, le=24)] = 24.0
     max_disk_gb: Annotated[float, Field(gt=0)] = 20.0
+    max_weights: Annotated[int, Field(ge=1)] = 500_000_000
 
     @property
     def policy(self) -> SitePolicy:
@@ -87,7 +76,9 @@ class SiteSettings(ConfigSection):
 
     @property
     def limits(self) -> UsageLimits:
-        return UsageLimits(self.max_runs_per_day, self.max_steps_per_day, self.max_hours_per_day, self.max_disk_gb)
+        return UsageLimits(
+            self.max_runs_per_day, self.max_steps_per_day, self.max_hours_per_day, self.max_disk_gb, self.max_weights
+        )
 
 
 @dataclass(frozen=True)
@@ -127,13 +118,43 @@ class SiteFiles:
     def list_runs(self) -> list[dict[str, Any]]:
         """Return name, last round and final model of each run that the site took part in."""
         runs = []
-        for plan in sorted((self.path / RUNS_DIR).glob("*/*/*/*/plan.json")):
+        for plan in sorted((self.path / RUNS_DIR).glob(f"*/*/*/*/{PLAN_FILE}")):
             stored = checkpoints.list_checkpoints(plan.parent / "checkpoints")
             last_round = int(stored[-1].name.removeprefix(checkpoints.CHECKPOINT_PREFIX)) if stored else 0
             models = sorted((plan.parent / "models").glob("*.safetensors"))
             name = plan.parent.relative_to(self.path / RUNS_DIR).as_posix()
             runs.append({"run": name, "round": last_round, "model": str(models[0]) if models else None})
         return runs
+
+    def read_usage(self, settings: SiteSettings) -> dict[str, Any]:
+        """Return today's use of each coordinator, with the configured one, and the disk space of all runs.
+
+        Nothing is written.
+        """
+        usage = UsageRecord(self.path / USAGE_FILE, settings.limits).usage_today()
+        if settings.superlink or not usage:
+            usage.setdefault(settings.superlink or "", DailyUsage())
+        return {
+            "today": {
+                name: {"runs": used.runs, "steps": used.steps, "hours": used.seconds / 3600}
+                for name, used in usage.items()
+            },
+            "disk_gb": directory_bytes(self.path / RUNS_DIR) / GIGABYTE,
+        }
+
+    def read_privacy(self, settings: SiteSettings) -> dict[str, Any]:
+        """Return the total epsilon of all releases, as in the privacy ledger, and its limit. Nothing is written.
+
+        Runs that sent values without noise are counted separately: they have no epsilon.
+        """
+        spent = read_spent_budget(self.path / LEDGER_FILE, settings.delta)
+        return {
+            "epsilon": to_json_number(spent.epsilon),
+            "max_epsilon": settings.max_epsilon,
+            "delta": settings.delta,
+            "releases": spent.num_releases,
+            "runs_without_noise": UsageRecord(self.path / USAGE_FILE, settings.limits).num_runs_without_noise,
+        }
 
     def _read_json(self, name: str) -> Any:
         with suppress(FileNotFoundError):
@@ -156,14 +177,21 @@ class SiteLog:
         self._status: dict[str, Any] = {}
         self._lock = Lock()
 
+    def on_start(self, settings: SiteSettings) -> None:
+        """Record the settings of this start. They are those of `site.json`, or of options of `site start`."""
+        self._update_status(settings=settings.model_dump(mode="json"))
+
     def on_connection_event(self, event: ConnectionEvent) -> None:
+        """Log a connection event. A lost response does not change the state of the connection."""
         text = f"{event.kind}{f', {event.detail}' if event.detail else ''}"
-        if event.kind != "unheard":
+        if event.kind != "response_lost":
             self._update_status(connection=text, since=utc_timestamp())
         self.print_line(f"connection: {text}")
 
     def on_request(self, request: HandledRequest) -> None:
-        what = f"{request.kind}{'' if request.round is None else f' {request.round}'} of {request.run_id or 'no run'}"
+        """Log a handled request."""
+        title = protocol.KIND_TITLES.get(request.kind, request.kind)
+        what = f"{title}{'' if request.round is None else f' {request.round}'} of {request.run_id or 'no run'}"
         problem = f"  failed: {request.error}" if request.error else ""
         line = f"{what}  {request.duration_seconds:.2f} s  {request.response_bytes} bytes{problem}"
         self._update_status(last=f"{utc_timestamp()} {line}")
@@ -172,7 +200,7 @@ class SiteLog:
     def on_stop(self) -> None:
         self._update_status(connection="stopped", since=utc_timestamp())
 
-    def _update_status(self, **values: str) -> None:
+    def _update_status(self, **values: Any) -> None:
         """Write the status. A full disk must not keep the site from responding."""
         with self._lock:
             self._status |= values
@@ -182,55 +210,3 @@ class SiteLog:
 
 def utc_timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def systemd_unit(
-    python_path: str, site_dir: Path, user_id: int, readable_paths: Iterable[Path] = (), has_gpu: bool = False
-) -> str:
-    """Return a systemd unit that runs the site as this user and restarts it whenever it ends.
-
-    Args:
-        python_path: The Python interpreter of this environment.
-        site_dir: The site's directory, the only place where the site may write.
-        user_id: The user of the site.
-        readable_paths: What the site reads: its shard, the certificate and the Python environment. All else below
-            the hidden directories, such as home directories, does not exist for the site.
-        has_gpu: Whether the site may use the devices of this machine.
-    """
-    hidden = [path for path in dict.fromkeys(readable_paths) if any(map(path.is_relative_to, HIDDEN_DIRS))]
-    bindings = "".join(f"BindReadOnlyPaths={quote_unit_path(path)}\n" for path in hidden)
-    devices = "" if has_gpu else "PrivateDevices=yes\n"
-    root = " --allow-root" if user_id == 0 else ""
-    return f"""\
-[Unit]
-Description=fedmosaic site {str(site_dir).replace("%", "%%")}
-After=network-online.target
-Wants=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-User={user_id}
-ExecStart={quote_unit_path(python_path)} -m fedmosaic_cli site start --site-dir {quote_unit_path(site_dir)}{root}
-Restart=always
-RestartSec=15
-KillMode=control-group
-TimeoutStopSec=60
-UMask=0077
-# The coordinator controls this process: restrict what it can do and read.
-ProtectSystem=strict
-ProtectHome=tmpfs
-PrivateTmp=yes
-BindPaths={quote_unit_path(site_dir)}
-ReadWritePaths={quote_unit_path(site_dir)}
-{bindings}\
-{devices}\
-{RESTRICTIONS}
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def quote_unit_path(path: Path | str) -> str:
-    """Return a path as one word of a unit file."""
-    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{text}"'

@@ -45,7 +45,7 @@ INDEX_BLOCK_SIZE = 1 << 23
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class SitePackage(BaseModel):
+class PackageDescription(BaseModel):
     """A site's description of its packed data: sizes, class counts and digests. Untrusted input."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -64,7 +64,7 @@ class SitePackage(BaseModel):
         return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
-    def check_consistency(self) -> SitePackage:
+    def check_consistency(self) -> PackageDescription:
         splits = self.splits()
         if len(set(self.class_names)) < len(self.class_names) or not all(map(str.isprintable, self.class_names)):
             raise ValueError("class names are not distinct")
@@ -210,7 +210,7 @@ def write_new_or_identical(contents: Mapping[Path, bytes]) -> None:
     write_files_atomic(missing)
 
 
-def read_package(path: Path) -> SitePackage:
+def read_package_description(path: Path) -> PackageDescription:
     """Read and check a site's description."""
     content = read_checksummed_json(path)
     schema = content.pop("schema", None)
@@ -221,7 +221,7 @@ def read_package(path: Path) -> SitePackage:
     try:
         if schema != PACKAGE_SCHEMA or type(schema) is not int:
             raise ValueError("no schema")
-        return SitePackage.model_validate(content)
+        return PackageDescription.model_validate(content)
     except INVALID_MANIFEST_ERRORS:
         raise RequestError(
             f"not the description of a packed shard ({path}): its site makes it with 'fedmosaic site pack'"

@@ -45,7 +45,7 @@ class SiteRun:
     def last_round(self) -> int:
         return self.federation.state.finished
 
-    def cached_response(self, round_number: int) -> bytes | None:
+    def stored_response(self, round_number: int) -> bytes | None:
         """Return the stored response of a round, or None if its checkpoint was removed."""
         paths = {path.name: path for path in checkpoints.list_checkpoints(self.files.checkpoints_dir)}
         path = paths.get(f"{checkpoints.CHECKPOINT_PREFIX}{round_number:05d}")
@@ -53,11 +53,11 @@ class SiteRun:
 
     @property
     def steps_per_round(self) -> int:
-        """The planned number of training steps per round, with those of additional models."""
-        num_rounds = self.config.train.rounds
-        costs = self.config.method.costs(self.federation.ctx)
-        num_local_rounds = num_rounds if costs.local_rounds is None else costs.local_rounds
-        return math.ceil(self.config.train.steps_per_round(len(self.client.private)) * num_local_rounds / num_rounds)
+        """The planned number of training steps per round, with those of additional models. It depends on no labels."""
+        num_rounds, train = self.config.train.rounds, self.config.train_settings_for(self.client.id)
+        local_rounds = self.config.method.costs(self.federation.ctx).local_rounds
+        num_local_rounds = num_rounds if local_rounds is None else local_rounds
+        return math.ceil(train.steps_per_round(len(self.client.private)) * num_local_rounds / num_rounds)
 
     def substitute_upload(self, round_number: int) -> Message:
         """Return the upload of a diverged client whose divergence must not be noticed.
@@ -66,7 +66,7 @@ class SiteRun:
         """
         method, ctx = self.config.method, self.federation.ctx
         if round_number <= self.config.train.rounds - self.config.num_exchanges:
-            return {}
+            return {}  # No labels are exchanged in this round.
         uploads: Message = {}
         for name, part in method.uploads.items():
             if isinstance(part, LabelUpload):
@@ -107,4 +107,4 @@ def require_same_plan(old: dict[str, Any], new: dict[str, Any]) -> None:
         return {**plan, "config": sections}
 
     if fixed_part(old) != fixed_part(new):
-        raise RequestError("the plan differs from the one that this site joined: start another run")
+        raise RequestError("the plan differs from the one that this site joined (plan.json): start another run")

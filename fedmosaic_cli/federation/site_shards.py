@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedmosaic_cli.data.dataset import Dataset
-    from fedmosaic_cli.data.partitioning.partition import Partition
+    from fedmosaic_cli.data.partitioning.partition import Partition, Shard
 
 CLIENT_FILE_PATTERN = re.compile(r"client-(\d{3,})\.npz")
 
@@ -36,24 +36,28 @@ class SiteShard:
     """One client of exported shards. `partition` contains only this client and indexes `dataset`."""
 
     client_id: int
-    shards: ShardSet
+    shard_set: ShardSet
     dataset: Dataset
     partition: Partition
+
+    @property
+    def own(self) -> Shard:
+        """The indices of the client's examples."""
+        return self.partition.shards[0]
 
     @cached_property
     def private_digest(self) -> str:
         """Digest of the client's examples and labels. It does not depend on their order or on the public set."""
-        [shard] = self.partition.shards
         examples = [
             sha256(self.dataset.images[index].tobytes() + int(self.dataset.labels[index]).to_bytes(4, "little"))
-            for part in shard.splits().values()
+            for part in self.own.splits().values()
             for index in part
         ]
         return sha256("\n".join(sorted(examples)).encode())
 
     @property
     def client_train_sizes(self) -> dict[int, int]:
-        return train_sizes(self.shards.manifest)
+        return train_sizes(self.shard_set.manifest)
 
 
 def load_site_shard(path: Path) -> SiteShard:
@@ -67,7 +71,7 @@ def load_site_shard(path: Path) -> SiteShard:
     for name in (SHARD_MANIFEST_FILE, PUBLIC_FILE):
         if not (path.parent / name).is_file():
             raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
-    shards, client = read_exported_description(path.parent), int(match[1])
+    shards, client = read_exported_manifest(path.parent), int(match[1])
     entry = next((entry for entry in shards.manifest["clients"] if entry["id"] == client), None)
     if entry is None:
         num_clients = len(shards.manifest["clients"])
@@ -80,7 +84,7 @@ def load_site_shard(path: Path) -> SiteShard:
     return SiteShard(client, shards, *load_exported_shards(own_shards))
 
 
-def read_exported_description(path: Path) -> ShardSet:
+def read_exported_manifest(path: Path) -> ShardSet:
     """Read manifest and public set of exported shards. The clients' files may be missing."""
     shards = read_shard_header(path)
     if not shards.has_examples:

@@ -1,4 +1,4 @@
-"""The interface between the coordinator and whatever carries its requests to remote clients."""
+"""The interface between the coordinator and what transmits its requests to remote clients."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ClientResponse:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """A client without a response, and a short reason: "deadline", "gone", "crashed", "no answer: ..."."""
+    """A client without a response, and a short reason: "deadline", "gone", "crashed", "no response: ..."."""
 
     client_id: int
     reason: str
 
 
 class Transport(Protocol):
-    """Carries opaque bytes between the coordinator and remote clients."""
+    """Transmits opaque bytes between the coordinator and remote clients."""
 
     def reachable_clients(self) -> set[int]:
         """Return the clients that are online now."""

@@ -65,6 +65,10 @@ class ConsensusLabels(Part):
     kind: ClassVar[str] = "consensus"
     level: ClassVar[UploadLevel] = "labels"
 
+    def num_labels(self, value: Tensor) -> int:
+        """Return the number of examples that have a label."""
+        return int((value >= 0).sum())
+
     def planned_bits(self, ctx: FederationInfo) -> int:
         return 8 * consensus_spec(ctx, wire.LabelEncoding.INDEX).payload_bytes
 

@@ -126,7 +126,10 @@ def diagnose_trust(rows: LogRows, is_loss_based: bool) -> TrustDiagnosis | None:
         self_training_clients=sum(map(is_self_training, rows_by_client.values())),
         vote_agreement=mean_metric(rows, "vote_agreement"),
         votes_differ=mean_metric(rows, "votes_differ"),
-        public_share=mean_metric(exchanged, "public_share"),
+        # Sites do not send it, unless it is 0.
+        public_share=None
+        if any("public_share" in row and row["public_share"] is None for row in exchanged)
+        else mean_metric(exchanged, "public_share"),
         oracle=VoteAccuracy(
             weighted=last_metric(rows, "weighted_accuracy"), majority=last_metric(rows, "majority_accuracy")
         ),

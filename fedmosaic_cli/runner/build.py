@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import WorkerPool
 from fedmosaic_cli.engine.federation import EvalTask, Federation, init_state
-from fedmosaic_cli.engine.network_learner import NetworkLearner
+from fedmosaic_cli.engine.network_learner import NetworkLearner, parameter_groups
 from fedmosaic_cli.engine.server import SERVER_STREAM, InProcessServer
 from fedmosaic_cli.engine.upload_filters import QuorumFilter
 from fedmosaic_cli.errors import RequestError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.train_settings import TrainSettings
+    from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 HASH_BATCH_SIZE = 1000
@@ -70,6 +72,36 @@ def check_network(model: ModelSettings, train: TrainSettings, image_shape: Seque
     if train.precision != "float32" and device.type == "cpu":
         # Half precision is slower on most CPUs and crashes on some.
         raise RequestError(f"{train.precision} is for GPUs (train.precision): use float32 on a CPU")
+
+
+def count_weights(config: RunConfig, dataset: Dataset, client: int) -> int:
+    """Return the number of weights that the site of a client stores: all copies and optimizer states of its network.
+
+    The network that computes, the reference network and additional networks of the method count once. Nothing is
+    allocated.
+    """
+
+    def meta_network(model: ModelSettings) -> Classifier | None:
+        if not model.is_network:
+            return None
+        with torch.device("meta"):
+            return build_network(model, dataset.input_shape, dataset.num_classes)
+
+    def num_weights(network: Classifier | None) -> int:
+        return 0 if network is None else sum(tensor.numel() for tensor in network.state_dict().values())
+
+    reference, own = (meta_network(config.model_settings_for(number)) for number in (0, client))
+    info = FederationInfo(
+        dataset.num_classes,
+        {} if reference is None else reference.state_dict(),
+        {},
+        config.train.rounds,
+        groups={} if reference is None else parameter_groups(reference),
+    )
+    costs, train = config.method.costs(info), config.train_settings_for(client)
+    num_copies = 1 + costs.state_models + costs.trained_models * train.num_optimizer_copies
+    extended = num_weights(meta_network(config.network_settings_for(client))) * len(config.method.needs.networks)
+    return math.ceil(num_copies * num_weights(own)) + num_weights(reference) + extended
 
 
 def build_federation(

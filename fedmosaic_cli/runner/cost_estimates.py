@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.data_settings import DataSettings
     from fedmosaic_cli.engine.context import Parameters
-    from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
     from fedmosaic_cli.storage.shards import ShardSet
@@ -118,7 +117,7 @@ def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: tor
     one = 2 * activation_bytes(model, data.input_shape, data.num_classes, batch) + weights
     at_once, workers = min(alike, train.clients_per_round or alike), num_workers(train.workers, alike, device)
     if execution == "stacked":
-        return min(at_once, workers * MAX_STACK_SIZE) * (one + weights * (1 + num_optimizer_copies(train)))
+        return min(at_once, workers * MAX_STACK_SIZE) * (one + weights * (1 + train.num_optimizer_copies))
     return min(at_once, workers) * one
 
 
@@ -228,15 +227,10 @@ def num_model_copies(config: RunConfig, client: int, info: FederationInfo) -> fl
     """Return how many tensors of a model's size a client keeps: models and optimizer state."""
     train, costs = config.train_settings_for(client), config.method.costs(info)
     trained = 0 if train.optimizer_state == "reset" else costs.trained_models
-    return costs.state_models + trained * num_optimizer_copies(train)
+    return costs.state_models + trained * train.num_optimizer_copies
 
 
 def num_local_rounds(config: RunConfig, info: FederationInfo) -> int:
     """Return how many rounds of local steps a client computes in the whole run."""
     local_rounds = config.method.costs(info).local_rounds
     return config.train.rounds if local_rounds is None else local_rounds
-
-
-def num_optimizer_copies(train: TrainSettings) -> int:
-    """Return how many tensors of a model's size an optimizer keeps."""
-    return 2 if train.optimizer == "adam" else int(train.momentum > 0)

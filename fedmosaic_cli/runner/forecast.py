@@ -105,8 +105,8 @@ class ForecastModelFile(Record):
     least_fraction: Fraction
     constant: float
     coefficients: dict[str, float]
-    residuals: Annotated[list[tuple[float | None, float, float]], Field(min_length=1, strict=False)]
-    mean_residuals: Annotated[list[tuple[float | None, float, float]], Field(min_length=1, strict=False)]
+    residuals: Annotated[list[tuple[float | None, float, float]], Field(min_length=1)]
+    mean_residuals: Annotated[list[tuple[float | None, float, float]], Field(min_length=1)]
     quality: dict[str, ForecastQuality]
 
     def to_model(self) -> ForecastModel:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import tempfile
+import time
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
 from logging import CRITICAL
@@ -16,7 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError, ResourceError
-from fedmosaic_cli.machine import kill_descendants
+from fedmosaic_cli.machine import adopt_orphans, kill_descendants
 from fedmosaic_cli.storage.files import (
     create_and_open_directory,
     create_locked_temporary,
@@ -38,6 +39,7 @@ ADDRESS_PATTERN = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9
 CONNECT_TIMEOUT_SECONDS = 10.0
 NUM_CONNECT_RETRIES = 3
 SHUTDOWN_TIMEOUT_SECONDS = 30.0
+KILL_TIMEOUT_SECONDS, KILL_INTERVAL_SECONDS = 10.0, 0.05
 
 
 def require_ray_installed() -> None:
@@ -71,7 +73,10 @@ def ray_session(address: str | None, num_cpus: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))))
-        temp_dir = stack.enter_context(ray_temp_dir()) if address is None else None
+        temp_dir = None
+        if address is None:
+            temp_dir = stack.enter_context(ray_temp_dir())
+            stack.enter_context(adopt_orphans())  # the workers of a dead Ray
         set_ray_env(is_local=address is None)
         host_and_port = ADDRESS_PATTERN.fullmatch(address or AUTO_ADDRESS)
         if host_and_port:  # Ray itself would try for minutes
@@ -84,7 +89,7 @@ def ray_session(address: str | None, num_cpus: int) -> Iterator[None]:
         try:
             init_ray(address, num_cpus, temp_dir)
         except BaseException:
-            if address is None:  # Ray does not stop all processes of an interrupted start
+            if address is None:  # Ray would wait for the processes of an interrupted start
                 kill_descendants()
             raise
         yield
@@ -127,7 +132,8 @@ def init_ray(address: str | None, num_cpus: int, temp_dir: Path | None) -> None:
 def shutdown_ray(is_local: bool) -> None:
     """Disconnect from Ray; this stops a private instance and leaves a joined cluster running.
 
-    Ray waits for a dead instance without end, so it is left behind after a while.
+    Ray waits for a dead instance without end, and does not stop all processes of an instance that has died or whose
+    start was interrupted. Those of a private instance are killed.
     """
 
     def disconnect() -> None:
@@ -139,8 +145,10 @@ def shutdown_ray(is_local: bool) -> None:
     thread = Thread(target=disconnect, name="ray-shutdown", daemon=True)
     thread.start()
     thread.join(SHUTDOWN_TIMEOUT_SECONDS)
-    if thread.is_alive() and is_local:
-        kill_descendants()
+    if is_local:
+        end = time.monotonic() + KILL_TIMEOUT_SECONDS
+        while kill_descendants() and time.monotonic() < end:
+            time.sleep(KILL_INTERVAL_SECONDS)
 
 
 @contextmanager
