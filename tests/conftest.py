@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 UNIT_TIER = (
     "config",
@@ -25,18 +25,44 @@ UNIT_TIER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the unit tier. Longer tests in these files are marked `integration`."""
+    """Mark the tests of the unit tier. Longer tests in these files are marked `integration`.
+
+    Of a test marked `thinned(every)` the combinations of parameters whose numbers have a sum that is no multiple of
+    `every` are slow. With several parameters each value is still tested together with some values of the others.
+    """
     root = Path(__file__).parent
+    values: dict[tuple[str, str], list[object]] = {}
     for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned and sum(parameter_numbers(item, values)) % thinned.kwargs["every"]:
+            item.add_marker(pytest.mark.slow)
         path = item.path.relative_to(root).as_posix()
         is_unit = any(path == name or path.startswith(f"{name}/") for name in UNIT_TIER)
         if is_unit and not item.get_closest_marker("integration"):
             item.add_marker(pytest.mark.unit)
 
 
+def parameter_numbers(item: pytest.Item, values: dict[tuple[str, str], list[object]]) -> list[int]:
+    """Return the number of each parameter of a test among the values that were seen before; adds new ones."""
+    numbers = []
+    for name, value in item.callspec.params.items():
+        known = values.setdefault((item.nodeid.split("[")[0], name), [])
+        found = [number for number, other in enumerate(known) if other is value]
+        numbers.append(found[0] if found else len(known))
+        if not found:
+            known.append(value)
+    return numbers
+
+
 # The time per example depends on the machine, so there is no deadline. In CI the examples are always the same, so that
-# a change does not fail because of an unrelated example; everywhere else Hypothesis draws new ones.
-settings.register_profile("fedmosaic", deadline=None, derandomize="CI" in os.environ)
+# a change does not fail because of an unrelated example; everywhere else Hypothesis draws new ones. The mutation test
+# only asks whether a test fails, so it does not look for the simplest example.
+settings.register_profile(
+    "fedmosaic",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    phases=(Phase.explicit, Phase.generate) if "FEDMOSAIC_NO_SHRINK" in os.environ else tuple(Phase),
+)
 settings.load_profile("fedmosaic")
 
 

@@ -153,7 +153,7 @@ def test_flower_is_imported_only_by_the_modules_that_flower_loads(path):
     if any(name.split(".")[0] == "flwr" for name in names):
         assert path.as_posix() in (
             "federation/flower/relay_serverapp.py",
-            "federation/flower/relay_clientapp.py",
+            "federation/flower/node_program.py",
             "federation/flower/flower_messages.py",
             "federation/flower/superexec.py",
         )

@@ -53,12 +53,14 @@ def method(request) -> Method:
     return VARIANTS[request.param]
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 def test_runs_are_reproducible_bit_for_bit(method, toy):
     assert same(models(method, toy), models(method, toy))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.integration
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 def test_training_changes_models_and_keeps_them_finite(method, toy):
@@ -71,6 +73,7 @@ def test_seeds_give_different_models(method):
     assert not same(models(method, TOYS["even"], seed=0), models(method, TOYS["even"], seed=1))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("execution", ["threads", "stacked"])
 def test_number_of_workers_and_client_order_do_not_change_results(method, execution, workers):
@@ -103,6 +106,7 @@ def test_evaluation_does_not_change_state(method):
     check_evaluation_does_not_change_state(method, TOYS["even"])
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
@@ -261,12 +265,14 @@ def test_mean_of_equal_uploads_equals_the_upload(name):
     assert sum(share / 20 for share in federation.ctx.aggregation_weights(range(3))) == pytest.approx(1)
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("stop", [1, 2])
 @pytest.mark.parametrize("clients_per_round", [3, 2])
 def test_resume_does_not_change_results(method, stop, clients_per_round):
     check_resume_does_not_change_results(method, TOYS["uneven"].changed(clients_per_round=clients_per_round), stop)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.integration
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])

@@ -164,7 +164,7 @@ def test_duplicated_examples_double_the_weight_of_a_client():
     assert not close([ours], [params.weighted_mean(list(copies.values()), [3, 6, 11])], 1e-6)
 
 
-def test_fedavg_is_examined_with_the_average_not_with_the_trained_copies():
+def test_fedavg_is_evaluated_with_the_average_not_with_the_trained_copies():
     federation = run_toy(FedAvg(), TOYS["uneven"])
     personal = personal_models(federation)
     assert all(personal[client] is federation.state.server.state["model"] for client in personal)

@@ -20,7 +20,7 @@ REFUSED = [
     (("train", *FLOWER), "no certificates here (--federation federation): make them with"),
     (
         ("train", *FLOWER, "--superlink", "0.0.0.0:9443"),
-        "every machine that reaches 0.0.0.0:9443 can run code at every site",
+        "every machine that reaches 0.0.0.0:9443 can stop runs and register keys",
     ),
     (("train", *FLOWER, "--superlink", "nowhere"), "'nowhere' is not an address (--superlink)"),
     (("train", *FLOWER, "--superlink", "127.0.0.1:99999"), "'127.0.0.1:99999' is not an address (--superlink)"),

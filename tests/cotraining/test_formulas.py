@@ -37,7 +37,7 @@ def test_zero_private_loss_ends_paper_trust_but_not_stabilised_trust():
     assert TRUST_RULES["stabilised"](0.0, 0.4) == pytest.approx(math.exp(-0.4 / 0.3))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(losses, losses, st.floats(min_value=0, max_value=10))
 def test_trust_is_positive_and_at_most_e(private, public, epsilon):
     trust = loss_ratio_trust(private, public, epsilon)
@@ -45,19 +45,19 @@ def test_trust_is_positive_and_at_most_e(private, public, epsilon):
     assert loss_ratio_trust(private, public, epsilon, cap=1.0) == min(trust, 1.0)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(losses, losses, losses, st.sampled_from([0.0, 1e-8, 0.3]))
 def test_trust_does_not_grow_with_the_public_loss(private, public, more, epsilon):
     assert loss_ratio_trust(private, public + more, epsilon) <= loss_ratio_trust(private, public, epsilon)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(losses, st.floats(min_value=0, max_value=10))
 def test_trust_is_one_for_any_equal_losses(loss, epsilon):
     assert loss_ratio_trust(loss, loss, epsilon) == 1.0
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(st.floats(), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans(), st.sampled_from(list(TRUST_RULES)))
 def test_trust_is_zero_for_non_finite_losses(loss, broken, first, rule):
     assert TRUST_RULES[rule](*((broken, loss) if first else (loss, broken))) == 0.0

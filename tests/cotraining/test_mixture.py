@@ -66,6 +66,17 @@ def test_candidate_with_the_highest_lower_bound_wins():
     assert chosen.weights == (0.5, 0.5, 0.0)
 
 
+def test_higher_mean_gain_does_not_win_if_it_is_less_certain():
+    """A student that is wrong and sure for some examples gains more with a larger weight, and with a larger error."""
+    sure = torch.where((torch.arange(len(LABELS)) % 6 == 0)[:, None], WRONG, RIGHT)
+    views = {"local": one_hot([0, 1, 2] * 20, 0.9), "corrected": sure}
+    careful, daring = (0.5, 0.5, 0.0), (0.25, 0.75, 0.0)
+    one, other = (choose_mixture(views, LABELS, GateRule((c,), 3.0), 0.25).decision for c in (careful, daring))
+    assert one.gain < other.gain
+    assert one.lower_bound(3.0) > other.lower_bound(3.0)
+    assert choose_mixture(views, LABELS, GateRule((daring, careful), 3.0), 0.25).weights == careful
+
+
 def test_weight_of_the_student_is_increased_only_if_the_increase_itself_gains():
     rule = GATE_RULES["safe"]
     views = {"local": UNSURE, "corrected": WRONG, "tuned": RIGHT}

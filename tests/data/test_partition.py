@@ -93,7 +93,7 @@ def all_parts(partition):
 
 
 @given(cases(), st.integers(0, 1000))
-@settings(max_examples=1000)
+@settings(max_examples=250)
 def test_parts_are_disjoint_sorted_and_cover_what_they_should(case, seed):
     dataset, options = case
     result = partition_or_reject(dataset, options, seed)
@@ -359,6 +359,17 @@ def test_symmetric_and_asymmetric_noise():
     assert set(((asymmetric - labels) % 5).tolist()) == {0, 1}
     steps = np.bincount((symmetric - labels) % 5)
     assert steps[1:].min() > 70, "every other class gets its share"
+
+
+def test_label_noise_is_drawn_for_each_client_and_seed():
+    """With one stream for all clients, the same positions would be wrong everywhere."""
+    dataset = make_dataset([0, 1, 2, 3] * 100, 4, 1)
+    options = DataSettings(dataset="made", scheme="iid", clients=4, public_size=40, label_noise=0.3)
+    wrong = set()
+    for seed in (0, 1):
+        for shard in partition_dataset(dataset, options, seed).shards:
+            wrong.add(tuple(np.flatnonzero(shard.noisy_labels != dataset.labels[shard.train])))
+    assert len(wrong) == 8
 
 
 def test_dirichlet_with_many_clients_and_tiny_alpha_terminates():

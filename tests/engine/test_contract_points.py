@@ -27,6 +27,7 @@ from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparamete
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.traffic import planned_traffic
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.protocol import Request
 from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.local import Local
@@ -246,7 +247,7 @@ def test_a_killed_coordinator_repeats_the_initial_exchange_with_the_same_result(
 
     def kill_coordinator(client, request, response):
         header = Request.decode(request).header
-        if (header["kind"], header.get("round")) == ("turn", number):
+        if (header["kind"], header.get("round")) == (protocol.LOCAL_ROUND, number):
             answered.append(client)
             if len(answered) == 2:
                 raise CoordinatorKilledError

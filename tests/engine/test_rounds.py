@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.local_pool import ServerView
@@ -92,6 +94,21 @@ def test_centralized_takes_the_steps_of_the_sampled_clients():
     client = toy.federation(Centralized()).state.clients[0]
     client.begin_round(1)
     assert len(client._private_batches("private")) == 4, "two thirds of six batches"
+
+
+def test_clients_are_evaluated_on_their_test_examples():
+    toy = TOYS["uneven"]
+    federation = toy.federation(Local())
+    with federation.worker_pool:
+        rows = next(run_rounds(federation, 1)).rows
+    for row, client, shard in zip(rows, federation.state.clients, toy.partition.shards, strict=True):
+        held_out = {}
+        for name, index in shard.splits().items():
+            examples = replace(client.private, indices=torch.as_tensor(index), labels=None)
+            logits = client.learner.predict(client.state["model"], examples)
+            held_out[name] = cross_entropy(logits, torch.as_tensor(toy.dataset.labels[index])).item()
+        assert row["test_loss"] == pytest.approx(held_out["test"], rel=1e-12)
+        assert row["test_loss"] != pytest.approx(held_out["train"], rel=1e-3)
 
 
 def test_global_model_is_evaluated_in_addition_to_personal_models():

@@ -37,12 +37,14 @@ NETWORKS = {
 }
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_training_equals_separate_training(method, toy):
     check(method, toy)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.usefixtures("with_batch_norm")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

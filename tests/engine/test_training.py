@@ -21,6 +21,7 @@ from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.engine.training import fit_network
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.seeds import derive_seed
 from tests.toys import TOYS, make_toy, models, run_toy, same
 
 sizes = st.integers(1, 40)
@@ -68,6 +69,26 @@ def test_private_batches_do_not_depend_on_public_ones(monkeypatch):
     client.begin_round(2)
     client.train("model")
     assert not torch.equal(torch.cat(schedules[-1].private_batches), torch.cat(private_only.private_batches))
+
+
+def test_public_batches_have_a_random_stream_of_their_own(monkeypatch):
+    """With the private stream, position k of the public set would always be trained with private example k."""
+    client = make_toy([8, 8], public=8).changed(local_steps=4).federation(FedCT()).state.clients[0]
+    schedules = []
+    fit = client.learner.fit
+    monkeypatch.setattr(
+        client.learner, "fit", lambda *arguments: (schedules.append(arguments[2].schedule), fit(*arguments))[1]
+    )
+    client.begin_round(1)
+    term = PseudoLabelLoss(torch.arange(8) % 3, 0.5)
+    client.train("model", [term])
+    client.train("model", [term], stream="other")
+    for schedule, stream in zip(schedules, ("public", "public-other"), strict=True):
+        expected = torch.Generator().manual_seed(derive_seed(0, stream, client.id, 1))
+        drawn = torch.cat(schedule.public_batches)
+        assert torch.equal(drawn, torch.cat(batching.step_batches(8, 4, 4, expected)))
+        assert not torch.equal(drawn, torch.cat(schedule.private_batches))
+    assert not torch.equal(torch.cat(schedules[0].public_batches), torch.cat(schedules[1].public_batches))
 
 
 def test_images_are_scaled_to_minus_one_and_one():

@@ -82,12 +82,12 @@ def test_every_disk_failure_loses_nothing(scenario, run_command, tmp_path, monke
 
 
 def sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride) -> Counter[str]:
-    rehearsal = tmp_path / "rehearsal"
-    rehearsal.mkdir()
-    monkeypatch.chdir(rehearsal)
+    counted = tmp_path / "counted"
+    counted.mkdir()
+    monkeypatch.chdir(counted)
     if scenario != "partition":
-        shutil.copytree(reference_run / "shards", rehearsal / "shards")
-    requests = requests_of(scenario, run_command, rehearsal)
+        shutil.copytree(reference_run / "shards", counted / "shards")
+    requests = requests_of(scenario, run_command, counted)
     outcomes: Counter[str] = Counter()
     for number, kind in enumerate(KINDS):
         points = [at for at, name in enumerate(requests, start=1) if kind not in SHORT or name == "write"]

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fedmosaic_cli import __version__
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.run_config import RunConfig, resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.federation.policy import SitePolicy
+from fedmosaic_cli.federation.protocol import EncodedParts, Request, Response
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
@@ -26,6 +30,7 @@ from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import ShardSet
 
 CPU = torch.device("cpu")
+NOISY_LABELS = ("train.rounds=2", "privacy.labels=krr", "privacy.epsilon=6")
 NUM_CLIENTS = 3
 NO_LIMITS = UsageLimits(max_runs=10**6, max_steps=10**9)
 ALLOW_MODELS = SitePolicy("models", metrics="exact-unprotected")
@@ -113,3 +118,39 @@ def run(config: RunConfig, shards: ShardSet, folder: Path, sites: Sites | None =
     events = list(run_experiment(config, shards, files, DataDirs(folder), run_options))
     assert isinstance(events[-1], RunFinished)
     return files
+
+
+def is_request(request: bytes, kind: str, number: int) -> bool:
+    """Return whether an encoded request is of this kind and round."""
+    header = Request.decode(request).header
+    return (header["kind"], header.get("round")) == (kind, number)
+
+
+def rows_of_round(files: RunDirectory, number: int) -> list[dict[str, Any]]:
+    return [row for row in files.read_rounds() if row["round"] == number]
+
+
+def run_id(config: RunConfig) -> str:
+    """Return the ID of a run that no coordinator started."""
+    return f"toy/{config.method.variant}/seed-{config.seed}/0123456789abcdef"
+
+
+def request_site(site: Site, header: dict[str, Any], parts: EncodedParts | None = None) -> dict[str, Any]:
+    """Return the header of a site's response."""
+    return Response.decode(site.handle_request(Request(header, parts or {}).encode())).header
+
+
+def join_request(site: Site, config: RunConfig, /, **changes: Any) -> Request:
+    """Return the request to join a run, with changed header fields."""
+    plan = {"version": __version__, "config": config.to_dict(), "shards": site.shard.shard_set.digest}
+    return Request({"kind": protocol.JOIN, "run": run_id(config), **plan, **changes})
+
+
+def join(site: Site, config: RunConfig, /, **changes: Any) -> dict[str, Any]:
+    """Return the header of a site's response to the plan of a run."""
+    return request_site(site, join_request(site, config, **changes).header)
+
+
+def local_round(site: Site, config: RunConfig, number: int = 1) -> dict[str, Any]:
+    """Return the header of a site's response to the request for a local round."""
+    return request_site(site, {"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": number})

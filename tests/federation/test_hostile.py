@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedmosaic_cli import __version__
 from fedmosaic_cli.engine.messages import Logits, Scalars, Tensors, Weights
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation import protocol
@@ -20,10 +19,18 @@ from fedmosaic_cli.federation.protocol import ProtocolError, Request, Response
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.label_messages import ConsensusLabels, LabelUpload
-from tests.federation.sites import Sites, export_shards, make_config, run
-from tests.federation.test_losses import is_request, rows_of_round
-
-SPARING = ("train.rounds=2", "privacy.epsilon=8", "privacy.labels=krr")
+from tests.federation.sites import (
+    NOISY_LABELS,
+    Sites,
+    export_shards,
+    is_request,
+    join,
+    local_round,
+    make_config,
+    request_site,
+    rows_of_round,
+    run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +98,7 @@ def test_an_upload_with_a_wrong_header_is_rejected(change_name, shards, tmp_path
     sites = Sites(shards, tmp_path)
 
     def change_response(client, request, response):
-        is_changed = client == 1 and is_request(request, "turn", 2)
+        is_changed = client == 1 and is_request(request, protocol.LOCAL_ROUND, 2)
         return change(Response.decode(response)).encode() if is_changed else response
 
     sites.change_response = change_response
@@ -110,7 +117,7 @@ INVALID_RESPONSES = {
     "other round": (edited(round=3), "wrong_round"),
     "other client": (edited(client=0), "unknown_client"),
     "other run": (edited(run="other"), "wrong_run"),
-    "other kind": (edited(kind="exam"), "wrong_round"),
+    "other kind": (edited(kind=protocol.EVALUATE), "wrong_round"),
     "oversized": (lambda data: data + bytes(1 << 21), "too_large"),
     "flipped bit": (lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], "checksum"),
     "empty": (lambda data: b"", "truncated"),
@@ -135,7 +142,7 @@ def test_an_invalid_response_counts_as_a_failure(change_name, shards, tmp_path):
     change, reason = INVALID_RESPONSES[change_name]
     config, sites = make_config(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.change_response = lambda client, request, response: (
-        change(response) if client == 1 and is_request(request, "turn", 2) else response
+        change(response) if client == 1 and is_request(request, protocol.LOCAL_ROUND, 2) else response
     )
     files = run(config, shards, tmp_path / "run", sites)
     assert rows_of_round(files, 2)[1]["lost"] == reason
@@ -158,7 +165,7 @@ def run_with_changed_response(shards, folder, config, change, kind, number=None)
 @pytest.mark.parametrize("metrics", [None, {"accuracy": 2, "loss": 1}, {"accuracy": 0.5, "loss": 10**400}])
 def test_an_invalid_evaluation_keeps_the_last_one(metrics, shards, tmp_path):
     config = make_config(shards, "fedavg", tmp_path)
-    files = run_with_changed_response(shards, tmp_path, config, changed_header(mark=metrics), "exam", 2)
+    files = run_with_changed_response(shards, tmp_path, config, changed_header(mark=metrics), protocol.EVALUATE, 2)
     assert rows_of_round(files, 2)[1]["unexamined"] == "bad_mark"
     assert rows_of_round(files, 2)[1]["accuracy"] == rows_of_round(files, 1)[1]["accuracy"]
 
@@ -167,7 +174,7 @@ def test_an_invalid_evaluation_keeps_the_last_one(metrics, shards, tmp_path):
 def test_a_reported_divergence_fails_the_round_of_one_client(number, shards, tmp_path):
     error = Response({"kind": "error", "error": "diverged", "round": number, "text": "it\nall\x1b[2J"})
     config = make_config(shards, "fedmosaic", tmp_path)
-    files = run_with_changed_response(shards, tmp_path, config, lambda _: error, "turn", 2)
+    files = run_with_changed_response(shards, tmp_path, config, lambda _: error, protocol.LOCAL_ROUND, 2)
     assert rows_of_round(files, 2)[1]["lost"] == "diverged: it all [2J"
 
 
@@ -175,7 +182,7 @@ def test_a_run_stops_if_too_few_clients_are_left_by_divergence(shards, tmp_path)
     error = Response({"kind": "error", "error": "diverged", "round": 2, "text": "it\nall\x1b[2J"}).encode()
     config, sites = make_config(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.change_response = lambda client, request, response: (
-        error if client and is_request(request, "turn", 2) else response
+        error if client and is_request(request, protocol.LOCAL_ROUND, 2) else response
     )
     with pytest.raises(RunFailedError, match=r"client [12] diverged in round 2 .* it all \[2J is not finite"):
         run(config, shards, tmp_path / "run", sites)
@@ -184,7 +191,7 @@ def test_a_run_stops_if_too_few_clients_are_left_by_divergence(shards, tmp_path)
 def test_with_on_nan_skip_a_divergence_fails_only_the_round(shards, tmp_path):
     config = make_config(shards, "fedmosaic", tmp_path, "train.on_nan=skip")
     error = Response({"kind": "error", "error": "diverged", "round": 2, "text": "all"})
-    files = run_with_changed_response(shards, tmp_path, config, lambda _: error, "turn", 2)
+    files = run_with_changed_response(shards, tmp_path, config, lambda _: error, protocol.LOCAL_ROUND, 2)
     assert rows_of_round(files, 2)[1]["lost"] == "diverged: all"
 
 
@@ -200,7 +207,7 @@ HOSTILE_LEDGERS = ["abc", [[1]], [{"mu": 1e100}], [{"round": 1, "mechanism": "kr
 
 @pytest.mark.parametrize("ledger", HOSTILE_LEDGERS)
 def test_the_spent_budget_follows_from_the_plan_whatever_a_site_says(ledger, shards, tmp_path):
-    config = make_config(shards, "fedct", tmp_path, *SPARING)
+    config = make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     files = run_with_changed_response(shards, tmp_path, config, changed_header(ledger=ledger), "finish")
     planned = config.planned_epsilon(num_classes=10)
     assert files.read_summary()["privacy"]["total_epsilon"] == pytest.approx(planned)
@@ -212,9 +219,9 @@ HOSTILE_RESPONSES = {
     "join without metrics": ("join", changed_header(mark={"accuracy": 7})),
     "join without a round": ("join", changed_header(round="x")),
     "nothing joined": ("join", None),
-    "diverged": ("turn", Response({"kind": "error", "error": "diverged", "text": "all"})),
-    "no evaluation": ("exam", changed_header(mark="x")),
-    "evaluation diverged": ("exam", Response({"kind": "error", "error": "diverged", "text": "all"})),
+    "diverged": (protocol.LOCAL_ROUND, Response({"kind": "error", "error": "diverged", "text": "all"})),
+    "no evaluation": (protocol.EVALUATE, changed_header(mark="x")),
+    "evaluation diverged": (protocol.EVALUATE, Response({"kind": "error", "error": "diverged", "text": "all"})),
     "no response at the end": ("finish", None),
     "no digest": ("finish", changed_header(model="../../etc/passwd")),
 }
@@ -236,6 +243,9 @@ def test_one_hostile_site_cannot_stop_a_run(name, method, shards, tmp_path):
     sites.change_response = change_response
     files = run(config, shards, tmp_path / "run", sites)
     honest = [row for row in files.read_rounds() if row["client"] != 1]
+    if name == "join refused":
+        lost = rows_of_round(files, 1)[1].get("lost", "the site of client 1 refuses the plan, no [2J")
+        assert lost == "the site of client 1 refuses the plan, no [2J"
     assert len(honest) == 8
     assert not any("lost" in row for row in honest)
     assert {"client-000.safetensors", "client-002.safetensors"} <= set(files.read_summary()["models"])
@@ -265,25 +275,14 @@ def test_an_invalid_model_is_not_averaged(change_name, shards, tmp_path):
     change, reason = INVALID_MODELS[change_name]
     config, sites = make_config(shards, "fedavg", tmp_path), Sites(shards, tmp_path)
     sites.change_response = lambda client, request, response: (
-        change(response) if client == 1 and is_request(request, "turn", 2) else response
+        change(response) if client == 1 and is_request(request, protocol.LOCAL_ROUND, 2) else response
     )
     files = run(config, shards, tmp_path / "run", sites)
     assert rows_of_round(files, 2)[1]["lost"] == reason
 
 
-def send(site, header):
-    """Return the header of a site's response."""
-    return Response.decode(site.handle_request(Request(header).encode())).header
-
-
-def join(site, config, /, **changes):
-    header = {"kind": "join", "run": f"toy/{config.method.variant}/seed-0/0123456789abcdef", "version": __version__}
-    plan = {"config": config.to_dict(), "shards": site.shard.shards.digest}
-    return send(site, {**header, **plan, **changes})
-
-
 @pytest.mark.parametrize(
-    ("sharing", "method", "joins"),
+    ("level", "method", "joins"),
     [
         ("labels", "fedmosaic", True),
         ("labels", "fedct", True),
@@ -296,13 +295,13 @@ def join(site, config, /, **changes):
         ("models", "ditto", True),
     ],
 )
-def test_a_site_refuses_methods_that_upload_more_than_allowed(sharing, method, joins, shards, tmp_path):
-    site = Sites(shards, tmp_path, SitePolicy(sharing)).sites[0]
+def test_a_site_refuses_methods_that_upload_more_than_allowed(level, method, joins, shards, tmp_path):
+    site = Sites(shards, tmp_path, SitePolicy(level)).sites[0]
     answer = join(site, make_config(shards, method, tmp_path))
     assert answer["kind"] == ("join" if joins else "error")
     if not joins:
         assert answer["error"] == "refused"
-        assert f"this site shares {sharing}" in answer["text"]
+        assert f"this site allows the upload of {level} only" in answer["text"]
         assert not list((tmp_path / "site-0").rglob("plan.json"))
 
 
@@ -316,26 +315,31 @@ def test_a_site_refuses_a_larger_epsilon_than_allowed(shards, tmp_path):
     assert "this site allows 8" in join(site, more, run=other)["text"]
 
 
-def local_round(site, config, number):
-    header = {"kind": "turn", "run": f"toy/{config.method.variant}/seed-0/0123456789abcdef", "round": number}
-    return send(site, header)
-
-
 def test_a_site_refuses_rounds_beyond_the_plan(shards, tmp_path):
-    site, config = Sites(shards, tmp_path).sites[0], make_config(shards, "fedct", tmp_path, *SPARING)
+    site, config = Sites(shards, tmp_path).sites[0], make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     join(site, config)
-    assert [local_round(site, config, number)["kind"] for number in (1, 2, 3)] == ["turn", "turn", "error"]
-    assert "not one of the 2 planned rounds" in local_round(site, config, 3)["text"]
+    assert [local_round(site, config, number)["kind"] for number in (1, 2, 3)] == [
+        protocol.LOCAL_ROUND,
+        protocol.LOCAL_ROUND,
+        "error",
+    ]
+    assert "round 3 is beyond the 2 planned rounds" in local_round(site, config, 3)["text"]
 
 
 def test_spent_epsilon_counts_when_a_run_is_extended(shards, tmp_path):
-    config = make_config(shards, "fedct", tmp_path, *SPARING)
+    config = make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     limit = 1.01 * config.planned_epsilon(len(shards.manifest["class_names"]))
     site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=limit)).sites[0]
     join(site, config)
-    assert [local_round(site, config, number)["kind"] for number in (1, 2)] == ["turn", "turn"]
-    assert join(site, make_config(shards, "fedct", tmp_path, *SPARING, "train.rounds=40"))["kind"] == "join"
-    assert f"above the limit of {limit:g}" in local_round(site, config, 3)["text"]
+    assert [local_round(site, config, number)["kind"] for number in (1, 2)] == [
+        protocol.LOCAL_ROUND,
+        protocol.LOCAL_ROUND,
+    ]
+    assert join(site, make_config(shards, "fedct", tmp_path, *NOISY_LABELS, "train.rounds=40"))["kind"] == "join"
+    handled = []
+    site.on_request = handled.append
+    assert local_round(site, config, 3)["error"] == "refused"
+    assert f"above the limit of {limit:g}" in handled[-1].error
 
 
 @pytest.mark.parametrize(
@@ -347,27 +351,27 @@ def test_spent_epsilon_counts_when_a_run_is_extended(shards, tmp_path):
 )
 def test_an_epsilon_with_a_weaker_meaning_is_refused(more, words, shards, tmp_path):
     site = Sites(shards, tmp_path, SitePolicy("labels", max_epsilon=8)).sites[0]
-    assert words in join(site, make_config(shards, "fedct", tmp_path, *SPARING, *more))["text"]
+    assert words in join(site, make_config(shards, "fedct", tmp_path, *NOISY_LABELS, *more))["text"]
 
 
 @pytest.mark.parametrize("noise", [True, False])
 def test_noise_is_not_drawn_again_after_a_damaged_checkpoint(noise, shards, tmp_path):
     sites = Sites(shards, tmp_path)
-    config = make_config(shards, "fedct", tmp_path, *(SPARING if noise else SPARING[:1]))
+    config = make_config(shards, "fedct", tmp_path, *(NOISY_LABELS if noise else NOISY_LABELS[:1]))
     join(sites.sites[0], config)
     for number in (1, 2):
-        assert local_round(sites.sites[0], config, number)["kind"] == "turn"
+        assert local_round(sites.sites[0], config, number)["kind"] == protocol.LOCAL_ROUND
     [state] = tmp_path.rglob("round-00002/state.json")
     state.write_bytes(b"damaged")
     sites.restart(0)
     responses = [local_round(sites.sites[0], config, 2) for _ in range(2)]
-    assert [response["kind"] for response in responses] == (["error"] * 2 if noise else ["turn"] * 2)
+    assert [response["kind"] for response in responses] == (["error"] * 2 if noise else [protocol.LOCAL_ROUND] * 2)
     assert not noise or "checkpoint file is damaged" in responses[0]["text"]
 
 
 def test_a_plan_with_another_public_size_is_refused(shards, tmp_path):
     """Otherwise each of many labels could spend the budget of one."""
-    site, config = Sites(shards, tmp_path).sites[0], make_config(shards, "fedct", tmp_path, *SPARING)
+    site, config = Sites(shards, tmp_path).sites[0], make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     content = config.to_dict()
     content["data"]["public_size"] = 1
     assert "other data than this site's" in join(site, config, config=content)["text"]
@@ -378,13 +382,13 @@ def test_a_changed_policy_applies_to_running_runs(shards, tmp_path):
     assert join(sites.sites[0], config)["kind"] == "join"
     sites.policy = SitePolicy("labels")
     sites.restart(0)
-    assert "this site shares labels" in local_round(sites.sites[0], config, 1)["text"]
+    assert "this site allows the upload of labels only" in local_round(sites.sites[0], config, 1)["text"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": "0.0.1"}, "use the same"),
+        ({"version": "0.0.1"}, "install the same version"),
         ({"shards": "0" * 64}, "other shards"),
         ({"run": "../../../../etc/cron.d/x"}, "is invalid"),
         ({"run": "toy/fedct/seed-0/../../../../x"}, "is invalid"),
@@ -408,16 +412,16 @@ def test_plans_with_pooled_data_or_attacks_are_refused(shards, tmp_path):
         assert "need one process" in join(site, make_config(shards, method, tmp_path, *more))["text"]
 
 
-def test_a_refusing_site_stops_the_run_before_round_1(shards, tmp_path):
+def test_a_run_does_not_start_if_all_sites_refuse_the_plan(shards, tmp_path):
     sites = Sites(shards, tmp_path, SitePolicy("labels"))
-    with pytest.raises(RequestError, match=r"the site of client \d refuses, refused: FedAvg would send model"):
+    with pytest.raises(RequestError, match=r"the site of client \d refuses the plan, FedAvg would send model"):
         run(make_config(shards, "fedavg", tmp_path), shards, tmp_path / "run", sites)
 
 
 def test_a_site_runs_no_round_before_it_joined(shards, tmp_path):
     site = Sites(shards, tmp_path).sites[0]
-    header = {"kind": "turn", "run": "toy/fedct/seed-0/0123456789abcdef", "round": 1}
-    assert "has not joined" in send(site, header)["text"]
+    header = {"kind": protocol.LOCAL_ROUND, "run": "toy/fedct/seed-0/0123456789abcdef", "round": 1}
+    assert "has not joined" in request_site(site, header)["text"]
 
 
 @given(st.binary(max_size=300))
@@ -433,7 +437,7 @@ HEADERS = st.dictionaries(
         st.booleans(),
         st.integers(),
         st.text(max_size=5),
-        st.just("turn"),
+        st.just(protocol.LOCAL_ROUND),
         st.just("join"),
         st.lists(st.integers(), max_size=2),
     ),
@@ -459,16 +463,16 @@ PARTS = st.dictionaries(
 @given(PARTS)
 def test_requests_and_responses_round_trip(parts):
     for message in (
-        Request({"kind": "turn", "round": 3}, parts),
-        Request({"kind": "turn"}, cached_digest="0f"),
-        Response({"kind": "turn"}, parts),
+        Request({"kind": protocol.LOCAL_ROUND, "round": 3}, parts),
+        Request({"kind": protocol.LOCAL_ROUND}, cached_digest="0f"),
+        Response({"kind": protocol.LOCAL_ROUND}, parts),
     ):
         assert type(message).decode(message.encode()) == message
 
 
 @given(PARTS, st.data())
 def test_any_flipped_bit_is_detected(parts, data):
-    encoded = bytearray(Response({"kind": "turn"}, parts).encode())
+    encoded = bytearray(Response({"kind": protocol.LOCAL_ROUND}, parts).encode())
     position = data.draw(st.integers(0, 8 * len(encoded) - 1))
     encoded[position // 8] ^= 1 << position % 8
     with pytest.raises(ProtocolError):

@@ -17,8 +17,8 @@ from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
 from fedmosaic_cli.data.site_data import to_grayscale
 from fedmosaic_cli.federation.site import Site
-from fedmosaic_cli.federation.site_package import INDEX_BLOCK_SIZE, numbered_shard, read_package
-from fedmosaic_cli.federation.site_shards import load_site_shard, read_exported_description
+from fedmosaic_cli.federation.site_package import INDEX_BLOCK_SIZE, numbered_shard, read_package_description
+from fedmosaic_cli.federation.site_shards import load_site_shard, read_exported_manifest
 from fedmosaic_cli.runner.cost_estimates import dimensions_from_shards
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.files import to_checksummed_json
@@ -135,7 +135,7 @@ class OwnSites(Sites):
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
 def test_a_run_with_sites_equals_the_run_with_all_files(method, three_sites, tmp_path):
     assert sorted(path.name for path in (three_sites / "ours").iterdir()) == ["manifest.json", "public.npz"]
-    described = read_exported_description(three_sites / "ours")
+    described = read_exported_manifest(three_sites / "ours")
     shutil.copytree(three_sites / "ours", tmp_path / "ours")
     for client in range(3):
         shutil.copy(three_sites / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "ours")
@@ -152,7 +152,7 @@ def test_a_run_with_sites_equals_the_run_with_all_files(method, three_sites, tmp
 def test_a_description_contains_counts_and_no_example(three_sites):
     for client, path in enumerate(descriptions_of(three_sites)):
         content = json.loads(path.read_text())
-        packed = read_package(path)
+        packed = read_package_description(path)
         assert content.keys() - {"val"} == {
             *("schema", "client", "class_names", "image_shape", "train", "test"),
             *("sha256", "file_sha256", "public_sha256", "checksum"),
@@ -166,7 +166,7 @@ def test_a_description_contains_counts_and_no_example(three_sites):
 
 
 def test_the_gathered_manifest_is_valid(three_sites):
-    described = read_exported_description(three_sites / "ours")
+    described = read_exported_manifest(three_sites / "ours")
     manifest = described.manifest
     ShardManifest.model_validate(manifest)
     assert manifest["dataset"] == "ours"
@@ -321,7 +321,7 @@ def test_invalid_image_directories_are_refused(one_site, tmp_path):
     output_of(pack(site, 0, public, "--test", tmp_path / "large", "--image-size", "6"))
 
 
-def test_what_is_public_is_not_packed(one_site):
+def test_packing_refuses_images_of_the_public_set(one_site):
     site, public = one_site
     for number, file in enumerate(sorted((site.parent / "open").rglob("*.png"))[:3]):
         shutil.copy(file, site / "test" / "dog" / f"public-{number}.png")
@@ -330,7 +330,7 @@ def test_what_is_public_is_not_packed(one_site):
     assert not (site / "shard").exists()
 
 
-def test_what_is_tested_on_and_trained_on_is_noted(one_site):
+def test_packing_notes_test_images_that_are_also_training_images(one_site):
     site, public = one_site
     shutil.copy(site / "train" / "cat" / "001.png", site / "test" / "cat" / "seen.png")
     assert "note: 1 images are in the training part too, such as cat/seen.png" in output_of(pack(site, 0, public))
@@ -358,20 +358,20 @@ def test_colour_images_become_grey_where_the_public_set_is(one_site, tmp_path):
     assert np.array_equal(images[0, ..., 0], np.asarray(Image.open(site / "train" / "cat" / "000.png").convert("L")))
 
 
-def test_grey_is_pillow_s():
+def test_grayscale_conversion_equals_that_of_pillow():
     every = np.random.default_rng(0).integers(0, 256, size=(20, 16, 16, 3), dtype=np.uint8)
     assert np.array_equal(
         to_grayscale(every)[..., 0], [np.asarray(Image.fromarray(image).convert("L")) for image in every]
     )
 
 
-def test_long_work_shows_how_far_it_is(one_site, monkeypatch):
+def test_decoding_shows_progress(one_site, monkeypatch):
     site, public = one_site
     monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 0.0)
     assert "decoding images  100%" in output_of(pack(site, 0, public))
     open_images = ("federation", "public", "--images", site.parent / "open", "--image-size")
     assert "decoding images  100%" in output_of(call(*open_images, "7", "--out", site / "public.npz"))
-    assert "decoding" not in output_of(call(*open_images, "8", "--out", site / "quiet.npz", "--quiet"))
+    assert "decoding images" not in output_of(call(*open_images, "8", "--out", site / "quiet.npz", "--quiet"))
 
 
 def test_images_that_cannot_be_read_are_left_out_and_noted(one_site):
@@ -381,7 +381,7 @@ def test_images_that_cannot_be_read_are_left_out_and_noted(one_site):
     text = output_of(pack(site, 0, public))
     assert "note: left out, cannot be read: cat/broken-00.png (not an image)" in text
     assert "note: ... and 2 more, see --json" in text
-    assert read_package(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
+    assert read_package_description(site / "shard" / "client-000.json").train.class_counts == [6, 9, 5]
     assert "broken" not in (site / "shard" / "client-000.json").read_text()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedmosaic_cli.errors import DivergenceError, RunFailedError
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.protocol import FINALIZE, Request, Response
 from fedmosaic_cli.federation.transport import ClientFailure
 from fedmosaic_cli.methods.fedavgft import FedAvgFT
@@ -88,7 +89,7 @@ class RepeatedRequests(Sites):
         return super().send_requests(requests, timeout_seconds)
 
 
-class UnheardRequests(Sites):
+class LostFinalizeRequests(Sites):
     """Sites of which one never receives the request to finalize."""
 
     def send_requests(self, requests, timeout_seconds):
@@ -98,7 +99,7 @@ class UnheardRequests(Sites):
         yield from super().send_requests(requests, timeout_seconds)
 
 
-@pytest.mark.parametrize("sites", [RepeatedRequests, UnheardRequests])
+@pytest.mark.parametrize("sites", [RepeatedRequests, LostFinalizeRequests])
 @pytest.mark.parametrize("clients_per_round", [2, 3])
 def test_every_site_finalizes_exactly_once(sites, clients_per_round, all_shards, tmp_path, monkeypatch):
     shards, config = prepare("fedavgft", all_shards, tmp_path, f"train.clients_per_round={clients_per_round}")
@@ -122,7 +123,7 @@ class CoordinatorKilledError(BaseException):
     """Stands for the death of the coordinator."""
 
 
-@pytest.mark.parametrize("kind", ["turn", "finalize", "exam", "finish"])
+@pytest.mark.parametrize("kind", [protocol.LOCAL_ROUND, "finalize", protocol.EVALUATE, "finish"])
 def test_a_coordinator_that_is_killed_in_the_last_round_resumes(kind, all_shards, tmp_path):
     shards, config = prepare("fedavgft", all_shards, tmp_path)
     sites, answered = Sites(shards, tmp_path), []
@@ -170,12 +171,12 @@ def test_a_site_refuses_to_finalize_before_the_last_round(all_shards, tmp_path):
 
     def finalize_early(client, request, response):
         decoded = Request.decode(request)
-        if decoded.kind == "turn" and decoded.header["round"] == 2:
+        if decoded.kind == protocol.LOCAL_ROUND and decoded.header["round"] == 2:
             header = {**decoded.header, "kind": FINALIZE}
             refused.append(Response.decode(sites.sites[client].handle_request(Request(header).encode())).header["text"])
         return response
 
     sites.change_response = finalize_early
     remote = run(config, shards, tmp_path / "remote", sites)
-    assert refused == ["round 2 is not the last of 4 rounds"] * 3
+    assert refused == ["round 2 is not the last of 4 rounds (finalize): finalize after round 4"] * 3
     assert_equal_runs(remote, run(config, shards, tmp_path / "local"))

@@ -5,24 +5,36 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from scipy.optimize import least_squares
 from scipy.special import logsumexp
 
-from fedmosaic_cli import __version__
 from fedmosaic_cli.errors import RunStateError
 from fedmosaic_cli.federation import protocol
-from fedmosaic_cli.federation.egress import EgressFilter, rounded_metric
+from fedmosaic_cli.federation.egress import EgressFilter, rounded_metric, rounded_trust
+from fedmosaic_cli.federation.local_federation import start_local_site
 from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.privacy_ledger import PrivacyLedger
 from fedmosaic_cli.federation.protocol import Request, Response
 from fedmosaic_cli.federation.usage_limits import UsageLimits, UsageRecord
 from fedmosaic_cli.labels.privacy.accounting import Release
 from fedmosaic_cli.runner.build import build_site_federation
-from tests.federation.sites import CPU, Sites, export_shards, make_config, run
-from tests.federation.test_losses import is_request
+from tests.federation.sites import (
+    CPU,
+    NOISY_LABELS,
+    Sites,
+    export_shards,
+    is_request,
+    join,
+    local_round,
+    make_config,
+    request_site,
+    run,
+    run_id,
+)
 
 ATTACK = (
     *("train.rounds=2", "train.local_steps=1", "train.batch_size=1", "train.lr=1e-30", "model.hidden=[]"),
@@ -32,7 +44,6 @@ NO_MINIMA = {"min_batch_size": 1, "min_examples": 1, "min_lr": 0.0}
 NOISE = ("privacy.labels=krr", "privacy.epsilon=0.5", "privacy.delta=0.1")
 NUM_PLANS = 110
 BUDGET = SitePolicy("labels", max_epsilon=8)
-FRUGAL = ("train.rounds=2", "privacy.labels=krr", "privacy.epsilon=6")
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +59,12 @@ def tiny_shards(tmp_path_factory):
     )
 
 
-def request_site(site, header, parts=None):
-    return Response.decode(site.handle_request(Request(header, parts or {}).encode())).header
-
-
-def run_id(config):
-    return f"toy/{config.method.variant}/seed-{config.seed}/0123456789abcdef"
-
-
-def join(site, config):
-    plan = {"version": __version__, "config": config.to_dict(), "shards": site.shard.shards.digest}
-    return request_site(site, {"kind": protocol.JOIN, "run": run_id(config), **plan})
-
-
-def local_round(site, config, number=1):
-    return request_site(site, {"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": number})
-
-
 def known_model(site, config):
     """Return what the coordinator knows of a plan: the initial linear model, and the first example of the round."""
     shard = site.shard
     blank = replace(shard.dataset, images=np.zeros_like(shard.dataset.images))
     federation = build_site_federation(
-        config, blank, shard.partition, shard.client_train_sizes, shard.shards.digest, CPU
+        config, blank, shard.partition, shard.client_train_sizes, shard.shard_set.digest, CPU
     )
     client = federation.state.clients[0]
     client.begin_round(1)
@@ -82,7 +76,7 @@ def known_model(site, config):
 def attack_error(site, shards, folder, *more):
     """Return the mean pixel error of the coordinator's reconstruction of an example; inf if it learns no loss."""
     shard = site.shard
-    index = shard.partition.shards[0].train[0]
+    index = shard.own.train[0]
     image = shard.dataset.images[index].reshape(-1) / 127.5 - 1
     label = int(shard.dataset.labels[index])
     observed = []
@@ -129,7 +123,7 @@ def test_a_coordinator_reconstructs_an_image_from_unprotected_metrics(tiny_shard
     ],
     ids=["default", "predictions", "models", "withheld", "withheld, no minima", "budget", "budget and exact"],
 )
-def test_no_policy_with_protection_tells_a_loss_of_one_example(policy, noise, tiny_shards, tmp_path):
+def test_every_protecting_policy_hides_the_loss_of_a_single_example(policy, noise, tiny_shards, tmp_path):
     site = Sites(tiny_shards, tmp_path, policy).sites[0]
     assert attack_error(site, tiny_shards, tmp_path, *noise) == math.inf
 
@@ -160,18 +154,18 @@ def test_with_a_budget_responses_do_not_depend_on_data(shards, tmp_path):
     for name, change in (("one", lambda images: images), ("other", lambda images: images[::-1].copy())):
         site = Sites(shards, tmp_path / name, BUDGET).sites[0]
         site.shard = replace(site.shard, dataset=replace(site.shard.dataset, images=change(site.shard.dataset.images)))
-        config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+        config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS)
         headers = [join(site, config), *(local_round(site, config, number) for number in (1, 2))]
         headers.append(request_site(site, {"kind": protocol.FINISH, "run": run_id(config), "round": 2}))
         responses.append(headers)
     assert responses[0] == responses[1]
     assert all(header["withheld"] for header in responses[0])
-    assert [header["kind"] for header in responses[0]] == ["join", "turn", "turn", "finish"]
+    assert [header["kind"] for header in responses[0]] == ["join", protocol.LOCAL_ROUND, protocol.LOCAL_ROUND, "finish"]
 
 
 def test_with_a_budget_a_diverged_client_sends_labels_like_any_other(shards, tmp_path, monkeypatch):
     site = Sites(shards, tmp_path, BUDGET).sites[0]
-    config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+    config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS)
     expected = [join(site, config), local_round(site, config, 1)]
     other = Sites(shards, tmp_path / "other", BUDGET).sites[0]
     join(other, config)
@@ -196,12 +190,12 @@ def test_a_budget_holds_over_all_runs_and_restarts(shards, tmp_path):
     sites = Sites(shards, tmp_path, BUDGET)
     answers = []
     for seed in range(40):
-        config = make_config(shards, "fedct", tmp_path, *FRUGAL, seed=seed)
+        config = make_config(shards, "fedct", tmp_path, *NOISY_LABELS, seed=seed)
         answers.append(join(sites.sites[0], config))
         if answers[-1]["kind"] == "error":
             break
         for number in (1, 2):
-            assert local_round(sites.sites[0], config, number)["kind"] == "turn"
+            assert local_round(sites.sites[0], config, number)["kind"] == protocol.LOCAL_ROUND
         sites.restart(0)
     assert 2 < len(answers) < 40
     assert "earlier runs included, and this site allows 8 (--max-epsilon)" in answers[-1]["text"]
@@ -210,7 +204,7 @@ def test_a_budget_holds_over_all_runs_and_restarts(shards, tmp_path):
 
 def test_an_older_copy_of_a_site_directory_is_refused(shards, tmp_path):
     sites = Sites(shards, tmp_path, BUDGET)
-    config = make_config(shards, "fedct", tmp_path, *FRUGAL)
+    config = make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     join(sites.sites[0], config)
     local_round(sites.sites[0], config, 1)
     ledger = tmp_path / "site-0" / "privacy-ledger.jsonl"
@@ -220,17 +214,17 @@ def test_an_older_copy_of_a_site_directory_is_refused(shards, tmp_path):
     sites.restart(0)
     with pytest.raises(RunStateError, match="restore the newest copy of the site's directory"):
         _ = sites.sites[0].ledger
-    again = make_config(shards, "fedct", tmp_path, *FRUGAL, seed=1)
+    again = make_config(shards, "fedct", tmp_path, *NOISY_LABELS, seed=1)
     assert join(sites.sites[0], again)["kind"] == "error"
 
 
 def test_a_second_site_with_the_same_data_is_refused_on_this_machine(shards, tmp_path):
     sites = Sites(shards, tmp_path, BUDGET)
-    config = make_config(shards, "fedct", tmp_path, *FRUGAL)
+    config = make_config(shards, "fedct", tmp_path, *NOISY_LABELS)
     join(sites.sites[0], config)
     local_round(sites.sites[0], config, 1)
     second = replace(sites.sites[0], folder=tmp_path / "second", _current_run=None)
-    assert join(second, make_config(shards, "fedct", tmp_path, *FRUGAL, seed=1))["kind"] == "error"
+    assert join(second, make_config(shards, "fedct", tmp_path, *NOISY_LABELS, seed=1))["kind"] == "error"
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "not json"])
@@ -238,7 +232,7 @@ def test_a_damaged_privacy_ledger_is_refused(damage, tmp_path):
     path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
     ledger = PrivacyLedger(path, "data", 10, anchors)
     for number in (1, 2, 3):
-        ledger.record("run", [Release(number, "krr", 60, epsilon=0.1)])
+        ledger.append("run", [Release(number, "krr", 60, epsilon=0.1)])
     lines = path.read_bytes().splitlines(keepends=True)
     if damage == "change":
         lines[1] = lines[1].replace(b'"count":60', b'"count":1')
@@ -254,13 +248,41 @@ def test_a_damaged_privacy_ledger_is_refused(damage, tmp_path):
 def test_a_ledger_survives_a_crash_in_the_middle_of_a_line(tmp_path):
     path, anchors = tmp_path / "ledger.jsonl", tmp_path / "anchors"
     ledger = PrivacyLedger(path, "data", 10, anchors)
-    ledger.record("run", [Release(1, "krr", 60, epsilon=0.1)])
+    ledger.append("run", [Release(1, "krr", 60, epsilon=0.1)])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:20])
     again = PrivacyLedger(path, "data", 10, anchors)
     assert again.num_entries == 1
-    again.record("run", [Release(2, "krr", 60, epsilon=0.1)])
+    again.append("run", [Release(2, "krr", 60, epsilon=0.1)])
     assert PrivacyLedger(path, "data", 10, anchors).num_entries == 2
+
+
+def test_a_ledger_whose_anchor_cannot_be_written_is_refused_before_a_release(tmp_path):
+    """Otherwise each attempt would spend the budget of a message that is not sent."""
+    (tmp_path / "anchors").write_bytes(b"a file")
+    with pytest.raises(OSError, match="anchors"):
+        PrivacyLedger(tmp_path / "ledger.jsonl", "data", 10, tmp_path / "anchors")
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_two_ledgers_of_the_same_data_that_are_open_at_the_same_time_do_not_both_record(tmp_path):
+    first, second = (PrivacyLedger(tmp_path / name, "data", 10, tmp_path / "anchors") for name in ("a", "b"))
+    first.append("run", [Release(1, "krr", 60, epsilon=0.1)])
+    with pytest.raises(RunStateError, match="0 entries, and its anchor has 1"):
+        second.append("run", [Release(1, "krr", 60, epsilon=0.1)])
+    assert not (tmp_path / "b").exists()
+
+
+def test_simulated_sites_of_different_runs_have_separate_ledgers(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr("subprocess.Popen", lambda command, env, **_: commands.append(env) or MagicMock())
+    for run_name in ("first", "second"):
+        with start_local_site(tmp_path / "client-000.npz", tmp_path / run_name, [], tmp_path):
+            pass
+        (tmp_path / f"{run_name}.txt").unlink()
+    assert [env["XDG_STATE_HOME"] for env in commands] == [
+        str(tmp_path / name / "state") for name in ("first", "second")
+    ]
 
 
 def test_a_rejoin_with_another_plan_is_refused(shards, tmp_path):
@@ -273,16 +295,21 @@ def test_a_rejoin_with_another_plan_is_refused(shards, tmp_path):
     assert join(site, make_config(shards, "fedct", tmp_path, "train.rounds=6"))["kind"] == "join"
 
 
-def test_a_round_is_evaluated_with_a_limited_number_of_messages(shards, tmp_path):
+def test_rounds_are_evaluated_in_order(shards, tmp_path):
     """Otherwise a coordinator could evaluate any model on the site's test data."""
     sites = Sites(shards, tmp_path)
     config = make_config(shards, "fedavg", tmp_path)
     run(config, shards, tmp_path / "run", sites)
-    request = next(data for client, data, _ in sites.exchanges if client == 0 and is_request(data, "exam", 4))
+    request = next(
+        data for client, data, _ in sites.exchanges if client == 0 and is_request(data, protocol.EVALUATE, 4)
+    )
     site = sites.site(0)
     assert site.handle_request(request)
     header = {"kind": protocol.EVALUATE, "run": Request.decode(request).header["run"], "round": 3}
-    assert "rounds are evaluated in order" in request_site(site, header)["text"]
+    assert (
+        "round 3 was requested after round 4 (evaluation): evaluate rounds in order"
+        in request_site(site, header)["text"]
+    )
 
 
 def test_daily_limits_survive_restarts_and_a_clock_that_is_set_back(tmp_path):
@@ -292,19 +319,19 @@ def test_daily_limits_survive_restarts_and_a_clock_that_is_set_back(tmp_path):
     def record():
         return UsageRecord(tmp_path / "usage.json", limits, lambda: day[0])
 
-    record().require_run("a", tmp_path)
-    record().require_run("a", tmp_path)
+    record().count_run("a", tmp_path)
+    record().count_run("a", tmp_path)
     with pytest.raises(Exception, match=r"2 runs per day \(max_runs_per_day"):
-        record().require_run("a", tmp_path)
-    record().require_run("b", tmp_path)
+        record().count_run("a", tmp_path)
+    record().count_run("b", tmp_path)
     day[0] = "2026-05-01"
     with pytest.raises(Exception, match="2 runs per day"):
-        record().require_run("a", tmp_path)
+        record().count_run("a", tmp_path)
     day[0] = "2026-05-03"
-    record().require_run("a", tmp_path)
-    record().require_steps("a", 90)
+    record().count_run("a", tmp_path)
+    record().count_steps("a", 90)
     with pytest.raises(Exception, match="100 steps per day"):
-        record().require_steps("a", 11)
+        record().count_steps("a", 11)
 
 
 @pytest.mark.parametrize(
@@ -324,10 +351,18 @@ def test_rounded_metrics_have_two_digits(value, expected):
     assert rounded_metric(value) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, 0.0), (9e-7, 0.0), (1.1e-6, 0.01), (0.0019, 0.01), (0.456, 0.46)]
+)
+def test_a_rounded_lambda_is_zero_only_if_the_client_ignores_the_public_set(value, expected):
+    header = EgressFilter(SitePolicy(), 100, 100).filter_header({"notes": {"trust": value}})
+    assert header == {"notes": {"trust": expected}}
+
+
 def test_every_field_of_a_response_needs_a_rule():
     egress = EgressFilter(SitePolicy(), 100, 100)
     with pytest.raises(ValueError, match="no rule for the field 'secret'"):
-        egress.filter_header({"kind": "turn", "secret": 1})
+        egress.filter_header({"kind": protocol.LOCAL_ROUND, "secret": 1})
 
 
 def test_metrics_of_few_examples_are_withheld():
@@ -338,8 +373,8 @@ def test_metrics_of_few_examples_are_withheld():
     assert egress.filter_header({"mark": metrics}) == {"mark": {"accuracy": 0.51, "loss": 1.0}}
 
 
-def test_a_run_with_withheld_metrics_finishes_and_says_so(shards, tmp_path):
-    config = make_config(shards, "fedmosaic", tmp_path, *FRUGAL)
+def test_a_run_with_withheld_metrics_finishes_and_lists_unreported_clients(shards, tmp_path):
+    config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS)
     files = run(config, shards, tmp_path / "run", Sites(shards, tmp_path, BUDGET))
     summary = files.read_summary()
     assert summary["accuracy"] == {"client_mean": None, "per_client": None}
@@ -355,6 +390,10 @@ def test_labels_and_models_at_sites_equal_those_of_a_simulation_and_metrics_afte
     sites = Sites(shards, tmp_path, SitePolicy(min_examples=1))
     remote, local = (run(config, shards, tmp_path / name, of) for name, of in (("run", sites), ("local", None)))
     assert remote.read_summary()["models"] == local.read_summary()["models"]
-    own = {"lambda", "loss_private", "loss_public", "accuracy", "test_loss", "agreement", "public_share"}
+    own = {"lambda", "loss_private", "loss_public", "accuracy", "test_loss", "agreement"}
     for there, here in zip(remote.read_rounds(), local.read_rounds(), strict=True):
-        assert there == {key: rounded_metric(value) if key in own else value for key, value in here.items()}
+        expected = {key: rounded_metric(value) if key in own else value for key, value in here.items()}
+        if here["lambda"] is not None:
+            expected["lambda"] = rounded_trust(here["lambda"])
+        # A share of training losses, which average over a part of the examples.
+        assert there == ({**expected, "public_share": None} if here["public_share"] else expected)

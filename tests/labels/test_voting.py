@@ -67,7 +67,7 @@ def by_hand(case: Votes, trim: float = 0.0, weigh=weight) -> list[int]:
     return found
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes())
 def test_consensus_equals_a_manual_count(case):
     outcome = aggregate_votes(case.ballots())
@@ -79,7 +79,7 @@ def test_consensus_equals_a_manual_count(case):
     assert list(outcome.consensus_agreement.values()) == pytest.approx(agreement)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(), st.randoms(use_true_random=False), st.sampled_from(["weighted", "majority", "trimmed"]), st.booleans())
 def test_consensus_does_not_depend_on_client_order(case, random, vote, robust):
     rules = VotingRules(normalise=robust, cap_share=0.2 if robust else None, vote=vote, trim=0.3)
@@ -90,7 +90,7 @@ def test_consensus_does_not_depend_on_client_order(case, random, vote, robust):
     assert outcome.leave_one_out_agreement == other.leave_one_out_agreement
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(), st.randoms(use_true_random=False))
 def test_consensus_does_not_depend_on_client_ids(case, random):
     """Even the order of summing up does not decide about ties."""
@@ -99,14 +99,14 @@ def test_consensus_does_not_depend_on_client_ids(case, random):
     assert aggregate_votes(renumbered.ballots()).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(), st.data())
 def test_consensus_is_invariant_to_scaling_of_expertise(case, data):
     factor = data.draw(st.integers(1, 255 // max(case.top, 1)))
     assert aggregate_votes(case.ballots(factor)).labels.tolist() == aggregate_votes(case.ballots()).labels.tolist()
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(), st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True), VotingRules(vote="majority")]))
 def test_client_with_zero_reputation_has_no_effect(case, rules):
     sent = case.ballots()
@@ -114,7 +114,7 @@ def test_client_with_zero_reputation_has_no_effect(case, rules):
     assert silenced.labels.tolist() == aggregate_votes(sent, rules).labels.tolist()
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(
     votes(most=1),
     st.sampled_from([PAPER_VOTING_RULES, VotingRules(normalise=True, cap_share=0.2), VotingRules(vote="trimmed")]),
@@ -125,7 +125,7 @@ def test_consensus_of_one_client_is_its_labels(case, rules):
     assert (outcome.weight_share, outcome.consensus_agreement) == ({0: 1.0}, {0: 1.0})
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(most=12), st.sampled_from([0.0, 0.1, 0.2, 0.29, 0.34, 0.49]))
 def test_trimmed_vote_equals_a_manual_count(case, trim):
     outcome = aggregate_votes(case.ballots(), VotingRules(vote="trimmed", trim=trim))
@@ -133,7 +133,7 @@ def test_trimmed_vote_equals_a_manual_count(case, trim):
     assert outcome.weighted_labels.tolist() == by_hand(case)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(votes(), st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 1.0]), min_size=7, max_size=7), st.booleans())
 def test_leave_one_out_agreement_equals_a_manual_count(case, standings, in_bits):
     """0.1 and 0.2 tie with 0.3, though not in float64."""

@@ -73,7 +73,7 @@ def refusal(
 CLASSES = st.one_of(st.integers(2, 65_536), st.integers(2, 20), st.sampled_from([255, 256, 257, 65_535, 65_536]))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(
     classes=CLASSES,
     half=st.integers(0, 20),
@@ -122,7 +122,7 @@ def test_uploads_round_trip_and_size(classes, half, bits, code, label_code, seed
     assert len(data) == form.total_bytes == HEADER_STRUCT.size + form.payload_bytes + CHECKSUM_BYTES
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(CLASSES, st.integers(0, 20), st.integers(0, 2**32 - 1), st.booleans())
 def test_consensus_round_trip(classes, half, seed, masked):
     rng, size = np.random.default_rng(seed), 2 * half + 1
@@ -290,7 +290,7 @@ def test_first_of_several_expertise_faults_is_reported():
 # Expertise.
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(st.floats(width=32), st.sampled_from([1.0, math.log(10)]))
 def test_floats_are_accepted_only_in_range(value, high):
     form = replace(FLOATS, max_expertise=high)
@@ -341,7 +341,7 @@ def test_sum_of_fractions_may_exceed_one_by_rounding_only():
         assert many_classes(260 / 255, code) is RejectionReason.EXPERTISE_INCONSISTENT
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(st.integers(2, 300), st.integers(1, 16), st.integers(0, 2**32 - 1), st.sampled_from(list(ExpertiseEncoding)[1:]))
 def test_true_fractions_are_never_rejected(classes, bits, seed, code):
     """However many classes there are and however coarse the levels, whoever tells the truth is heard."""
@@ -491,15 +491,15 @@ def test_mutated_uploads_are_only_rejected():
     assert all(refusal(data, form) is None for form, data in good)
     outcomes: Counter[RejectionReason | None] = Counter()
     tracemalloc.start()
-    for number in range(100_000):
+    for number in range(30_000):
         form, data = good[number % len(good)]
         outcomes[refusal(mutated(data, rng), form)] += 1
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
     assert set(outcomes) == {None, *RejectionReason} - {RejectionReason.DUPLICATE}, "every check is reached"
-    assert outcomes[RejectionReason.CHECKSUM] > 5_000
-    assert outcomes[None] < 30_000, "bits, and numbers in range, are as good as others"
+    assert outcomes[RejectionReason.CHECKSUM] > 1_500
+    assert outcomes[None] < 9_000, "bits, and numbers in range, are as good as others"
 
 
 def test_mutated_consensus_is_only_rejected():

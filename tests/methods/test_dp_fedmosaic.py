@@ -72,6 +72,17 @@ def test_noise_is_fresh_for_every_client_and_round(labels):
     assert np.array_equal(again[0], uploads[0, 1][0]), "noise depends only on seed, client and round"
 
 
+@pytest.mark.parametrize("expertise", ["gaussian", "histogram"])
+def test_labels_and_expertise_have_independent_noise(expertise, monkeypatch):
+    """Noise from one stream would tell which labels were kept."""
+    federation = TOY.changed(privacy={**NOISY, "expertise": expertise}).federation(FREQUENCY)
+    sender, purposes = federation.state.clients[0], []
+    draw = sender.privacy_rng
+    monkeypatch.setattr(sender, "privacy_rng", lambda purpose: (purposes.append(purpose), draw(purpose))[1])
+    privatized_upload(federation, 0, 1, np.arange(40) % 3)
+    assert len(purposes) == len(set(purposes)) == 2
+
+
 def test_histogram_is_released_once_and_repeated_unchanged():
     federation = TOY.changed(privacy=NOISY).federation(FREQUENCY)
     with federation.worker_pool:

@@ -107,6 +107,7 @@ def test_client_with_too_little_data_for_the_gate_does_not_collaborate():
     assert not same(ours[1:2], alone[1:2])
 
 
+@pytest.mark.thinned(every=4)
 @pytest.mark.parametrize("stop", range(1, 9))
 @pytest.mark.parametrize("method", [THREE, ALWAYS, replace(ALWAYS, votes_from="shadow")], ids=["own", "on", "shadow"])
 def test_resume_before_or_after_the_decision_does_not_change_results(method, stop):
@@ -151,6 +152,27 @@ def test_folds_are_fixed_and_models_never_train_on_their_held_out_fold(monkeypat
         assert sorted(example for part in held_out for example in part) == list(range(size))
         assert all(trained_on[f"fold-alone-{fold}"] == trained_on[f"fold-together-{fold}"] for fold in range(3))
     assert len({entry for entry in calls if entry[0] == 0}) == 6  # the same parts in every round
+
+
+def brier_gain(client, fold, example):
+    """Return the gain of the models of a fold on a training example, computed by a loop over the classes."""
+    label, scores = client.train_labels[example].item(), []
+    for kind in ("alone", "together"):
+        probabilities = client.predict_private(client.state[f"fold-{kind}-{fold}"])[example].softmax(dim=0).tolist()
+        scores.append(sum((p - (c == label)) ** 2 for c, p in enumerate(probabilities)))
+    return scores[0] - scores[1]
+
+
+def test_gate_scores_each_example_by_the_models_that_never_trained_on_it():
+    """A gate that scores the examples which its models were trained on measures how well they fit."""
+    method = replace(THREE, gate_z=-1e30, trust_min=0.0)
+    for client in run_toy(method, BIG.changed(rounds=10), rounds=4).state.clients:
+        folds, count = client.state["folds"].tolist(), len(client.train_labels)
+        gains = [brier_gain(client, folds[example], example) for example in range(count)]
+        seen = [brier_gain(client, fold, e) for e in range(count) for fold in range(3) if fold != folds[e]]
+        decision = method.gate.decide(client)
+        assert decision.gain == pytest.approx(sum(gains) / count, abs=1e-12)
+        assert decision.gain != pytest.approx(sum(seen) / len(seen), abs=1e-6)
 
 
 def test_prior_adjustment_with_zero_strength_equals_the_plain_loss():

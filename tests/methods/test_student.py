@@ -18,6 +18,7 @@ from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.cotraining.mixture import GATE_RULES
 from fedmosaic_cli.cotraining.vote_shares import ConfidenceVotes, sharpened_shares, vote_sums
 from fedmosaic_cli.data.data_dirs import DataDirs
+from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.engine.rounds import run_rounds
@@ -26,7 +27,7 @@ from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.mixture_model import SHIFT_ENTRY, WEIGHTS_ENTRY
 from fedmosaic_cli.methods.oracle import Oracle
 from fedmosaic_cli.methods.student import Student
-from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_NETWORK
+from fedmosaic_cli.methods.student_mixture import NUM_LR_PHASES, STUDENT_KEY, STUDENT_NETWORK
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from fedmosaic_cli.runner.summary import certificate_sections
 from tests.cotraining.test_mixture import possible_weights
@@ -266,6 +267,19 @@ def test_views_of_a_fold_are_predicted_without_it():
         assert not torch.equal(views[view][folds != 0], after[view][folds != 0]), view
 
 
+def test_own_view_of_an_example_is_that_of_the_model_without_its_fold():
+    """The client's own model has seen all examples: a gate that scores it on them would compare a training error."""
+    client = run_toy(replace(FAST, gate="bold"), LARGE, rounds=2).state.clients[0]
+    shares = torch.full((40, 3), 1 / 3, dtype=torch.float64)
+    student = client.shared_result("student", lambda trainer: FAST.train_student(trainer, shares))
+    own = FAST.held_out_views(client, student, shares)["local"]
+    for fold in range(3):
+        is_held_out = client.state["folds"] == fold
+        for key in ("fold-0", "fold-1", "fold-2", "model"):
+            predicted = client.predict_private(client.state[key]).softmax(dim=1)[is_held_out]
+            assert torch.equal(own[is_held_out], predicted) == (key == f"fold-{fold}")
+
+
 def test_mixture_of_logits_is_another_prediction():
     toy = LARGE
     federation = run_toy(replace(FAST, gate="off"), toy)
@@ -334,6 +348,26 @@ def test_shares_that_no_student_can_predict_are_refused():
     assert same(models(PermutedShares(**options), toy, 2), models(Local(), toy, 2))
 
 
+def test_student_of_the_holdout_test_never_learns_the_votes_that_it_is_tested_on():
+    """A student that has seen them would remember votes that cannot be predicted."""
+    client = LARGE.federation(FAST).state.clients[0]
+    client.begin_round(1)
+    shares = torch.nn.functional.one_hot(torch.arange(40) % 3, 3).double()
+
+    def students(trainer):
+        order = torch.as_tensor(trainer.rng("holdout").permutation(40))
+        for changed in (order[:0], order[:8], order[8:]):
+            other = shares.clone()
+            other[changed] = other[changed].roll(1, dims=1)
+            trainer.state = {}
+            FAST.holdout_test(trainer, other, 0.0)
+            yield params.clone(trainer.state[STUDENT_KEY])
+
+    unchanged, held_out, seen = client.shared_result("students", lambda trainer: list(students(trainer)))
+    assert same([unchanged], [held_out])
+    assert not same([unchanged], [seen])
+
+
 def test_clients_that_do_not_agree_keep_their_models_only_with_the_safe_gate():
     toy = make_toy([9, 9, 9], public=8).changed(local_steps=1, rounds=1)
     safe = replace(FAST, check_agreement=True)
@@ -381,6 +415,7 @@ def test_robust_votes_use_reputations():
     assert not any("reputation" in row for row in rows_of(FAST, LARGE))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("kind", ["flip", "collude_flip"])
 @pytest.mark.parametrize("attackers", [2, 4])
 def test_hostile_voters_are_counted_and_do_not_decide_all_labels(kind, attackers):

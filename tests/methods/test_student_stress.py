@@ -84,6 +84,7 @@ def honest_gains(kind: str, num_attackers: int, robust: bool = False) -> tuple[f
     return attacked, mean_gain(calm_rows, local_rows, without=attackers)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("kind", ["flip", "inflate", "collude_flip"])
 def test_two_hostile_voters_of_twenty_cost_at_most_a_third_of_the_gain(kind):
     gain, gain_without_attack = honest_gains(kind, 2)
@@ -98,6 +99,7 @@ def test_more_hostile_voters_leave_honest_clients_at_or_above_local_training(kin
     assert honest_gains(kind, num_attackers)[0] >= 0
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize(("kind", "num_attackers"), [("flip", 6), ("inflate", 6), ("collude_flip", 4)])
 def test_reputations_keep_the_gain_under_more_hostile_voters(kind, num_attackers):
     gain, gain_without_attack = honest_gains(kind, num_attackers, robust=True)

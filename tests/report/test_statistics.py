@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 from itertools import product
 
+import pandas as pd
 import pytest
 
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
 from fedmosaic_cli.report.statistics import (
+    client_gains,
     compare_methods_with_local,
     holm_correction,
     rank_methods,
@@ -90,6 +92,13 @@ def test_clients_are_compared_on_the_same_shards_and_seed(runs):
     assert line.mean_gain == pytest.approx((0.1 + 0.1 - 0.1) / 6)
     assert line.median_gain == 0
     assert line.p_value is None
+
+
+def test_clients_of_other_shards_are_not_compared():
+    """Client 0 of one partition has other data than client 0 of another one."""
+    ours = pd.DataFrame({"seed": [0, 1], "digest": ["a", "b"], "per_client": [[0.7, 0.5], [0.9, 0.9]]})
+    local = pd.DataFrame({"seed": [0, 1], "digest": ["a", "c"], "per_client": [[0.5, 0.6], [0.1, 0.1]]})
+    assert client_gains(ours, local) == pytest.approx({("a", 0): 0.2, ("a", 1): -0.1})
 
 
 def test_a_client_counts_once_if_seeds_share_shards(runs):

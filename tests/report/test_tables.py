@@ -286,6 +286,14 @@ def test_runs_with_different_hyperparameters_have_separate_rows(runs):
     assert titles(runs) == ["FedMosaic (entropy, trust=0.3)", "FedMosaic (entropy, trust=paper)"]
 
 
+def test_special_characters_in_titles_are_escaped_in_latex(runs):
+    for bits in (4, 6):
+        runs("s", "fedmosaic-entropy", bits, 0.9, hyperparameters={"expertise_bits": bits})
+    latex = table_to_latex(table_of(runs))
+    for bits in (4, 6):
+        assert f"FedMosaic (entropy, expertise\\_bits={bits})" in latex
+
+
 def test_hyperparameters_other_than_the_preset_are_shown_in_the_title(runs):
     runs("pathological-cifar10", "fedprox", 0, 0.9, hyperparameters={"mu": 0.01}, scheme="pathological")
     runs("practical-cifar10", "fedprox", 0, 0.7, hyperparameters={"mu": 5.0})

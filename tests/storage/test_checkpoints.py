@@ -37,6 +37,19 @@ def test_damaged_checkpoint_is_skipped(tmp_path, name):
     assert path.exists(), "the damaged checkpoint is evidence and stays"
 
 
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "rounds.jsonl"])
+def test_checkpoint_with_a_changed_byte_is_damaged(tmp_path, name):
+    for number in (1, 2):
+        write_checkpoint(tmp_path, checkpoint(number))
+    path = tmp_path / "round-00002" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    found, damaged = read_newest_checkpoint(tmp_path)
+    assert found.round == 1
+    assert list(damaged) == [path.parent]
+
+
 def test_no_checkpoint_is_none_and_only_damaged_ones_are_an_error(tmp_path):
     assert read_newest_checkpoint(tmp_path / "nothing") == (None, {})
     write_checkpoint(tmp_path, checkpoint(1))

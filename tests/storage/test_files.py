@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
     atomic_directory,
     locked_temporaries,
@@ -33,6 +35,19 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     write_atomic(tmp_path / "file", b"old")
     with pytest.raises(OSError, match="gone"):
         write_stream_atomic(tmp_path / "file", Breaks(b"new content"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_file_is_unchanged_if_writing_its_new_content_fails(tmp_path, monkeypatch, call):
+    def fail(*_):
+        raise OSError(errno.EIO, "disk failure")
+
+    write_atomic(tmp_path / "file", b"old")
+    with monkeypatch.context() as patched:
+        patched.setattr(syscalls, call, fail)
+        with pytest.raises(OSError, match="disk failure"):
+            write_atomic(tmp_path / "file", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 

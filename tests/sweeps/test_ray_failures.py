@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import types
 
@@ -110,12 +111,34 @@ def test_a_dead_cluster_ends_the_sweep_with_one_line(death, fake_ray, process, m
     assert fake_ray.killed == []
 
 
-def test_a_hanging_shutdown_ends(fake_ray, monkeypatch):
-    killed = []
+@pytest.mark.parametrize("duration_seconds", [0.0, 0.5])
+def test_a_shutdown_ends_and_kills_what_a_private_ray_leaves(duration_seconds, fake_ray, monkeypatch):
+    num_running = [2, 1, 0]
     monkeypatch.setattr(ray_session, "SHUTDOWN_TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(ray_session, "kill_descendants", lambda: killed.append(True))
-    fake_ray.shutdown = lambda: ray_cluster.time.sleep(0.5)
-    ray_session.shutdown_ray(is_local=True)
-    assert killed == [True]
+    monkeypatch.setattr(ray_session, "kill_descendants", lambda: num_running.pop(0))
+    fake_ray.shutdown = lambda: ray_cluster.time.sleep(duration_seconds)
     ray_session.shutdown_ray(is_local=False)
-    assert killed == [True]
+    assert num_running == [2, 1, 0]
+    ray_session.shutdown_ray(is_local=True)
+    assert num_running == []
+
+
+ORPHAN_SCRIPT = """
+import subprocess, sys, time
+from fedmosaic_cli.machine import adopt_orphans, kill_descendants
+with adopt_orphans():
+    # A shell that ends at once and leaves a process in another session.
+    orphan = int(subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]))
+    time.sleep(0.1)
+    assert kill_descendants() == 1
+    while kill_descendants():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl")
+def test_processes_whose_parent_died_are_killed_too():
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN_SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -28,6 +28,8 @@ LONG = (
     *("misleading", *SMALL, "--seeds", "0", "--set", "train.rounds=900"),
     *("--set", "train.checkpoint_every=5", "--set", "train.execution=threads"),
 )
+# It does not end before a test has killed what it kills.
+ENDLESS = (*LONG, "--set", "train.rounds=20000")
 RAY = ("--engine", "ray")
 TAG = "SWEEP_TEST"
 
@@ -179,7 +181,7 @@ def test_a_stopped_sweep_leaves_no_process_and_can_be_continued(number, code, re
 
 
 def test_a_second_signal_stops_immediately_and_leaves_no_process(tmp_path):
-    with started(tmp_path, *LONG, *RAY) as sweep:
+    with started(tmp_path, *ENDLESS, *RAY) as sweep:
         wait_for(lambda: checkpoints(tmp_path))
         os.killpg(sweep.process.pid, signal.SIGINT)
         time.sleep(0.2)
@@ -191,7 +193,7 @@ def test_a_second_signal_stops_immediately_and_leaves_no_process(tmp_path):
 
 
 def test_a_signal_during_the_start_of_ray_leaves_no_process(tmp_path):
-    with started(tmp_path, *LONG, *RAY) as sweep:
+    with started(tmp_path, *ENDLESS, *RAY) as sweep:
         wait_for(lambda: any("raylet" in command for _, _, command in sweep.processes()))
         sweep.process.send_signal(signal.SIGTERM)
         code, _, _ = sweep.wait(timeout=60)
@@ -201,7 +203,7 @@ def test_a_signal_during_the_start_of_ray_leaves_no_process(tmp_path):
 
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
 def test_a_dead_ray_ends_the_sweep_with_one_line(victim, tmp_path):
-    with started(tmp_path, *LONG, *RAY) as sweep:
+    with started(tmp_path, *ENDLESS, *RAY) as sweep:
         wait_for(lambda: checkpoints(tmp_path))
         for pid, _, command in sweep.processes():
             if command.split("\0")[0].endswith(f"/{victim}"):
@@ -215,8 +217,20 @@ def test_a_dead_ray_ends_the_sweep_with_one_line(victim, tmp_path):
         wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
 
 
+def test_a_run_fails_when_the_memory_of_the_machine_is_full(tmp_path, monkeypatch):
+    """Ray ends workers above a fraction of the memory, and any machine uses a hundredth of it."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    with started(tmp_path, *ENDLESS, *RAY, "--retries", "0", "--jobs", "1") as sweep:
+        code, _, stderr = sweep.wait()
+        assert code == 1, stderr
+        assert stderr.splitlines()[-1].startswith("error: 2 of 2 jobs failed, the first: ")
+        assert stderr.splitlines()[-1].endswith(" was ended, because the machine's memory is full (Ray)")
+        assert sweep.processes() == []
+
+
 def test_a_private_ray_listens_on_loopback_only(tmp_path):
-    with started(tmp_path, *LONG, *RAY) as sweep:
+    with started(tmp_path, *ENDLESS, *RAY) as sweep:
         wait_for(lambda: checkpoints(tmp_path))
         addresses = {
             connection.laddr.ip

@@ -8,13 +8,14 @@ import shutil
 import pytest
 
 from fedmosaic_cli.errors import RequestError, RunFailedError, RunStateError
+from fedmosaic_cli.federation import protocol
 from fedmosaic_cli.federation.protocol import Request
 from fedmosaic_cli.federation.transport import ClientResponse
 from fedmosaic_cli.runner.experiment import run_experiment
 from fedmosaic_cli.runner.run_options import RunOptions
 from fedmosaic_cli.storage.privacy_summary import privacy_lines
 from fedmosaic_cli.storage.runs import RunDirectory
-from tests.federation.sites import Sites, export_shards, keep_response, make_config, run
+from tests.federation.sites import Sites, export_shards, is_request, keep_response, make_config, rows_of_round, run
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +23,11 @@ def shards(tmp_path_factory):
     return export_shards(tmp_path_factory.mktemp("shards"))
 
 
-def is_request(request, kind, number):
-    header = Request.decode(request).header
-    return (header["kind"], header.get("round")) == (kind, number)
-
-
-def rows_of_round(files, number):
-    return [row for row in files.read_rounds() if row["round"] == number]
-
-
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg", "perfedckt"])
 def test_a_client_may_fail_one_round_and_take_part_in_the_next(method, shards, tmp_path):
     config, sites = make_config(shards, method, tmp_path), Sites(shards, tmp_path)
     sites.change_response = lambda client, request, response: (
-        None if client == 1 and is_request(request, "turn", 2) else response
+        None if client == 1 and is_request(request, protocol.LOCAL_ROUND, 2) else response
     )
     files = run(config, shards, tmp_path / "run", sites)
     [_, lost, _] = rows_of_round(files, 2)
@@ -54,7 +46,7 @@ def test_below_the_quorum_clients_get_a_retry_and_then_the_run_stops(shards, tmp
     retried = []
 
     def time_out(client, request, response):
-        if client and is_request(request, "turn", 3):
+        if client and is_request(request, protocol.LOCAL_ROUND, 3):
             retried.append(client)
             return None
         return response
@@ -75,7 +67,7 @@ def test_a_retry_reaches_slow_clients(shards, tmp_path):
     late = {1, 2}
 
     def time_out_once(client, request, response):
-        if client in late and is_request(request, "turn", 2):
+        if client in late and is_request(request, protocol.LOCAL_ROUND, 2):
             late.discard(client)
             return None
         return response
@@ -108,9 +100,9 @@ class CoordinatorKilledError(BaseException):
 
 
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
-@pytest.mark.parametrize("kind", ["turn", "exam", "finish"])
+@pytest.mark.parametrize("kind", [protocol.LOCAL_ROUND, protocol.EVALUATE, "finish"])
 def test_a_killed_coordinator_resumes_and_sites_repeat_their_responses(method, kind, shards, tmp_path):
-    if kind == "exam" and method == "fedmosaic":
+    if kind == protocol.EVALUATE and method == "fedmosaic":
         pytest.skip("its clients evaluate in their local rounds")
     noise = ("privacy.labels=krr", "privacy.epsilon=50") if method == "fedmosaic" else ()
     config, sites = make_config(shards, method, tmp_path, *noise), Sites(shards, tmp_path)
@@ -144,7 +136,7 @@ def test_a_site_without_cached_parts_receives_them_again(shards, tmp_path):
     """The evaluation already sends the next round's broadcast, which the next request names by its digest."""
     config, sites = make_config(shards, "fedavg", tmp_path), Sites(shards, tmp_path)
     run(config, shards, tmp_path / "run", sites)
-    sizes = [len(request) for _, request, _ in sites.exchanges if is_request(request, "turn", 3)]
+    sizes = [len(request) for _, request, _ in sites.exchanges if is_request(request, protocol.LOCAL_ROUND, 3)]
     assert max(sizes) < 300
     forgetful = Sites(shards, tmp_path / "other")
     send_requests = forgetful.send_requests
@@ -156,7 +148,11 @@ def test_a_site_without_cached_parts_receives_them_again(shards, tmp_path):
     forgetful.send_requests = clear_cache_and_send
     files = run(config, shards, tmp_path / "again", forgetful)
     assert files.read_rounds() == run(config, shards, tmp_path / "local").read_rounds()
-    sizes = {client: len(request) for client, request, _ in forgetful.exchanges if is_request(request, "turn", 3)}
+    sizes = {
+        client: len(request)
+        for client, request, _ in forgetful.exchanges
+        if is_request(request, protocol.LOCAL_ROUND, 3)
+    }
     assert sizes[0] > 10_000
     assert sizes[1] < 300
 
@@ -167,13 +163,13 @@ def test_a_site_that_lost_its_state_does_not_silently_start_again(what, method, 
     config, sites = make_config(shards, method, tmp_path), Sites(shards, tmp_path)
 
     def lose_state(client, request, response):
-        if client == 1 and is_request(request, "turn", 2):
+        if client == 1 and is_request(request, protocol.LOCAL_ROUND, 2):
             [plan] = (tmp_path / "site-1").rglob("plan.json")
             shutil.rmtree(plan.parent if what == "everything" else plan.parent / "checkpoints")
             sites.restart(1)
         return response
 
-    expected = "has not joined the run" if what == "everything" else "remembers round 0 and has answered in round 2"
+    expected = "has not joined the run" if what == "everything" else "last stored round is 0, but it answered round 2"
     sites.change_response = lose_state
     with pytest.raises(
         RunFailedError, match=rf"2 of 3 clients took part in round 3, .* client 1: refused: .*{expected}"
@@ -227,7 +223,9 @@ def test_noise_at_sites_is_not_seeded(shards, tmp_path):
     for name in ("one", "two"):
         sites = Sites(shards, tmp_path / name)
         files.append(run(config, shards, tmp_path / f"run-{name}", sites))
-        responses.append([response for _, request, response in sites.exchanges if is_request(request, "turn", 1)])
+        responses.append(
+            [response for _, request, response in sites.exchanges if is_request(request, protocol.LOCAL_ROUND, 1)]
+        )
     assert files[0].read_summary()["privacy"]["noise"] == "system"
     assert "without noise: the accuracies and losses" in privacy_lines(files[0].read_summary()["privacy"])[-1]
     assert all(one != two for one, two in zip(*responses, strict=True))
@@ -314,7 +312,7 @@ def test_a_client_that_never_responds_does_not_extend_the_deadline(shards, tmp_p
 
     sites.send_requests = advance_clock
     sites.change_response = lambda client, request, response: (
-        None if client == 2 and Request.decode(request).kind == "turn" else response
+        None if client == 2 and Request.decode(request).kind == protocol.LOCAL_ROUND else response
     )
     run(config, shards, tmp_path / "run", sites, quorum=2)
     assert timeouts[1:5] == [3600, 90, 90, 90], "the first is that of joining"
@@ -327,7 +325,7 @@ def test_events_name_failed_clients(shards, tmp_path):
 
     config, sites = make_config(shards, "fedmosaic", tmp_path), Sites(shards, tmp_path)
     sites.change_response = lambda client, request, response: (
-        None if client == 2 and is_request(request, "turn", 1) else response
+        None if client == 2 and is_request(request, protocol.LOCAL_ROUND, 1) else response
     )
     (tmp_path / "run").mkdir()
     run_options = RunOptions(device="cpu", remote=RemoteCoordinator("test", sites.opened))

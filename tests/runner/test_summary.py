@@ -1,0 +1,51 @@
+"""The best round of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedmosaic_cli.runner.summary import accuracy_sections
+
+SIZES = [10, 30]
+# Test accuracy is highest in round 1, validation accuracy in round 2.
+TEST = {1: (0.9, 0.7), 2: (0.5, 0.3), 3: (0.6, 0.6)}
+VALIDATION = {1: (0.2, 0.2), 2: (0.8, 0.6), 3: (0.4, 0.4)}
+
+
+def best_round(test, validation=None):
+    """Return the section about the best round, for accuracies of two clients by round."""
+    by_round = {
+        number: [
+            {"accuracy": accuracy, **({} if validation is None else {"val_accuracy": validation[number][client]})}
+            for client, accuracy in enumerate(accuracies)
+        ]
+        for number, accuracies in test.items()
+    }
+    return accuracy_sections(by_round, list(test[max(test)]), SIZES)["best_round"]
+
+
+def test_best_round_is_that_of_validation_data_where_test_data_disagree():
+    """Its accuracy is that on test data. The choice by test data would be optimistic."""
+    best = best_round(TEST, VALIDATION)
+    assert best == {"round": 2, "client_mean": pytest.approx(0.4), "chosen_on": "validation"}
+    assert best_round(TEST)["client_mean"] > best["client_mean"]
+
+
+def test_best_round_without_validation_data_is_chosen_on_test_data_and_says_so():
+    assert best_round(TEST) == {"round": 1, "client_mean": pytest.approx(0.8), "chosen_on": "test"}
+
+
+def test_best_round_does_not_depend_on_test_data():
+    other = {1: (0.0, 0.1), 2: (0.2, 0.1), 3: (1.0, 1.0)}
+    assert best_round(other, VALIDATION)["round"] == best_round(TEST, VALIDATION)["round"] == 2
+
+
+def test_first_of_equally_good_rounds_is_the_best():
+    equal = dict.fromkeys(VALIDATION, (0.5, 0.5))
+    assert best_round(TEST, equal)["round"] == 1
+
+
+def test_results_are_those_of_the_last_round():
+    by_round = {number: [{"accuracy": value} for value in values] for number, values in TEST.items()}
+    accuracy = accuracy_sections(by_round, list(TEST[3]), SIZES)["accuracy"]
+    assert accuracy["per_client"] == [0.6, 0.6]
