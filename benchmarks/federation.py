@@ -1,20 +1,21 @@
-"""What sites cost: rounds by way of Flower beside the same rounds in one process, and the bytes on the wire.
+"""Cost of remote sites: rounds through Flower compared with rounds in one process, and bytes on the wire.
 
-python benchmarks/federation.py                      # about ten minutes on two cores
+python benchmarks/federation.py                      # about three minutes on two cores
 python benchmarks/federation.py --rounds 3 --only FedAvg
 python benchmarks/federation.py --json federation.json
 
-Three sites on this machine, each a process of its own, over TLS on the loopback interface: a SuperLink, and for every
-site a SuperNode and its apps, compete for its cores. Bytes are counted in four places, per client and round, in both
-directions together: the packed messages themselves; the letters that they travel in; what Flower's SuperLink counts
-(its own messages, without HTTP and TLS); and what goes through the socket of a site, which is all of it, with what
-SuperNodes ask for while they wait. The first round is not counted.
+Three sites run on this machine, each in its own process, and connect over TLS on the loopback interface. The SuperLink,
+its relay and the sites share the cores of this machine. Bytes are counted in four places, per client and round, in both
+directions together: the encoded parts of a message (labels or models); the requests and responses that contain them;
+Flower's own count, without HTTP and TLS; and everything that a site's connections transmit, including requests for
+messages while the site waits. The first round is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.federation.coordinator import RemoteCoordinator
 from fedmosaic_cli.federation.flower.flower_transport import FlowerTransport
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
-from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress as Address
+from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.federation.local_federation import start_local_site
 from fedmosaic_cli.federation.protocol import decode_message
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
@@ -50,15 +51,20 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.storage.shards import ShardSet
 
-SITES = 3
-PIECE = 1 << 16
-# The goal: the wire may take a fifth more than the packed messages, and 2 KB.
-TIMES, MORE = 1.2, 2048
+NUM_SITES = 3
+RECEIVE_BYTES = 1 << 16
+SITE_OPTIONS = (
+    *("--allow-upload", "models-unprotected", "--metrics", "exact-unprotected", "--device", "cpu", "--quiet"),
+    *(("--allow-root",) if os.geteuid() == 0 else ()),
+)
+"""Exact metrics, so that the log can be compared with that of one process."""
+# The goal: at most 20 % and 2 KB more bytes than the encoded parts.
+GOAL_FACTOR, GOAL_EXTRA_BYTES = 1.2, 2048
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method with a size of what it sends."""
+    """A method and the size of its messages."""
 
     title: str
     method: str
@@ -74,211 +80,205 @@ CASES = (
 
 
 @dataclass
-class Bytes:
-    """What went through so far, in both directions: packed messages, letters, Flower's count, a site's sockets."""
+class ByteCounts:
+    """Bytes so far, in both directions: encoded parts, requests and responses, Flower's count, the sites' sockets."""
 
-    messages: int = 0
-    letters: int = 0
+    parts: int = 0
+    requests: int = 0
     flower: int = 0
     sockets: int = 0
 
-    def since(self, before: Bytes) -> Bytes:
-        return Bytes(*(now - then for now, then in zip(self.all(), before.all(), strict=True)))
+    def since(self, before: ByteCounts) -> ByteCounts:
+        return ByteCounts(*(now - then for now, then in zip(self.values(), before.values(), strict=True)))
 
-    def all(self) -> tuple[int, int, int, int]:
-        return self.messages, self.letters, self.flower, self.sockets
+    def values(self) -> tuple[int, int, int, int]:
+        return self.parts, self.requests, self.flower, self.sockets
 
 
-class Turnstile:
-    """A port that leads to another one, and counts what goes through in either direction. TLS goes through as it is."""
+class CountingProxy:
+    """A port that forwards to another one and counts the bytes of both directions. TLS is forwarded unchanged."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self._there = host, int(port)
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
-        self.counted = 0
-        threading.Thread(target=self._let_in, daemon=True).start()
+        self._target_address = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.num_bytes = 0
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._door.close()
+        self._listener.close()
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._door.accept()
+                client, _ = self._listener.accept()
                 try:
-                    far = socket.create_connection(self._there)
+                    server = socket.create_connection(self._target_address)
                 except OSError:
-                    near.close()
+                    client.close()
                     continue
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
-            while piece := source.recv(PIECE):
-                self.counted += len(piece)
-                target.sendall(piece)
+            while data := source.recv(RECEIVE_BYTES):
+                self.num_bytes += len(data)
+                target.sendall(data)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass
-class Weighed:
-    """A carrier that weighs what it carries. Implements `federation.transport.Carrier`."""
+class CountingTransport:
+    """A transport that counts the bytes of its messages. Implements `federation.transport.Transport`."""
 
-    carrier: FlowerTransport
-    turnstiles: list[Turnstile]
-    seen: Bytes = field(default_factory=Bytes)
+    transport: FlowerTransport
+    proxies: list[CountingProxy]
+    counts: ByteCounts = field(default_factory=ByteCounts)
 
-    def present(self) -> set[int]:
-        return self.carrier.reachable_clients()
+    def reachable_clients(self) -> set[int]:
+        return self.transport.reachable_clients()
 
-    def ask(self, asked: Mapping[int, bytes], seconds: float) -> Iterator[ClientResponse | ClientFailure]:
-        for letter in asked.values():
-            self._weigh(letter)
-        for outcome in self.carrier.send_requests(asked, seconds):
+    def send_requests(
+        self, requests: Mapping[int, bytes], timeout_seconds: float
+    ) -> Iterator[ClientResponse | ClientFailure]:
+        for data in requests.values():
+            self._count(data)
+        for outcome in self.transport.send_requests(requests, timeout_seconds):
             if isinstance(outcome, ClientResponse):
-                self._weigh(outcome.data)
+                self._count(outcome.data)
             yield outcome
 
     def close(self) -> None:
-        self.carrier.close()
+        self.transport.close()
 
-    def so_far(self) -> Bytes:
-        """All that was counted until now."""
-        sockets = sum(turnstile.counted for turnstile in self.turnstiles)
-        return Bytes(self.seen.messages, self.seen.letters, sum(self.carrier.traffic_bytes()), sockets)
+    def read_counts(self) -> ByteCounts:
+        """Return all bytes that were counted until now."""
+        sockets = sum(proxy.num_bytes for proxy in self.proxies)
+        return ByteCounts(self.counts.parts, self.counts.requests, sum(self.transport.traffic_bytes()), sockets)
 
-    def _weigh(self, letter: bytes) -> None:
-        self.seen.letters += len(letter)
-        self.seen.messages += sum(len(data) for _, data in decode_message(letter)[1].values())
+    def _count(self, data: bytes) -> None:
+        self.counts.requests += len(data)
+        self.counts.parts += sum(len(part) for _, part in decode_message(data)[1].values())
 
 
 @contextmanager
-def sites(shards: ShardSet, folder: Path) -> Iterator[Weighed]:
-    """Sites on this machine, and the way to them, with a turnstile before each."""
-    papers = create_certificate_authority(folder / "papers", ["127.0.0.1", "localhost"])
-    homes = {client: folder / f"site-{client}" for client in range(SITES)}
-    keys: dict[int, Path | None] = {c: create_node_key(home / f"client-{c:03d}") for c, home in homes.items()}
+def start_sites(shards: ShardSet, folder: Path) -> Iterator[CountingTransport]:
+    """Start sites on this machine, each behind a proxy that counts bytes, and yield the transport to them."""
+    credentials = create_certificate_authority(folder / "credentials", ["127.0.0.1", "localhost"])
+    site_dirs = {client: folder / f"site-{client}" for client in range(NUM_SITES)}
+    keys: dict[int, Path | None] = {c: create_node_key(path / f"client-{c:03d}") for c, path in site_dirs.items()}
     with ExitStack() as stack:
-        carrier = stack.enter_context(FlowerTransport(keys, Address(credentials=papers)))
-        turnstiles = [Turnstile(carrier.address) for _ in homes]
-        for turnstile in turnstiles:
-            stack.callback(turnstile.close)
-        options = [
-            "--ca",
-            str(papers.ca_certificate),
-            "--allow-upload",
-            "models-unprotected",
-            "--device",
-            "cpu",
-            "--quiet",
-        ]
-        for client, home in homes.items():
+        transport = stack.enter_context(FlowerTransport(keys, SuperLinkAddress(credentials=credentials)))
+        proxies = [CountingProxy(transport.address) for _ in site_dirs]
+        for proxy in proxies:
+            stack.callback(proxy.close)
+        for client, path in site_dirs.items():
             shard = shards.path / f"client-{client:03d}.npz"
-            stack.enter_context(
-                start_local_site(shard, home, [*options, "--superlink", turnstiles[client].address], folder)
-            )
-        yield Weighed(carrier, turnstiles)
+            connection = ["--ca", str(credentials.ca_certificate), "--superlink", proxies[client].address]
+            stack.enter_context(start_local_site(shard, path, [*connection, *SITE_OPTIONS], folder))
+        yield CountingTransport(transport, proxies)
 
 
-def configured(case: Case, shards: ShardSet, rounds: int, folder: Path) -> RunConfig:
-    """The run of a case: clients one by one, in one process as at sites."""
+def case_config(case: Case, shards: ShardSet, rounds: int, folder: Path) -> RunConfig:
+    """Return the run of a case. Clients train one by one, in one process as well as at sites."""
     layers = ConfigLayers()
     layers.add("shards", {"data": shards.partition.settings.model_dump(mode="json")})
-    usual = (f"train.rounds={rounds}", "train.local_steps=10", "train.execution=threads", "train.workers=1")
-    for assignment in (*usual, *case.settings):
+    common = (f"train.rounds={rounds}", "train.local_steps=10", "train.execution=threads", "train.workers=1")
+    for assignment in (*common, *case.settings):
         layers.add_assignment(assignment)
     return resolve_run_config("benchmark", layers, case.method, 0, DataDirs(folder), shards.partition.seed)
 
 
-def played(config: RunConfig, shards: ShardSet, folder: Path, weighed: Weighed | None) -> Iterator[RoundCompleted]:
-    """The rounds of a run, one by one; the time between them is not theirs."""
+def run_rounds(
+    config: RunConfig, shards: ShardSet, folder: Path, transport: CountingTransport | None
+) -> Iterator[RoundCompleted]:
+    """Run one round per step of the iterator: through the transport, or in one process without one."""
     folder.mkdir()
 
     @contextmanager
-    def opened() -> Iterator[Weighed]:
-        if weighed is not None:
-            yield weighed
+    def open_transport() -> Iterator[CountingTransport]:
+        if transport is not None:
+            yield transport
 
-    elsewhere = None if weighed is None else RemoteCoordinator("flower", opened)
-    terms = RunOptions(device="cpu", remote=elsewhere)
-    for event in run_experiment(config, shards, RunDirectory(folder), DataDirs(folder), terms):
+    remote = None if transport is None else RemoteCoordinator("flower", open_transport)
+    options = RunOptions(device="cpu", remote=remote)
+    for event in run_experiment(config, shards, RunDirectory(folder), DataDirs(folder), options):
         if isinstance(event, RoundCompleted):
             yield event
 
 
-def measured(case: Case, rounds: int) -> Result:
-    """A case at sites and in one process, round by round."""
-    here, there, counted = list[float](), list[float](), list[Bytes]()
+def measure_case(case: Case, rounds: int) -> Result:
+    """Run a case at sites and in one process, in turns, round by round."""
+    local_seconds, site_seconds, counts = list[float](), list[float](), list[ByteCounts]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = DataSettings(
-            dataset="digits", scheme="dirichlet", alpha=1.0, clients=SITES, public_size=case.public_size
+            dataset="digits", scheme="dirichlet", alpha=1.0, clients=NUM_SITES, public_size=case.public_size
         )
         shards = load_and_partition(data, 0, folder / "shards", DataDirs(folder)).save(export=True)
-        config = configured(case, shards, rounds + 1, folder)
-        with sites(shards, folder) as weighed:
-            before = Bytes()
-            alone = played(config, shards, folder / "here", None)
-            for done in played(config, shards, folder / "there", weighed):
-                now = weighed.so_far()
-                counted.append(now.since(before))
-                there.append(done.seconds)
-                here.append(next(alone).seconds)
-                before = weighed.so_far()  # asking for the count, too, takes its time and its polls
-        same = (folder / "here/rounds.jsonl").read_bytes() == (folder / "there/rounds.jsonl").read_bytes()
-    result = Result(case.title, [f"{rounds} rounds after the first; same log in both: {'yes' if same else 'NO'}."])
-    result.lines = [*seconds(here[1:], there[1:]), *weights(counted[1:])]
+        config = case_config(case, shards, rounds + 1, folder)
+        with start_sites(shards, folder) as transport:
+            before = ByteCounts()
+            local_rounds = run_rounds(config, shards, folder / "local", None)
+            for event in run_rounds(config, shards, folder / "sites", transport):
+                counts.append(transport.read_counts().since(before))
+                site_seconds.append(event.seconds)
+                local_seconds.append(next(local_rounds).seconds)
+                before = transport.read_counts()  # sites request messages while Flower's count is read
+        logs = [(folder / name / "rounds.jsonl").read_bytes() for name in ("local", "sites")]
+    is_same = "yes" if logs[0] == logs[1] else "NO"
+    result = Result(case.title, [f"{rounds} rounds after the first; the logs are equal: {is_same}."])
+    result.lines = [*duration_lines(local_seconds[1:], site_seconds[1:]), *byte_lines(counts[1:])]
     return result
 
 
-def seconds(here: list[float], there: list[float]) -> list[Line]:
-    pairs = list(zip(here, there, strict=True))
+def duration_lines(local_seconds: list[float], site_seconds: list[float]) -> list[Line]:
+    pairs = list(zip(local_seconds, site_seconds, strict=True))
     return [
-        Line("round in one process", here, "s"),
-        Line("round at sites", there, "s"),
-        Line("round at sites - in one process", [b - a for a, b in pairs], "s"),
-        Line("round at sites / in one process", [b / a for a, b in pairs]),
+        Line("round in one process", local_seconds, "s"),
+        Line("round at sites", site_seconds, "s"),
+        Line("round at sites - in one process", [site - local for local, site in pairs], "s"),
+        Line("round at sites / in one process", [site / local for local, site in pairs]),
     ]
 
 
-def weights(counted: list[Bytes]) -> list[Line]:
-    """Bytes per client and round, and how far they are from the goal: at most 1 is within it."""
-    per = [[value / SITES for value in each.all()] for each in counted]
-    names = ("packed messages", "letters", "Flower's count", "through the socket")
-    lines = [Line(name, [each[place] for each in per], "bytes") for place, name in enumerate(names)]
-    for name, place in (("Flower's count", 2), ("through the socket", 3)):
-        shares = [each[place] / (TIMES * each[0] + MORE) for each in per]
-        lines.append(Line(f"{name} / ({TIMES:g} x messages + {MORE})", shares, goal=at_most(1)))
+def byte_lines(counts: list[ByteCounts]) -> list[Line]:
+    """Return bytes per client and round, and their ratio to the goal, which is met by at most 1."""
+    per_client = [[value / NUM_SITES for value in each.values()] for each in counts]
+    names = ("encoded parts", "requests and responses", "Flower's count", "sockets")
+    lines = [Line(name, [each[index] for each in per_client], "bytes") for index, name in enumerate(names)]
+    for name, index in (("Flower's count", 2), ("sockets", 3)):
+        ratios = [each[index] / (GOAL_FACTOR * each[0] + GOAL_EXTRA_BYTES) for each in per_client]
+        lines.append(Line(f"{name} / ({GOAL_FACTOR:g} x parts + {GOAL_EXTRA_BYTES})", ratios, goal=at_most(1)))
     return lines
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds after the first (6)")
-    parser.add_argument("--only", default="", metavar="TITLE", help="cases whose title begins so")
+    parser.add_argument("--only", default="", metavar="TITLE", help="cases whose title starts with TITLE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE")
     return parser.parse_args()
 
 
 def main() -> None:
-    asked = arguments()
+    arguments = parse_arguments()
     torch.set_num_threads(1)
-    about, found = machine(), list[dict[str, Any]]()
+    about, results = machine(), list[dict[str, Any]]()
     print(f"# Sites on {about['cpu']}, {about['cores']} cores, load {about['load_at_start']:.1f} at the start\n")
     for case in CASES:
-        if case.title.startswith(asked.only):
-            result = measured(case, asked.rounds)
+        if case.title.startswith(arguments.only):
+            result = measure_case(case, arguments.rounds)
             print(result.table(), flush=True)
-            found.append(result.to_dict())
-            if asked.json:
-                asked.json.write_text(json.dumps({"machine": about, "cases": found}, indent=1) + "\n")
-    if not found:
-        sys.exit(f"error: no case '{asked.only}' (--only): there are {'; '.join(case.title for case in CASES)}")
+            results.append(result.to_dict())
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"machine": about, "cases": results}, indent=1) + "\n")
+    if not results:
+        sys.exit(f"error: no case '{arguments.only}' (--only): choose from {'; '.join(case.title for case in CASES)}")
 
 
 if __name__ == "__main__":
