@@ -178,12 +178,13 @@ def partition(
     with data_dirs_with_progress(data_dir, quiet or as_json) as data_dirs:
         settings, name = resolve_partition_settings(given, preset, data_dirs)
 
-        from fedmosaic_cli.runner.prepare import load_and_partition
+        from fedmosaic_cli.runner.prepare import load_and_partition, write_partition_plots
         from fedmosaic_cli.storage.shards import default_shards_path
 
         unsaved = load_and_partition(settings, seed, output or default_shards_path(name, seed), data_dirs)
         print_notes(unsaved.dataset.warnings)
         shards = unsaved.save(export)
+        write_partition_plots(shards)
     if as_json:
         print_json(shards.manifest)
     elif not quiet:

@@ -88,7 +88,7 @@ def export_shards_copy(shards: ShardSet, data_dirs: DataDirs, target: Path) -> P
         return shards.path
     dataset, _ = load_shard_data(shards, data_dirs)
     copy = ShardSet(target, shards.manifest, shards.partition)
-    return write_shards(copy, dataset, lambda _: {}, export=True, on_progress=lambda *_: None).path
+    return write_shards(copy, dataset, export=True, on_progress=lambda *_: None).path
 
 
 @contextmanager

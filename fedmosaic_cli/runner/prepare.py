@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from fedmosaic_cli.report.plots.partition_plots import render_class_counts, rend
 from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
-from fedmosaic_cli.storage.files import require_no_links_below
+from fedmosaic_cli.storage.files import require_no_links_below, write_atomic
 from fedmosaic_cli.storage.lock import require_unlocked
 from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_counts_by_client
 from fedmosaic_cli.storage.shards import load_exported_shards
+from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
@@ -40,12 +42,26 @@ class UnsavedPartition:
 
     def save(self, export: bool = False) -> ShardSet:
         """Write the shards unless they exist; return those on disk."""
-        return records.write_shards(self.shards, self.dataset, partition_plots, export, self.on_progress)
+        return records.write_shards(self.shards, self.dataset, export, self.on_progress)
 
 
 def shard_set(shards: ShardSet | UnsavedPartition) -> ShardSet:
     """Return the shards, whether or not they are on disk."""
     return shards.shards if isinstance(shards, UnsavedPartition) else shards
+
+
+def write_partition_plots(shards: ShardSet) -> None:
+    """Plot the class counts of the clients and of the public set into the directory of the shards, unless they exist.
+
+    Training does not need them, so only `fedmosaic partition` calls this.
+    """
+    stems = ("distribution", "public") if shards.manifest["public"]["size"] else ("distribution",)
+    names = [f"{stem}.{ending}" for stem in stems for ending in ("png", "pdf")]
+    if all((shards.path / name).exists() for name in names):
+        return
+    with private_files() if shards.has_examples else nullcontext():
+        for name, content in partition_plots(shards.manifest).items():
+            write_atomic(shards.path / name, content)
 
 
 def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:

@@ -43,15 +43,12 @@ from fedmosaic_cli.storage.shard_manifest import (
 from fedmosaic_cli.storage.syscalls import private_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from fedmosaic_cli.data.data_dirs import ProgressCallback
 
     IntArray = NDArray[np.int64]
     ArrayDict = dict[str, NDArray[Any]]
-    PlotFunction = Callable[[dict[str, Any]], dict[str, bytes]]
 
 SHARD_MANIFEST_FILE = "manifest.json"
 PUBLIC_FILE = "public.npz"
@@ -91,15 +88,12 @@ def client_file_name(client: int) -> str:
     return f"client-{client:03d}.npz"
 
 
-def write_shards(
-    shards: ShardSet, dataset: Dataset, draw_plots: PlotFunction, export: bool, on_progress: ProgressCallback
-) -> ShardSet:
+def write_shards(shards: ShardSet, dataset: Dataset, export: bool, on_progress: ProgressCallback) -> ShardSet:
     """Write the shards atomically; existing shards must be the same.
 
     Args:
         shards: The partition, its manifest and the target path.
         dataset: The data set of the partition.
-        draw_plots: Returns plot files by name for a manifest.
         export: Also write the examples, so that another machine can train without the data set. Only this user can
             read them.
         on_progress: Called after each client.
@@ -122,8 +116,6 @@ def write_shards(
             arrays = {"index": public, **({"images": dataset.images[public]} if export else {})}
             write_shard_file(folder / PUBLIC_FILE, to_npz_bytes(arrays), manifest)
             write_shard_file(folder / "distribution.csv", distribution_csv(manifest), manifest)
-            for name, content in draw_plots(manifest).items():
-                write_shard_file(folder / name, content, manifest)
             write_new_file(folder / SHARD_MANIFEST_FILE, to_checksummed_json(manifest))
     except OSError:
         if is_occupied(shards.path):  # another process was faster

@@ -67,6 +67,7 @@ def test_partition_train_evaluate_and_report(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "fedmosaic baseline all --preset quickstart" in done.stdout
     assert "fedmosaic report" in done.stdout
+    assert not list((tmp_path / "shards" / "quickstart-s0").glob("*.p*"))  # training draws no plots
     lines = [line for line in done.stderr.splitlines() if " round " in line]
     assert len(lines) == 3
     assert re.search(r"round 3/3  accuracy \d+\.\d+%  lambda \d\.\d+", lines[-1])

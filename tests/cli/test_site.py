@@ -104,7 +104,6 @@ def run_site_init(folder: Path, *options: str):
 def shards(tmp_path, monkeypatch) -> Path:
     """Exported shards, and keys without cryptography."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {})
 
     def create_node_key(path):
         files.make_directories(path.parent)

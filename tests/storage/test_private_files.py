@@ -11,13 +11,12 @@ from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.federation import site_package
 from fedmosaic_cli.federation.site_dir import SiteFiles, SiteSettings
-from fedmosaic_cli.runner.prepare import load_and_partition
+from fedmosaic_cli.runner.prepare import load_and_partition, write_partition_plots
 from tests.federation.sites import Sites, export_shards, make_config, run
 
 
 @pytest.fixture(autouse=True)
-def usual_umask(monkeypatch):
-    monkeypatch.setattr("fedmosaic_cli.runner.prepare.partition_plots", lambda manifest: {})
+def usual_umask():
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -36,7 +35,9 @@ ORDINARY = {("directory", 0o755), ("file", 0o644)}
 def test_exported_shards_are_private_and_others_are_not(tmp_path):
     data = DataSettings(scheme="iid", clients=2, public_size=30)
     partition = load_and_partition(data, 0, tmp_path / "parent" / "exported", DataDirs(tmp_path))
-    assert modes(partition.save(export=True).path) == PRIVATE
+    exported = partition.save(export=True)
+    write_partition_plots(exported)
+    assert modes(exported.path) == PRIVATE
     assert (tmp_path / "parent").stat().st_mode & 0o777 == 0o755
     partition = load_and_partition(data, 0, tmp_path / "indices", DataDirs(tmp_path))
     assert modes(partition.save().path) == ORDINARY

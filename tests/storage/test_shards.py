@@ -13,7 +13,7 @@ from fedmosaic_cli.data.data_settings import OMITTED_IF_DEFAULT, DataSettings
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data
+from fedmosaic_cli.runner.prepare import load_and_partition, load_shard_data, write_partition_plots
 from fedmosaic_cli.storage.files import read_checksummed_json, sha256, to_checksummed_json
 from fedmosaic_cli.storage.shard_manifest import arrays_digest, manifest_digest
 from fedmosaic_cli.storage.shards import load_exported_shards, read_shards
@@ -109,14 +109,22 @@ def test_writing_shards_reports_progress(tmp_path):
 
 def test_shards_consist_of_the_documented_files(shards):
     names = {path.name for path in shards.path.iterdir()}
-    pictures = {f"{name}.{ending}" for name in ("distribution", "public") for ending in ("png", "pdf")}
-    assert names == {
-        "manifest.json",
-        "public.npz",
-        "distribution.csv",
-        *(f"client-00{n}.npz" for n in range(4)),
-        *pictures,
+    assert names == {"manifest.json", "public.npz", "distribution.csv", *(f"client-00{n}.npz" for n in range(4))}
+
+
+def test_plots_of_a_partition_are_written_once(shards, monkeypatch):
+    files = set(shards.path.iterdir())
+    write_partition_plots(shards)
+    plots = {path: path.read_bytes() for path in set(shards.path.iterdir()) - files}
+    assert {path.name for path in plots} == {
+        f"{name}.{ending}" for name in ("distribution", "public") for ending in ("png", "pdf")
     }
+    next(iter(plots)).unlink()
+    write_partition_plots(shards)
+    assert {path: path.read_bytes() for path in plots} == plots
+    monkeypatch.setattr("fedmosaic_cli.runner.prepare.partition_plots", None)  # complete plots are not drawn again
+    write_partition_plots(shards)
+    assert read_shards(shards.path).digest == shards.digest
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "client-000.npz", "client-003.npz", "public.npz"])
