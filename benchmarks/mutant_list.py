@@ -520,11 +520,28 @@ MUTANTS = (
         ("labels/test_voting.py::test_scores_of_noisy_labels_are_unbiased",),
     ),
     Mutant(
-        "voting-leave-one-out-keeps-the-own-vote",
-        "labels/voting.py",
-        "[other for other in ballots if other is not ballot]",
-        "list(ballots)",
-        ("methods/test_gated.py::test_gate_uses_the_consensus_of_the_other_clients",),
+        "leave-one-out-keeps-the-own-vote",
+        "labels/leave_one_out.py",
+        "rest = subtract_own_votes(self._sums.reshape(-1)[cells], vote_weights(labels, weights))",
+        "rest = self._sums.reshape(-1)[cells]",
+        (
+            "labels/test_leave_one_out.py",
+            "methods/test_gated.py::test_gate_uses_the_consensus_of_the_other_clients",
+        ),
+    ),
+    Mutant(
+        "leave-one-out-caps-of-the-own-total",
+        "labels/leave_one_out.py",
+        "(self._example_totals - totals)[rows]",
+        "self._example_totals[rows]",
+        ("labels/test_leave_one_out.py",),
+    ),
+    Mutant(
+        "leave-one-out-trims-one-vote-less",
+        "labels/leave_one_out.py",
+        "is_among_heaviest = own >= self._trimmed[-2]",
+        "is_among_heaviest = own > self._trimmed[0]",
+        ("labels/test_leave_one_out.py",),
     ),
     Mutant(
         "voting-agreement-with-itself",

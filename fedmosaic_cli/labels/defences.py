@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,6 +54,15 @@ def vote_weights(labels: LabelArray, weights: FloatArray) -> FloatArray:
     return total
 
 
+def vote_matrix(labels: LabelArray, weights: FloatArray, num_classes: int) -> FloatArray:
+    """The votes of one client [examples, classes]."""
+    if labels.ndim == 2:
+        return np.asarray(labels * as_column(weights), np.float64)
+    matrix = np.zeros((len(labels), num_classes))
+    matrix[np.arange(len(labels)), labels] = vote_weights(labels, weights)
+    return matrix
+
+
 def normalised_weights(labels: LabelArray, weights: FloatArray) -> FloatArray:
     """Weights divided by the client's mean, at most MAX_RELATIVE_WEIGHT, so that clients have equal influence."""
     mean = vote_weights(labels, weights).mean() if len(labels) else 0.0
@@ -71,22 +80,27 @@ def trimmed_vote_sums(
     votes: Sequence[tuple[LabelArray, FloatArray]], sums: FloatArray, trim_fraction: float
 ) -> FloatArray:
     """Vote sums without the heaviest votes: per example and class, as many as `trim_fraction` of the clients."""
-    dropped = int(trim_fraction * len(votes) + 1e-9)  # 0.29 * 100 is slightly below 29
+    dropped = num_trimmed_votes(trim_fraction, len(votes))
     if not dropped:
         return sums
-    rows = np.arange(len(sums))
-    heaviest = np.zeros((dropped, *sums.shape))
-    for labels, weights in votes:
-        single = np.zeros_like(sums)
-        if labels.ndim == 1:
-            single[rows, labels] = vote_weights(labels, weights)
-        else:
-            single += labels * as_column(weights)
-        for rank in heaviest:  # insert into the sorted ranks: the smaller value moves on to the next rank
-            rank[:], single = np.maximum(rank, single), np.minimum(rank, single)
-    rest: FloatArray = sums - heaviest.sum(axis=0)
+    rest: FloatArray = sums - heaviest_votes(votes, sums.shape, dropped).sum(axis=0)
     # A remainder this small is a rounding error.
     return np.where(rest < 1e-9 * sums, 0.0, rest)
+
+
+def num_trimmed_votes(trim_fraction: float, num_votes: int) -> int:
+    """The number of votes that trimming drops per example and class."""
+    return int(trim_fraction * num_votes + 1e-9)  # 0.29 * 100 is slightly below 29
+
+
+def heaviest_votes(votes: Iterable[tuple[LabelArray, FloatArray]], shape: tuple[int, ...], count: int) -> FloatArray:
+    """The `count` heaviest votes per example and class, in decreasing order [count, examples, classes]."""
+    heaviest = np.zeros((count, *shape))
+    for labels, weights in votes:
+        single = vote_matrix(labels, weights, shape[1])
+        for rank in heaviest:  # insert into the sorted ranks: the smaller value moves on to the next rank
+            rank[:], single = np.maximum(rank, single), np.minimum(rank, single)
+    return heaviest
 
 
 def update_agreement_ema(previous: Mapping[int, float], agreement: Mapping[int, float]) -> dict[int, float]:

@@ -180,19 +180,6 @@ def aggregate_votes(
     )
 
 
-def leave_one_out_votes(ballots: Sequence[Ballot], *rules: Any) -> dict[int, LabelArray]:
-    """The pseudo-labels of the other clients, for each client; NO_LABEL if there are no others.
-
-    `rules` are the remaining arguments of `aggregate_votes`.
-    """
-    results = {}
-    for ballot in ballots:
-        others = [other for other in ballots if other is not ballot]
-        no_labels = np.full(ballot.spec.public_size, NO_LABEL)
-        results[ballot.client_id] = aggregate_votes(others, *rules).labels if others else no_labels
-    return results
-
-
 def weighted_ballots(
     ballots: Sequence[Ballot], rules: VotingRules, reputation: Mapping[int, float]
 ) -> Iterator[tuple[Ballot, LabelArray, FloatArray]]:

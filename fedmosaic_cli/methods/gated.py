@@ -23,9 +23,8 @@ from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
 from fedmosaic_cli.engine.method import Costs, Needs, UsedIf, hyperparameters
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
+from fedmosaic_cli.labels.leave_one_out import leave_one_out_votes
 from fedmosaic_cli.labels.sharing import reporting_rates, voting_rules
-from fedmosaic_cli.labels.voting import leave_one_out_votes
-from fedmosaic_cli.methods.fedct import labels_to_tensor
 from fedmosaic_cli.methods.fedmosaic import ConstantTrust, ExpertiseName, FedMosaic
 
 if TYPE_CHECKING:
@@ -258,13 +257,14 @@ class GatedCoTraining(FedMosaic):
 
     def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:
         """Vote as FedCT does. After the first vote, also compute for each client the consensus without its vote."""
+        from torch import as_tensor
+
         is_first = "labels" not in server.state
         super().aggregate(server, uploads, ctx)
         if self.is_gated and is_first:
             ballots = [upload["opinion"] for upload in uploads.values()]
-            votes = leave_one_out_votes(ballots, voting_rules(ctx, len(ballots)), None, reporting_rates(ctx))
-            peer_labels = {str(client): labels_to_tensor(labels) for client, labels in votes.items()}
-            server.state[PEER_LABELS_KEY] = peer_labels
+            votes = leave_one_out_votes(ballots, voting_rules(ctx, len(ballots)), reporting_rates(ctx))
+            server.state[PEER_LABELS_KEY] = {str(client): as_tensor(labels) for client, labels in votes.items()}
 
 
 @hyperparameters

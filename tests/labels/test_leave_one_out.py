@@ -1,0 +1,92 @@
+"""Votes without one client equal the votes of the other clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmosaic_cli.labels.defences import VotingRules
+from fedmosaic_cli.labels.leave_one_out import leave_one_out_votes
+from fedmosaic_cli.labels.voting import NOISELESS_RATES, ReportingRates, aggregate_votes
+from fedmosaic_cli.labels.wire import ExpertiseEncoding
+from tests.labels.ballots import ballots, levels
+
+RULES = {
+    "paper": VotingRules(),
+    "normalised": VotingRules(normalise=True),
+    "majority": VotingRules(vote="majority", cap_share=0.2),
+    "trimmed": VotingRules(vote="trimmed", trim=0.2),
+    "trimmed and normalised": VotingRules(normalise=True, vote="trimmed", trim=0.4),
+    "capped": VotingRules(cap_share=0.2),
+    "capped to a half and normalised": VotingRules(normalise=True, cap_share=0.5),
+    "capped and trimmed": VotingRules(cap_share=0.3, vote="trimmed", trim=0.3),
+}
+RATES = {"exact": NOISELESS_RATES, "noisy": ReportingRates(0.7, 0.1)}
+
+
+@st.composite
+def uploads(draw):
+    """Ballots with labels or bits; with levels, a value per class or no expertise. Ties are frequent."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    clients, examples, classes = draw(st.integers(2, 12)), draw(st.integers(1, 6)), draw(st.integers(2, 4))
+    kind = draw(st.sampled_from(["levels", "histogram", "none"]))
+    top = draw(st.sampled_from([0, 1, 2, 255]))
+    labels = rng.integers(0, classes, (clients, examples))
+    if draw(st.booleans()):
+        labels = rng.integers(0, 2, (clients, examples, classes)).astype(np.uint8)
+    if kind == "none":
+        return ballots(labels, None, classes)
+    if kind == "levels":
+        return ballots(labels, levels(rng.integers(0, top, (clients, examples), endpoint=True)), classes)
+    shares = rng.integers(0, top, (clients, classes), endpoint=True) + 1e-9
+    shares = shares / shares.sum(axis=1, keepdims=True)
+    return ballots(labels, shares, classes, code=ExpertiseEncoding.HISTOGRAM)
+
+
+def votes_of_others(sent, rules, rates):
+    return {
+        ballot.client_id: aggregate_votes([other for other in sent if other is not ballot], rules, rates=rates).labels
+        for ballot in sent
+    }
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60)
+@given(sent=uploads())
+def test_votes_without_a_client_equal_the_votes_of_the_others(rule, rates, sent):
+    found = leave_one_out_votes(sent, RULES[rule], RATES[rates])
+    expected = votes_of_others(sent, RULES[rule], RATES[rates])
+    assert {client: labels.tolist() for client, labels in found.items()} == {
+        client: labels.tolist() for client, labels in expected.items()
+    }
+
+
+def test_weights_without_expertise_count_beside_an_expert():
+    """Without its only expert, class 0 ties with class 1: both have two votes of weight 1e-6."""
+    labels = np.repeat([[0], [0], [1], [0], [1]], 50, axis=1)
+    claimed = np.zeros(labels.shape)
+    claimed[0] = np.linspace(1 / 255, 1, 50)
+    sent = ballots(labels, claimed, 2)
+    found = leave_one_out_votes(sent, VotingRules())
+    assert found[0].tolist() == [0] * 50
+    assert found[1].tolist() == [0] * 50
+    rng = np.random.default_rng(0)
+    labels, claimed = rng.integers(0, 3, (100, 200)), np.zeros((100, 200))
+    claimed[rng.integers(0, 100, 200), np.arange(200)] = 1.0
+    sent = ballots(labels, claimed, 3)
+    found, expected = leave_one_out_votes(sent, VotingRules()), votes_of_others(sent, VotingRules(), NOISELESS_RATES)
+    assert all(np.array_equal(found[client], expected[client]) for client in expected)
+
+
+def test_a_client_alone_has_no_labels_from_others():
+    assert leave_one_out_votes(ballots([[0, 1]], None, 2), VotingRules())[0].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(("classes", "size"), [(10, 1), (128, 1), (129, 2), (1000, 2)])
+def test_labels_have_the_smallest_type(classes, size):
+    found = leave_one_out_votes(ballots([[classes - 1], [classes - 1]], None, classes), VotingRules())
+    assert found[0].itemsize == size
+    assert found[0].tolist() == [classes - 1]
