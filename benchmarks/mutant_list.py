@@ -522,8 +522,8 @@ MUTANTS = (
     Mutant(
         "leave-one-out-keeps-the-own-vote",
         "labels/leave_one_out.py",
-        "rest = subtract_own_votes(self._sums.reshape(-1)[cells], vote_weights(labels, weights))",
-        "rest = self._sums.reshape(-1)[cells]",
+        "rest = self._vote_sums.without(vote_weights(labels, weights), cells)",
+        "rest = self._vote_sums.without(0 * vote_weights(labels, weights), cells)",
         (
             "labels/test_leave_one_out.py",
             "methods/test_gated.py::test_gate_uses_the_consensus_of_the_other_clients",
@@ -532,16 +532,23 @@ MUTANTS = (
     Mutant(
         "leave-one-out-caps-of-the-own-total",
         "labels/leave_one_out.py",
-        "(self._example_totals - totals)[rows]",
-        "self._example_totals[rows]",
+        "totals = self._example_totals.without(vote_weights(labels, weights))",
+        "totals = self._example_totals.without(0 * vote_weights(labels, weights))",
         ("labels/test_leave_one_out.py",),
     ),
     Mutant(
         "leave-one-out-trims-one-vote-less",
         "labels/leave_one_out.py",
-        "is_among_heaviest = own >= self._trimmed[-2]",
-        "is_among_heaviest = own > self._trimmed[0]",
+        "np.where(own_values >= last, rest, last + rest - own_values)",
+        "last + rest - own_values",
         ("labels/test_leave_one_out.py",),
+    ),
+    Mutant(
+        "leave-one-out-loses-small-votes",
+        "labels/defences.py",
+        "        self.rest[cells] += values",
+        "        self.rest[cells] += values * (values > 1e-5)",
+        ("labels/test_leave_one_out.py", "labels/test_defences.py"),
     ),
     Mutant(
         "voting-agreement-with-itself",
