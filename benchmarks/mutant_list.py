@@ -1219,8 +1219,8 @@ MUTANTS = (
     Mutant(
         "ledger-accepts-an-older-copy",
         "federation/privacy_ledger.py",
-        "recorded > self._num_entries or (",
-        "(",
+        "is_known = 0 <= recorded < len(self._digests) and",
+        "is_known = recorded >= len(self._digests) or",
         ("federation/test_site_egress.py::test_an_older_copy_of_a_site_directory_is_refused",),
     ),
     Mutant(
