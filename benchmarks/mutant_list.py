@@ -579,6 +579,13 @@ MUTANTS = (
         ("federation/test_site_egress.py",),
     ),
     Mutant(
+        "errors-contain-paths-of-the-site",
+        "federation/egress.py",
+        "protocol.printable_text(without_paths(text))",
+        "protocol.printable_text(text)",
+        ("federation/test_site_rules.py::test_errors_name_no_path_of_the_site",),
+    ),
+    Mutant(
         "site-errors-with-relative-paths",
         "federation/egress.py",
         'PATH_PATTERN.sub("...", PLACE_PATTERN.sub("(...)", text))',
@@ -1358,13 +1365,6 @@ MUTANTS = (
         "if len(evaluated) >= MAX_EVALUATIONS:",
         "if len(evaluated) > MAX_EVALUATIONS:",
         ("federation/test_site_rules.py::test_a_site_evaluates_two_messages_of_a_round_and_no_third_one",),
-    ),
-    Mutant(
-        "errors-contain-paths-of-the-site",
-        "federation/site.py",
-        'PATH_PATTERN.sub("...", str(error))',
-        "str(error)",
-        ("federation/test_site_rules.py::test_errors_name_no_path_of_the_site",),
     ),
     Mutant(
         "protocol-checksum-is-not-compared",
