@@ -228,6 +228,7 @@ HOSTILE_RESPONSES = {
 }
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
 @pytest.mark.parametrize("name", HOSTILE_RESPONSES)
 def test_one_hostile_site_cannot_stop_a_run(name, method, shards, tmp_path):

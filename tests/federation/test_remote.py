@@ -43,6 +43,7 @@ def assert_equal_runs(remote, local):
     assert remote_summary == local_summary
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("method", FEDERATED_METHODS)
 def test_a_run_with_sites_equals_the_local_run(method, all_shards, tmp_path):
     shards, config = prepare(method, all_shards, tmp_path)
@@ -51,6 +52,7 @@ def test_a_run_with_sites_equals_the_local_run(method, all_shards, tmp_path):
     assert_equal_runs(remote, local)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("method", FEDERATED_METHODS)
 def test_a_run_with_sampled_clients_at_sites_equals_the_local_run(method, all_shards, tmp_path):
     shards, config = prepare(method, all_shards, tmp_path, "train.clients_per_round=2")
