@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from fedmosaic_cli.storage.checkpoints import read_newest_checkpoint
+from fedmosaic_cli.storage.lock import LOCK_FILE, is_locked
+from fedmosaic_cli.storage.runs import RunDirectory
 from tests.faults.conftest import PARTITION, RUN, TRAINING, leftovers, results
 from tests.faults.faulty_disk import ENDS, KINDS, SHORT, FaultyDisk, MachineStopped
 
@@ -34,14 +37,25 @@ def run_with_fault(scenario, kind, at, run_command, tmp_path, reference_run) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         outcome = run_until_fault(scenario, kind, at, run_command, home, backup)
+        remaining = remaining_lock(home)
         for arguments in SCENARIOS[scenario]:
             again = run_command(*arguments)
             assert again.exit_code == 0, (kind, at, again.stderr)
     expected = results(reference_run)
     wanted = expected if scenario != "partition" else {n: c for n, c in expected.items() if n.startswith("shards/")}
     assert results(home) == wanted, (kind, at)
-    assert leftovers(home) == [], (kind, at)
+    assert leftovers(home) in ([], remaining), (kind, at)
     return outcome
+
+
+def remaining_lock(home) -> list[Path]:
+    """Return the lock file of a finished run that could not be removed. It is not held, and `--resume` of a finished
+    run writes nothing, so the file stays."""
+    lock = home / RUN / LOCK_FILE
+    if not lock.exists() or not RunDirectory(lock.parent).is_finished():
+        return []
+    assert not is_locked(lock.parent)
+    return [lock]
 
 
 def run_until_fault(scenario, kind, at, run_command, home, backup) -> str:
