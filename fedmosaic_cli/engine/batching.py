@@ -56,10 +56,11 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
     sizes = [len(batch) for batch in local_batches]
     joined = torch.cat(local_batches)
     on_device = copy_to_device(joined, examples.device)
+    at_images = on_device if examples.indices.device == on_device.device else joined  # images may be on the host
     windows: Sequence[Tensor | None] = [None] * len(sizes)
     if has_windows(joined):
-        joined, on_device, windows = joined[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
-    image_indices = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
+        at_images, on_device, windows = at_images[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
+    image_indices = examples.indices[at_images].split(sizes)
     return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, windows, strict=True)]
 
 

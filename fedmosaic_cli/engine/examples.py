@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.engine.augmentation import augment_images
@@ -42,10 +43,19 @@ class Examples:
             raise ValueError("the public set has no labels")
         return self.labels
 
+    @cached_property
+    def host_targets(self) -> Tensor:
+        """The labels of a private set on the CPU. They are copied once, because a copy waits for the device."""
+        return self.targets.cpu()
+
     def subset(self, indices: Tensor) -> Examples:
         """The examples at these positions of the set."""
-        labels = None if self.labels is None else self.labels[indices.to(self.labels.device)]
-        return replace(self, indices=self.indices[indices.to(self.indices.device)], labels=labels)
+        at_images = indices.to(self.indices.device)
+        labels = None
+        if self.labels is not None:
+            at_labels = at_images if self.labels.device == at_images.device else indices.to(self.labels.device)
+            labels = self.labels[at_labels]
+        return replace(self, indices=self.indices[at_images], labels=labels)
 
     def inputs(self, indices: Tensor | slice) -> Tensor:
         """Network inputs for some examples of the set: [batch, channels, height, width] in [-1, 1]."""

@@ -113,7 +113,8 @@ def run_steps(
             total.add_(part.detach() * len(private_batch))
         num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
-    means = [(total / num_seen).item() if num_seen else None for total in totals]
+    # One read for all losses, because each waits for the device.
+    means = (torch.stack(totals) / num_seen).tolist() if num_seen else [None] * len(totals)
     return TrainingLosses(means[0], means[1:], num_steps)
 
 
