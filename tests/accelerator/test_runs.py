@@ -13,6 +13,7 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.runner.accelerator_options import AcceleratorOptions
 from fedmosaic_cli.runner.evaluate import RunEvaluated, evaluate_saved_models
 from fedmosaic_cli.runner.events import RunFinished, RunStopped
 from fedmosaic_cli.runner.experiment import run_experiment
@@ -142,3 +143,20 @@ def test_a_run_with_sites_on_accelerators_equals_the_run_on_the_cpu(
     remote = run_on(method, "remote", server, sites=SitesOnDevices(shards, tmp_path))
     assert DEVICE_TYPE in remote.read_summary()["device"]
     assert_equal_runs(remote, run_on(method, "local", CPU), "federation", "lost")
+
+
+@pytest.mark.parametrize("option", ["tf32", "cudnn_benchmark", "deterministic"])
+def test_options_of_torch_hold_during_a_run_and_are_part_of_its_configuration(
+    option, shards, tmp_path, use_devices, run_on
+):
+    """The kernels of the simulated device ignore them."""
+    seen = []
+    config = make_config(shards, "fedavg", tmp_path, f"train.{option}=true")
+    use_devices(register())
+    (tmp_path / "run").mkdir()
+    for _ in run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), RunOptions()):
+        seen.append(getattr(AcceleratorOptions.current(), option))
+    assert seen == [True] * len(seen)
+    assert getattr(AcceleratorOptions.current(), option) is False
+    assert f"{option}: true" in (tmp_path / "run" / "config.yaml").read_text()
+    assert_equal_runs(RunDirectory(tmp_path / "run"), run_on("fedavg", "plain", CPU), "train")
