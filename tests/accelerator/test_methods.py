@@ -47,7 +47,7 @@ def test_results_equal_those_of_the_cpu(name, execution):
     assert_equal_on(VARIANTS[name], TOYS["uneven"].changed(execution=execution), [register()])
 
 
-@pytest.mark.thinned(every=5)
+@pytest.mark.thinned(every=7)
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_clients_on_two_devices_have_the_results_of_one(name, execution):
