@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Indices of a batch in its example set and in the shared array of images, and its augmentation, if any."""
+    """A batch of an example set.
+
+    Attributes:
+        local_indices: Positions in the example set.
+        image_indices: Positions in the shared array of images.
+        windows: Flips and crops; None without augmentation.
+        pixels: The images on the device, if they are there already.
+    """
 
     local_indices: Tensor
     image_indices: Tensor
     windows: Tensor | None = None
+    pixels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.local_indices)

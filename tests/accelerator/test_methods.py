@@ -64,6 +64,22 @@ def test_clients_on_the_cpu_and_on_an_accelerator_have_the_results_of_one_device
     assert_equal_on(VARIANTS[name], TOYS["uneven"], [register(), CPU])
 
 
+@pytest.mark.thinned(every=9)
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_images_on_the_host_give_the_same_results(name, execution, augment):
+    """They are gathered on the host, one step ahead where clients are trained one by one."""
+    toy = TOYS["uneven"].changed(execution=execution, images="host", augment=augment)
+    assert_equal_on(VARIANTS[name], toy, [register()])
+
+
+@pytest.mark.usefixtures("with_batch_norm")
+@pytest.mark.parametrize("name", ["fedavg", "fedmosaic"])
+def test_images_on_the_host_give_the_same_batch_statistics(name):
+    assert_equal_on(VARIANTS[name], TOYS["even"].changed(images="host"), [register()])
+
+
 @pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_begun_on_one_device_and_resumed_on_another_equals_that_of_the_cpu(name):
