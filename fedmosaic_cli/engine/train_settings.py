@@ -14,7 +14,7 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic")
+OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution")
 
 
 class TrainSettings(ConfigSection):
@@ -36,6 +36,7 @@ class TrainSettings(ConfigSection):
         on_nan: Whether a client with NaN or infinite values stops the run, or is rolled back and skipped.
         checkpoint_every: Rounds between two checkpoints.
         workers, execution, precision, images: How to compute; see docs/performance.md.
+        stacked_convolution: How stacked clients compute convolutions; see `engine.execution.stacked`.
         tf32, cudnn_benchmark, deterministic: Options of torch for CUDA; see `runner.accelerator_options`.
     """
 
@@ -61,6 +62,7 @@ class TrainSettings(ConfigSection):
     tf32: bool = False
     cudnn_benchmark: bool = False
     deterministic: bool = False
+    stacked_convolution: Literal["grouped", "matmul"] = "grouped"
 
     @model_validator(mode="after")
     def require_sgd_for_momentum(self) -> TrainSettings:
