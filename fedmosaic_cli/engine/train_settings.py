@@ -14,7 +14,7 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution")
+OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution", "cuda_streams")
 
 
 class TrainSettings(ConfigSection):
@@ -37,6 +37,7 @@ class TrainSettings(ConfigSection):
         checkpoint_every: Rounds between two checkpoints.
         workers, execution, precision, images: How to compute; see docs/performance.md.
         stacked_convolution: How stacked clients compute convolutions; see `engine.execution.stacked`.
+        cuda_streams: Number of streams per GPU for clients that are trained one by one.
         tf32, cudnn_benchmark, deterministic: Options of torch for CUDA; see `runner.accelerator_options`.
     """
 
@@ -63,6 +64,7 @@ class TrainSettings(ConfigSection):
     cudnn_benchmark: bool = False
     deterministic: bool = False
     stacked_convolution: Literal["grouped", "matmul"] = "grouped"
+    cuda_streams: Annotated[int, Field(ge=1, le=32)] = 1
 
     @model_validator(mode="after")
     def require_sgd_for_momentum(self) -> TrainSettings:
