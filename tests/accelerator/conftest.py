@@ -11,11 +11,16 @@ from fedmosaic_cli.audit import membership_audit
 from fedmosaic_cli.runner import build, evaluate, experiment
 from tests.accelerator.simulated_device import missing_api
 
+LONG = ("oracle", "feddf")
+"""Methods with many steps in every round."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "accelerator" in item.path.parts:
             item.add_marker(pytest.mark.accelerator)
+            if any(f"[{name}-" in item.name for name in LONG):
+                item.add_marker(pytest.mark.slow)
             if missing_api():
                 item.add_marker(pytest.mark.skip(reason=missing_api()))
 

@@ -40,7 +40,7 @@ def assert_equal_on(method: Method, toy: Toy, devices: list[torch.device]) -> No
     assert same(models, expected_models)
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_results_equal_those_of_the_cpu(name, execution):
@@ -64,7 +64,7 @@ def test_clients_on_the_cpu_and_on_an_accelerator_have_the_results_of_one_device
     assert_equal_on(VARIANTS[name], TOYS["uneven"], [register(), CPU])
 
 
-@pytest.mark.thinned(every=9)
+@pytest.mark.thinned(every=13)
 @pytest.mark.parametrize("augment", ["none", "crop-flip"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", VARIANTS)

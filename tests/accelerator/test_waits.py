@@ -54,7 +54,7 @@ def cost(name: str, execution: str, steps: int = 3, clients: int = 6) -> RoundCo
     return round_cost(name, execution, steps, clients)
 
 
-@pytest.mark.thinned(every=8)
+@pytest.mark.thinned(every=11)
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", VARIANTS)
 class TestRound:
