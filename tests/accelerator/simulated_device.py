@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -138,7 +138,7 @@ def register_devices() -> None:
     others.fallback(run_on_cpu, "PrivateUse1")
     LIBRARIES.extend([library, others])
     torch.Tensor.__deepcopy__ = deepcopy_tensor
-    torch.autograd._engine_run_backward = run_backward
+    torch.autograd._engine_run_backward = in_this_thread(torch.autograd._engine_run_backward)
 
 
 LIBRARIES: list[torch.library.Library] = []
@@ -157,13 +157,14 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return memo[id(tensor)]
 
 
-RUN_BACKWARD = torch.autograd._engine_run_backward
+def in_this_thread(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run backward passes in the calling thread: torch has no thread for a second device in Python."""
 
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return run_backward(*args, **kwargs)
 
-def run_backward(*args: Any, **kwargs: Any) -> Any:
-    """Run a backward pass in this thread. torch has a thread per device, but none for a second device in Python."""
-    with torch.autograd.set_multithreading_enabled(False):
-        return RUN_BACKWARD(*args, **kwargs)
+    return run
 
 
 def is_simulated(value: object) -> bool:

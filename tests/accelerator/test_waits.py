@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedavg import FedAvg
 from tests.accelerator.round_costs import EXAMPLES, RoundCost, round_cost
 from tests.accelerator.simulated_device import record_operations, register
@@ -82,6 +83,19 @@ def test_another_read_per_client_exceeds_the_bounds(execution, monkeypatch):
     monkeypatch.setattr(FedAvg, "local_round", reading)
     bound = BOUNDS["fedavg"][EXECUTIONS.index(execution)][0]
     assert round_cost.__wrapped__("fedavg", execution, 3, 6).waits > bound
+
+
+def test_images_on_the_host_are_copied_once_per_step():
+    def copies(steps: int) -> int:
+        toy = make_toy([EXAMPLES, EXAMPLES]).changed(images="host", local_steps=steps)
+        federation = toy.federation(VARIANTS["fedct"], devices=[register()])
+        with federation.worker_pool:
+            list(run_rounds(federation, 2))
+            with record_operations() as record:
+                list(run_rounds(federation, 3))
+        return sum(record.waits.values())
+
+    assert copies(6) - copies(3) == 2 * 3, "private and public images together, for two clients and three more steps"
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
