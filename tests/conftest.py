@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -82,15 +88,42 @@ def reset_denormal_flushing():
 
 
 def fedmosaic(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command `fedmosaic` in a new process."""
-    return subprocess.run(
-        [sys.executable, "-m", "fedmosaic_cli", *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run the command `fedmosaic` in a new process, which has torch loaded already."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = command_context().Process(
+            target=run_command, args=(arguments, Path(cwd), {**os.environ, **environment}, outputs)
+        )
+        process.start()
+        process.join()
+        stdout, stderr = (output.read_text(encoding="utf-8") for output in outputs)
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(["fedmosaic", *arguments], process.exitcode, stdout, stderr)
+
+
+@cache
+def command_context() -> ForkServerContext:
+    """Return how processes start: as copies of one that has loaded torch, which is most of a short command's time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "fedmosaic_cli.runner.experiment", "fedmosaic_cli.cli.app"])
+    return context
+
+
+def run_command(arguments: Sequence[str], cwd: Path, environment: dict[str, str], outputs: Sequence[Path]) -> None:
+    """Run the command in this process, with its output in files."""
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = ["fedmosaic", *arguments]
+    from fedmosaic_cli.cli import main
+
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()
 
 
 @pytest.fixture

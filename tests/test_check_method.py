@@ -87,7 +87,7 @@ def clean_registries():
         registry.update(content)
 
 
-@pytest.mark.thinned(every=4)
+@pytest.mark.thinned(every=8)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_built_in_method_passes(name):
     problems = {result.name: result.problem for result in check_method(name) if result.problem}

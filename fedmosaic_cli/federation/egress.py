@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.federation import protocol
+from fedmosaic_cli.federation.policy import METRICS_LEVELS
 from fedmosaic_cli.labels.trust_diagnosis import MIN_EFFECTIVE_TRUST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from fedmosaic_cli.federation.policy import SitePolicy
+    from fedmosaic_cli.federation.policy import MetricsLevel, SitePolicy
 
 METRIC_DECIMALS = 2
 """Rounded metrics have two decimals and, from 1 on, two significant digits."""
@@ -35,6 +36,10 @@ WITHHELD_TEXTS = {
 """All errors that leave a site with withheld metrics after it has read its data."""
 NUMBER_PATTERN = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 MAX_NUMBER_CHARS = 40
+PLACE_PATTERN = re.compile(r"\([^()]*[/\\][^()]*\)")
+PATH_PATTERN = re.compile(r"(?<!\S)(?!1/\d)\S*[/\\]\S*")
+"""The place of an error, in parentheses, that contains a path, which may have spaces; and a path elsewhere, but not a
+fraction such as 1/470."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,20 @@ class EgressFilter:
             filtered |= self._filter_error(str(header.get("error")), str(header.get("text")), has_read_data)
         return filtered
 
+    def filter_stored(self, header: Mapping[str, Any], metrics_level: MetricsLevel) -> dict[str, Any]:
+        """Return the header of a stored response that may leave the site now.
+
+        Args:
+            header: The header, as it was sent before.
+            metrics_level: The level at which it was filtered. If the policy sends less now, no metrics are sent.
+        """
+        is_stricter = METRICS_LEVELS.index(self.policy.metrics_level) < METRICS_LEVELS.index(metrics_level)
+        policy = replace(self.policy, metrics="withheld") if is_stricter else self.policy
+        is_withheld = header.get(protocol.WITHHELD) is True
+        current = {name: value for name, value in header.items() if name != protocol.WITHHELD}
+        filtered = replace(self, policy=policy).filter_header(current)
+        return filtered | ({protocol.WITHHELD: True} if is_withheld else {})
+
     def _filter_error(self, code: str, text: str, has_read_data: bool) -> dict[str, Any]:
         """Return a code from a fixed list, and a text in one line; a fixed text if metrics are withheld."""
         if code not in protocol.ERROR_CODES:
@@ -93,7 +112,7 @@ class EgressFilter:
             return {"error": code, "text": WITHHELD_TEXTS[code]}
         if has_read_data and self.policy.metrics_level == "rounded":
             text = NUMBER_PATTERN.sub(rounded_number, text)
-        return {"error": code, "text": protocol.printable_text(text)}
+        return {"error": code, "text": protocol.printable_text(without_paths(text))}
 
     def _filter_metrics(
         self, name: str, metrics: Mapping[str, Any] | None, withheld: Collection[str]
@@ -127,6 +146,11 @@ def rounded_metric(value: Any) -> Any:
 def rounded_trust(value: float) -> float:
     """Return a rounded lambda that is 0 only if the client ignores the public set, which a run reports at its end."""
     return 0.0 if value < MIN_EFFECTIVE_TRUST else max(rounded_metric(value), 10.0**-METRIC_DECIMALS)
+
+
+def without_paths(text: str) -> str:
+    """Return a text without paths: a coordinator must not learn names of directories and users."""
+    return PATH_PATTERN.sub("...", PLACE_PATTERN.sub("(...)", text))
 
 
 def rounded_number(match: re.Match[str]) -> str:

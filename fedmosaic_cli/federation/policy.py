@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 UPLOAD_LEVELS: tuple[UploadLevel, ...] = get_args(UploadLevel)
 """What a site may upload, in increasing order. Each kind of message part has a level (`engine.messages.Part`)."""
 MetricsLevel = Literal["withheld", "rounded", "exact-unprotected"]
+METRICS_LEVELS: tuple[MetricsLevel, ...] = get_args(MetricsLevel)
+"""How metrics are sent, in increasing order of what they tell."""
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ class PrivacyLedger:
         self._data_digest = data_digest
         self._num_classes = num_classes
         self._anchor_path = anchor_dir / f"{data_digest}.json"
-        self._last_digest = FIRST_DIGEST
-        self._num_entries = 0
+        self._digests = [FIRST_DIGEST]
+        """The digest of each entry, after the one that stands for an empty ledger."""
         self._num_bytes = 0
         self._releases: list[Release] = []
         self._read()
@@ -87,7 +87,7 @@ class PrivacyLedger:
 
     @property
     def num_entries(self) -> int:
-        return self._num_entries
+        return len(self._digests) - 1
 
     def total_epsilon(self, delta: float, more: Iterable[Release] = ()) -> float:
         """Return the total epsilon of all releases, and of `more`.
@@ -114,7 +114,7 @@ class PrivacyLedger:
             "classes": self._num_classes,
             "run": run_id,
             "releases": [release.to_dict() for release in new],
-            "previous": self._last_digest,
+            "previous": self._digests[-1],
         }
         line = to_line(entry)
         make_directories(self._path.parent)
@@ -163,8 +163,7 @@ class PrivacyLedger:
 
     def _accept(self, line: bytes, releases: list[Release], num_classes: int) -> None:
         self._num_classes = min(self._num_classes, num_classes)
-        self._last_digest = sha256(line)
-        self._num_entries += 1
+        self._digests.append(sha256(line))
         self._num_bytes += len(line)
         self._releases += releases
 
@@ -172,20 +171,22 @@ class PrivacyLedger:
         try:
             anchor = json.loads(self._anchor_path.read_bytes())
             recorded, digest = int(anchor["entries"]), str(anchor["digest"])
+            is_known = 0 <= recorded < len(self._digests) and self._digests[recorded] == digest
         except FileNotFoundError:
             return
         except (KeyError, TypeError, ValueError):
             raise RunStateError(
                 f"the anchor of the privacy ledger is damaged ({self._anchor_path}): restore the file"
             ) from None
-        if recorded > self._num_entries or (recorded == self._num_entries and digest != self._last_digest):
+        if not is_known:
             raise RunStateError(
-                f"the privacy ledger has {self._num_entries} entries, and its anchor has {recorded} for this data "
-                f"({self._path}, {self._anchor_path}): restore the newest copy of the site's directory"
+                f"the privacy ledger has {self.num_entries} entries and does not continue the {recorded} that its "
+                f"anchor records for this data ({self._path}, {self._anchor_path}): restore the newest copy of the "
+                "site's directory"
             )
 
     def _write_anchor(self) -> None:
-        content = {"entries": self._num_entries, "digest": self._last_digest}
+        content = {"entries": self.num_entries, "digest": self._digests[-1]}
         write_atomic(self._anchor_path, json.dumps(content).encode() + b"\n")
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 EncodedParts = dict[str, tuple[str, bytes]]
 """The parts of a message by name, each with its kind."""
 
-JOIN, LOCAL_ROUND, FINALIZE, EVALUATE, FINISH, ERROR = "join", "turn", "finalize", "exam", "finish", "error"
+JOIN, LOCAL_ROUND, FINALIZE = "join", "local_round", "finalize"
+EVALUATE, FINISH, ERROR = "evaluate", "finish", "error"
 """Kinds of requests and responses. `ERROR` is only a response."""
 KIND_TITLES = {
     JOIN: "join",
@@ -36,22 +37,22 @@ KIND_TITLES = {
     FINISH: "finish",
 }
 """How logs call a request of each kind."""
-EVALUATION_FIELD, METRICS_FIELD, SKIPPED_FIELD = "mark", "notes", "left_out"
+EVALUATION_FIELD, METRICS_FIELD, SKIPPED_FIELD = "evaluation", "metrics", "skipped"
 """Header fields of responses: the evaluation of the client, its log values, and whether it diverged and skipped the
-round. The strings are those of version 2 of the protocol, which stored messages and other sites use."""
+round."""
 ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED = "unknown_parts", "diverged", "refused"
 ERROR_INVALID, ERROR_FAILED = "invalid", "failed"
 ERROR_CODES = frozenset(
     {
         *(ERROR_UNKNOWN_PARTS, ERROR_DIVERGED, ERROR_REFUSED, ERROR_INVALID, ERROR_FAILED),
-        *("too_large", "truncated", "trailing", "bad_magic", "bad_version", "checksum", "bad_head", "wrong_run"),
+        *("too_large", "truncated", "trailing", "bad_magic", "bad_version", "checksum", "bad_header", "wrong_run"),
         *("wrong_parts", "missing_parts", "bad_tensors", "wrong_names", "wrong_shape", "not_finite", "too_many"),
         *("wrong_clients", "wrong_public_set", "unknown_client", "stale_round", "future_round", "wrong_count"),
         *("wrong_encoding", "label_range", "expertise_nonfinite", "expertise_range", "expertise_inconsistent"),
     }
 )
 """All codes of a site's error responses. Other reasons of an invalid request are sent as "invalid"."""
-LAST_ANSWERED_ROUND = "heard"
+LAST_ANSWERED_ROUND = "last_answered_round"
 """Key of the last round in which the coordinator received a client's response. A site that remembers less has lost
 data."""
 
@@ -59,7 +60,7 @@ WITHHELD = "withheld"
 """Key of a response from which the site's policy removed metrics; see `federation.egress`."""
 
 MAGIC = b"FMLT"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PREAMBLE = struct.Struct("<4sBI")  # magic, version, length of the header
 PROTOCOL_CHECKSUM_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
@@ -99,7 +100,7 @@ class Request:
         header, parts = decode_message(data)
         known = header.pop("known", None)
         if known is not None and (not isinstance(known, str) or parts):
-            reject_message("bad_head")
+            reject_message("bad_header")
         return cls(header, parts, known)
 
 
@@ -170,7 +171,7 @@ def decode_header(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        reject_message("bad_head")
+        reject_message("bad_header")
     return header
 
 
@@ -193,14 +194,14 @@ def split_parts(part_list: Any, body: memoryview) -> EncodedParts:
     parts: EncodedParts = {}
     start = 0
     if not isinstance(part_list, list):
-        reject_message("bad_head")
+        reject_message("bad_header")
     for entry in part_list:
         match entry:
             case [str(name), str(kind), int(size)] if name not in parts and size >= 0:
                 parts[name] = kind, bytes(body[start : start + size])
                 start += size
             case _:
-                reject_message("bad_head")
+                reject_message("bad_header")
     if start != len(body):
         reject_message("truncated" if start > len(body) else "trailing")
     return parts
@@ -260,9 +261,9 @@ class ReceivedParts(dict[str, Any]):
 def validate_metrics(metrics: Any) -> dict[str, Any]:
     """Return a site's log values. Raise `ProtocolError` unless they are bounded numbers with allowed names."""
     if not isinstance(metrics, dict) or invalid_metric(metrics):
-        reject_message("bad_notes")
+        reject_message("invalid_metrics")
     if not all(value is None or is_bounded_number(value) for value in metrics.values()):
-        reject_message("bad_notes")
+        reject_message("invalid_metrics")
     return metrics
 
 

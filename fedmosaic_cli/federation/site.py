@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.engine.context import Message, ReceivedMessage
     from fedmosaic_cli.federation.protocol import EncodedParts
+    from fedmosaic_cli.federation.site_run import StoredResponse
     from fedmosaic_cli.federation.site_shards import SiteShard
 
 RUN_ID_COMPONENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
-PATH_PATTERN = re.compile(r"(?<![\w.])/[^\s():,;]+")
 RUN_ID_PATTERN = re.compile(rf"{RUN_ID_COMPONENT}/{RUN_ID_COMPONENT}/seed-\d{{1,20}}/[0-9a-f]{{8,32}}")
 OTHER_PLUGIN_TEXT = "the plan needs another version of a plug-in (--plugin): install the coordinator's version"
 NO_NOISE_FILE = "values-without-noise"
@@ -153,7 +153,7 @@ class Site:
         try:
             request = Request.decode(data)
             if request.kind not in handlers:
-                protocol.reject_message("bad_head")
+                protocol.reject_message("bad_header")
             self._has_read_data = request.kind != protocol.JOIN
             return request, handlers[request.kind](request), ""
         except DivergenceError as error:
@@ -162,8 +162,7 @@ class Site:
         except ProtocolError as error:
             problem, response = str(error), self._encode_error(request, str(error), "the request is invalid")
         except FedMosaicError as error:
-            text = PATH_PATTERN.sub("...", str(error))  # the coordinator must not learn this machine's paths
-            problem, response = str(error), self._encode_error(request, protocol.ERROR_REFUSED, text)
+            problem, response = str(error), self._encode_error(request, protocol.ERROR_REFUSED, str(error))
         except Exception as error:
             crash_path = self.folder / "crash.txt"
             with suppress(OSError):
@@ -239,16 +238,15 @@ class Site:
         if round_number > last:
             raise beyond_plan_error(round_number, last)
         if round_number <= run.last_round:
-            response = run.stored_response(round_number)
-            if response is None:
+            stored = run.stored_response(round_number)
+            if stored is None:
                 raise RequestError(
                     f"the response of round {round_number} is no longer stored, the last round is {run.last_round} "
                     "(run): resume the coordinator from its newest checkpoint"
                 )
-            return response
+            return self._encode_stored(stored)
         federation, client = run.federation, run.client
         received = self._decode_received(request, run, round_number)
-        self._require_enough_labels(run, received)
         self._require_resources(run)
         client.begin_round(round_number)
         num_recorded = len(client.state.get(LEDGER_KEY, ()))
@@ -266,7 +264,7 @@ class Site:
             protocol.EVALUATION_FIELD: metrics,
         }
         response = self._encode_response(run, protocol.LOCAL_ROUND, round_number, fields, parts)
-        run.save_round(round_number, response)
+        run.save_round(round_number, response, self.policy.metrics_level)
         return response
 
     def _skips_diverged(self, run: SiteRun) -> bool:
@@ -341,15 +339,16 @@ class Site:
         """Let the method change the client, unless that is done, and return the response to the request for it."""
         last = run.config.train.rounds
         # The state afterwards is stored as one more round, because the response of the last round is still needed.
-        response = run.stored_response(last + 1) if run.last_round > last else None
-        if response is None:
-            federation, client = run.federation, run.client
-            self._require_resources(run)
-            client.begin_round(last)
-            finalize_client(federation.method, client, received, federation.ctx, self._skips_diverged(run))
-            fields = {protocol.METRICS_FIELD: dict(client.metrics), protocol.SKIPPED_FIELD: client.is_skipped}
-            response = self._encode_response(run, protocol.FINALIZE, last, fields)
-            run.save_round(last + 1, response)
+        stored = run.stored_response(last + 1) if run.last_round > last else None
+        if stored is not None:
+            return self._encode_stored(stored)
+        federation, client = run.federation, run.client
+        self._require_resources(run)
+        client.begin_round(last)
+        finalize_client(federation.method, client, received, federation.ctx, self._skips_diverged(run))
+        fields = {protocol.METRICS_FIELD: dict(client.metrics), protocol.SKIPPED_FIELD: client.is_skipped}
+        response = self._encode_response(run, protocol.FINALIZE, last, fields)
+        run.save_round(last + 1, response, self.policy.metrics_level)
         return response
 
     def _handle_evaluate(self, request: Request) -> bytes:
@@ -424,7 +423,9 @@ class Site:
         ctx = run.federation.ctx
         route = make_route(self.device, ctx, round_number, SERVER_ID)
         declared = run.federation.method.downloads
-        return protocol.ReceivedParts(protocol.decode_parts(parts, declared, route), declared)
+        received = protocol.ReceivedParts(protocol.decode_parts(parts, declared, route), declared)
+        self._require_enough_labels(run, received)
+        return received
 
     def _get_run(self, request: Request) -> SiteRun:
         """Return the run of a request from memory or disk."""
@@ -432,7 +433,7 @@ class Site:
             self._current_run = self._load_run(request)
         answered, stored = request.header.get(protocol.LAST_ANSWERED_ROUND, -1), self._current_run.last_round
         if type(answered) is not int:
-            protocol.reject_message("bad_head")
+            protocol.reject_message("bad_header")
         if stored < answered:
             raise RequestError(
                 f"this site's last stored round is {stored}, but it answered round {answered} (run directory): restore "
@@ -501,7 +502,7 @@ class Site:
     def _requested_round(self, request: Request) -> int:
         round_number = request.header.get("round")
         if type(round_number) is not int or not 0 <= round_number <= MAX_ROUND:
-            protocol.reject_message("bad_head")
+            protocol.reject_message("bad_header")
         return round_number
 
     def _encode_response(
@@ -510,6 +511,11 @@ class Site:
         header = {"kind": kind, "client": self.shard.client_id, "run": run.run_id, "round": round_number, **fields}
         header = self.egress.filter_header(header, withheld_metrics=run.client.withheld_metrics)
         return Response(header, parts or {}).encode()
+
+    def _encode_stored(self, stored: StoredResponse) -> bytes:
+        """Return a stored response: the same bytes, unless the policy sends less than when it was stored."""
+        response = Response.decode(stored.data)
+        return Response(self.egress.filter_stored(response.header, stored.metrics_level), response.parts).encode()
 
     def _encode_error(self, request: Request, code: str, text: str) -> bytes:
         round_number = request.header.get("round")

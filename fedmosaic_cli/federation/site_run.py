@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,9 +22,20 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.client import InProcessClient
     from fedmosaic_cli.engine.context import Message
     from fedmosaic_cli.engine.federation import Federation
+    from fedmosaic_cli.federation.policy import MetricsLevel
     from fedmosaic_cli.storage.runs import RunDirectory
 
-RESPONSE_KEY, EVALUATION_FILE = "reply.bin", "evaluation.json"
+RESPONSE_FILE, METRICS_LEVEL_FILE, EVALUATION_FILE = "response.bin", "level.txt", "evaluation.json"
+"""Files in a checkpoint: the response of its round and the level at which it was filtered. `EVALUATION_FILE` is in the
+directory of the run."""
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """The response of a finished round, and the level at which its metrics were filtered."""
+
+    data: bytes
+    metrics_level: MetricsLevel
 
 
 @dataclass
@@ -45,11 +56,14 @@ class SiteRun:
     def last_round(self) -> int:
         return self.federation.state.finished
 
-    def stored_response(self, round_number: int) -> bytes | None:
+    def stored_response(self, round_number: int) -> StoredResponse | None:
         """Return the stored response of a round, or None if its checkpoint was removed."""
         paths = {path.name: path for path in checkpoints.list_checkpoints(self.files.checkpoints_dir)}
         path = paths.get(f"{checkpoints.CHECKPOINT_PREFIX}{round_number:05d}")
-        return None if path is None else checkpoints.read_checkpoint(path).logs[RESPONSE_KEY]
+        if path is None:
+            return None
+        logs = checkpoints.read_checkpoint(path).logs
+        return StoredResponse(logs[RESPONSE_FILE], cast("MetricsLevel", logs[METRICS_LEVEL_FILE].decode()))
 
     @property
     def steps_per_round(self) -> int:
@@ -85,12 +99,13 @@ class SiteRun:
             self.files.path / EVALUATION_FILE, to_checksummed_json({"round": round_number, "metrics": metrics})
         )
 
-    def save_round(self, round_number: int, response: bytes) -> None:
-        """Write the state after a round and its response to disk."""
+    def save_round(self, round_number: int, response: bytes, metrics_level: MetricsLevel) -> None:
+        """Write the state after a round, its response and the level at which it was filtered to disk."""
         self.federation.state.finished = round_number
         arrays, values = capture_state(self.federation.state)
         origin = {"config": self.config.to_dict(), "environment": {"versions": package_versions()}, "nonidentical": []}
-        checkpoint = checkpoints.Checkpoint(round_number, arrays, values, {RESPONSE_KEY: response}, origin)
+        logs = {RESPONSE_FILE: response, METRICS_LEVEL_FILE: metrics_level.encode()}
+        checkpoint = checkpoints.Checkpoint(round_number, arrays, values, logs, origin)
         checkpoints.write_checkpoint(self.files.checkpoints_dir, checkpoint)
 
 

@@ -144,7 +144,7 @@ class UsageRecord:
 
 
 def num_stored_plans(site_dir: Path) -> int:
-    """Return the number of runs of a site without a record of its use: nothing tells whether they had noise."""
+    """Return the number of runs of a site without a record of its use. It is unknown whether they had noise."""
     return sum(1 for _ in (site_dir / "runs").glob("*/*/*/*/plan.json"))
 
 

@@ -59,7 +59,9 @@ def has_zero_padding(data: bytes | memoryview, bits: int, count: int) -> bool:
 
 
 def quantise(values: NDArray[np.float64], max_value: float, bits: int) -> NDArray[np.int64]:
-    """The nearest of 2^bits evenly spaced levels from 0 to `max_value`."""
+    """The nearest of 2^bits evenly spaced levels from 0 to `max_value`. Raises ArithmeticError for NaN."""
+    if np.isnan(values).any():
+        raise ArithmeticError("a value to be quantised is not a number")
     if max_value == 0:
         return np.zeros(len(values), dtype=np.int64)
     top = (1 << bits) - 1

@@ -5,6 +5,7 @@ They do not withstand a third or more of the clients colluding with knowledge of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -77,15 +78,13 @@ def capped_weights(labels: LabelArray, weights: FloatArray, totals: FloatArray, 
 
 
 def trimmed_vote_sums(
-    votes: Sequence[tuple[LabelArray, FloatArray]], sums: FloatArray, trim_fraction: float
+    votes: Iterable[tuple[LabelArray, FloatArray]], shape: tuple[int, int], num_trimmed: int
 ) -> FloatArray:
-    """Vote sums without the heaviest votes: per example and class, as many as `trim_fraction` of the clients."""
-    dropped = num_trimmed_votes(trim_fraction, len(votes))
-    if not dropped:
-        return sums
-    rest: FloatArray = sums - heaviest_votes(votes, sums.shape, dropped).sum(axis=0)
-    # A remainder this small is a rounding error.
-    return np.where(rest < 1e-9 * sums, 0.0, rest)
+    """Vote sums without the `num_trimmed` heaviest votes of every example and class."""
+    sums = RankedSums(shape, num_trimmed)
+    for labels, weights in votes:
+        sums.add(slice(None), vote_matrix(labels, weights, shape[1]).reshape(-1))
+    return sums.rest.reshape(shape)
 
 
 def num_trimmed_votes(trim_fraction: float, num_votes: int) -> int:
@@ -93,14 +92,26 @@ def num_trimmed_votes(trim_fraction: float, num_votes: int) -> int:
     return int(trim_fraction * num_votes + 1e-9)  # 0.29 * 100 is slightly below 29
 
 
-def heaviest_votes(votes: Iterable[tuple[LabelArray, FloatArray]], shape: tuple[int, ...], count: int) -> FloatArray:
-    """The `count` heaviest votes per example and class, in decreasing order [count, examples, classes]."""
-    heaviest = np.zeros((count, *shape))
-    for labels, weights in votes:
-        single = vote_matrix(labels, weights, shape[1])
-        for rank in heaviest:  # insert into the sorted ranks: the smaller value moves on to the next rank
-            rank[:], single = np.maximum(rank, single), np.minimum(rank, single)
-    return heaviest
+class RankedSums:
+    """The largest values of each cell, in decreasing order, and the sum of all smaller values.
+
+    Nothing is subtracted, so a small value counts exactly beside a large one.
+
+    Args:
+        shape: Shape of a client's values. The cells are those of the flattened array.
+        num_largest: Number of largest values per cell.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_largest: int) -> None:
+        self.largest = np.zeros((num_largest, math.prod(shape)))
+        self.rest = np.zeros(math.prod(shape))
+
+    def add(self, cells: LabelArray | slice, values: FloatArray) -> None:
+        """Add one non-negative value to each of these cells."""
+        for rank in self.largest:  # insert into the sorted ranks: the smaller value moves on to the next rank
+            previous = rank[cells]
+            rank[cells], values = np.maximum(previous, values), np.minimum(previous, values)
+        self.rest[cells] += values
 
 
 def update_agreement_ema(previous: Mapping[int, float], agreement: Mapping[int, float]) -> dict[int, float]:

@@ -1,7 +1,7 @@
-"""The vote of the other clients, for each client, by subtraction from one tally of all votes.
+"""The vote of the other clients, for each client, from one tally of all votes.
 
 Two passes over the ballots replace one vote per client, so the time grows with the number of clients instead of its
-square.
+square. A client's votes are never subtracted from a sum that consists mainly of them, so that no small vote is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.cotraining import NO_LABEL
-from fedmosaic_cli.labels.defences import as_column, heaviest_votes, num_trimmed_votes, vote_matrix, vote_weights
+from fedmosaic_cli.labels.defences import RankedSums, as_column, num_trimmed_votes, vote_matrix, vote_weights
 from fedmosaic_cli.labels.voting import (
     NOISELESS_RATES,
     TIE_TOLERANCE,
@@ -21,7 +21,6 @@ from fedmosaic_cli.labels.voting import (
     ballot_votes,
     is_winning_score,
     lower_and_higher_maxima,
-    subtract_own_votes,
     tie_tolerant_argmax,
 )
 
@@ -65,8 +64,36 @@ def leave_one_out_votes(
     return {ballot.client_id: tally.labels_without(ballot).astype(dtype) for ballot in ballots}
 
 
+class SumsOfOthers:
+    """Sums over the clients from which the values of one client can be left out.
+
+    Besides a client's own values, the largest values of the others can be left out of each cell (`num_trimmed`).
+
+    Args:
+        shape: Shape of a client's values. The cells are those of the flattened array.
+        num_trimmed: Number of largest values of the others that are left out of each cell.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_trimmed: int = 0) -> None:
+        self._sums = RankedSums(shape, num_trimmed + 1)
+        self._shape = shape
+
+    def add(self, values: FloatArray, cells: LabelArray | slice = slice(None)) -> None:
+        """Add a client's non-negative values of these cells, by default of all; its other values are 0."""
+        self._sums.add(cells, values.reshape(-1))
+
+    def without(self, own: FloatArray, cells: LabelArray | slice = slice(None)) -> FloatArray:
+        """The sums of these cells without a client's own values, in the shape of `own`.
+
+        An own value below the ranks is subtracted from a sum with a value that is at least as large.
+        """
+        own_values, last = own.reshape(-1), self._sums.largest[-1][cells]
+        rest = self._sums.rest[cells]
+        return np.where(own_values >= last, rest, last + rest - own_values).reshape(own.shape)
+
+
 class LeaveOneOutTally:
-    """The votes of all clients, from which those of one client can be subtracted.
+    """The votes of all clients, from which those of one client can be left out.
 
     Args:
         ballots: At least two ballots.
@@ -77,33 +104,41 @@ class LeaveOneOutTally:
     def __init__(self, ballots: Sequence[Ballot], rules: VotingRules, rates: ReportingRates) -> None:
         spec = ballots[0].spec
         shape = spec.public_size, spec.num_classes
-        self._rules, self._rates = rules, rates
-        self._tally = VoteTally(*shape)
-        self._sums = self._tally.weight_sums
-        self._example_totals = np.zeros(spec.public_size)
+        self._rules, self._rates, self._num_classes = rules, rates, spec.num_classes
+        labels, weights = counted_votes(ballots[0], rules)
+        num_trimmed = num_trimmed_votes(rules.trim, len(ballots) - 1) if rules.vote == "trimmed" else 0
+        # A vote for one class changes one score. Then the classes need not be compared again for each client.
+        self._has_single_votes = labels.ndim == 1 and rates == NOISELESS_RATES and rules.vote != "trimmed"
+        self._first_cells = np.arange(0, math.prod(shape), spec.num_classes)
+        self._vote_sums = SumsOfOthers(shape, num_trimmed)
+        self._total_weights = SumsOfOthers(as_column(weights).shape)
         self._large: LargestTotals | None = None
         if rules.vote == "weighted" and rules.cap_share is not None:
             self._large = LargestTotals(rules.cap_share, len(ballots), *shape)
+            self._example_totals = SumsOfOthers((spec.public_size,))
+        tally = VoteTally(*shape)
         for ballot in ballots:
-            labels, weights = counted_votes(ballot, rules)
-            totals = vote_weights(labels, weights)
-            self._tally.add_votes(labels, weights)
-            self._example_totals += totals
-            if self._large is not None:
-                self._large.add(ballot.client_id, labels, weights, totals)
-        self._trimmed: FloatArray | None = None
-        if rules.vote == "trimmed" and (dropped := num_trimmed_votes(rules.trim, len(ballots) - 1)):
-            votes = (counted_votes(ballot, rules) for ballot in ballots)
-            self._trimmed = heaviest_votes(votes, shape, dropped + 1)
-        # A vote for one class changes one score. Then the classes need not be compared again for each client.
-        self._has_single_votes = labels.ndim == 1 and rates == NOISELESS_RATES and rules.vote != "trimmed"
+            self._add(ballot, tally)
         if self._has_single_votes:
-            self._first_cells = np.arange(0, self._sums.size, spec.num_classes)
-            self._lower, self._higher = (maxima.reshape(-1) for maxima in lower_and_higher_maxima(self._sums))
-            self._winner_among_others = winners_among_other_classes(self._sums).reshape(-1)
+            maxima = lower_and_higher_maxima(tally.weight_sums)
+            self._lower, self._higher = (maximum.reshape(-1) for maximum in maxima)
+            self._winner_among_others = winners_among_other_classes(tally.weight_sums).reshape(-1)
         self._capped_rows = np.empty(0, int)
         if self._large is not None:
-            self._capped_rows = self._large.rows_with_caps(self._example_totals)
+            self._capped_rows = self._large.rows_with_caps(tally.weight_sums.sum(axis=1))
+
+    def _add(self, ballot: Ballot, tally: VoteTally) -> None:
+        labels, weights = counted_votes(ballot, self._rules)
+        totals = vote_weights(labels, weights)
+        tally.add_votes(labels, weights)
+        if labels.ndim == 1:
+            self._vote_sums.add(totals, self._first_cells + labels)
+        else:
+            self._vote_sums.add(vote_matrix(labels, weights, self._num_classes))
+        self._total_weights.add(as_column(weights))
+        if self._large is not None:
+            self._example_totals.add(totals)
+            self._large.add(ballot.client_id, labels, weights, totals)
 
     def labels_without(self, ballot: Ballot) -> LabelArray:
         """The pseudo-labels of all other clients."""
@@ -111,7 +146,7 @@ class LeaveOneOutTally:
         if not self._has_single_votes:
             return self._recount(ballot.client_id, labels, weights)
         cells = self._first_cells + labels
-        rest = subtract_own_votes(self._sums.reshape(-1)[cells], vote_weights(labels, weights))
+        rest = self._vote_sums.without(vote_weights(labels, weights), cells)
         is_winning = is_winning_score(rest, self._lower[cells], self._higher[cells])
         result: LabelArray = np.where(is_winning, labels, self._winner_among_others[cells])
         if len(rows := self._capped_rows):
@@ -122,24 +157,16 @@ class LeaveOneOutTally:
         self, client_id: int, labels: LabelArray, weights: FloatArray, rows: LabelArray | slice = slice(None)
     ) -> LabelArray:
         """Compare the scores of all classes on some examples."""
-        own, totals = vote_matrix(labels, weights, self._sums.shape[1]), vote_weights(labels, weights)
-        sums = subtract_own_votes(self._sums, own) if self._trimmed is None else self._without_heaviest(own)
-        rest = VoteTally(0, self._sums.shape[1])
-        total_weights = subtract_own_votes(self._tally.total_weights, as_column(weights))
-        rest.total_weights = np.broadcast_to(total_weights, own.shape)[rows]
-        rest.weight_sums = sums[rows]
+        own = vote_matrix(labels, weights, self._num_classes)
+        rest = VoteTally(0, self._num_classes)
+        rest.weight_sums = self._vote_sums.without(own)[rows]
+        rest.total_weights = np.broadcast_to(self._total_weights.without(as_column(weights)), own.shape)[rows]
         if self._large is not None:
-            self._large.apply_caps(client_id, (self._example_totals - totals)[rows], rest, rows)
+            totals = self._example_totals.without(vote_weights(labels, weights))
+            self._large.apply_caps(client_id, totals[rows], rest, rows)
         if self._rules.vote == "trimmed":  # an example whose votes are all trimmed has no votes
             rest.total_weights = rest.total_weights * rest.weight_sums.any(axis=1, keepdims=True)
         return rest.winning_labels(self._rates)
-
-    def _without_heaviest(self, own: FloatArray) -> FloatArray:
-        """The sums of the other clients without their heaviest votes. `self._trimmed` has one vote more."""
-        assert self._trimmed is not None
-        is_among_heaviest = own >= self._trimmed[-2]
-        rest = self._sums - self._trimmed[:-1].sum(axis=0) - np.where(is_among_heaviest, self._trimmed[-1], own)
-        return np.where(rest < TIE_TOLERANCE * (self._sums - own), 0.0, rest)
 
 
 class LargestTotals:

@@ -18,6 +18,7 @@ from fedmosaic_cli.labels.defences import (
     as_column,
     capped_weights,
     normalised_weights,
+    num_trimmed_votes,
     trimmed_vote_sums,
     vote_weights,
 )
@@ -166,7 +167,7 @@ def aggregate_votes(
     used = majority if rules.vote == "majority" else weighted
     if rules.vote == "trimmed":
         used = VoteTally(*size)
-        used.weight_sums[:] = trimmed_vote_sums(votes, weighted.weight_sums, rules.trim)
+        used.weight_sums[:] = trimmed_vote_sums(votes, size, num_trimmed_votes(rules.trim, len(votes)))
         # An example whose votes are all trimmed has no votes.
         used.total_weights = weighted.total_weights * used.weight_sums.any(axis=1, keepdims=True)
     labels, total = used.winning_labels(rates, previous_labels), sum(weight.values())

@@ -37,7 +37,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.thinned(every=2)
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_training_equals_separate_training(method, toy):
@@ -85,6 +85,7 @@ def assert_rows_close(left, right):
         assert right[key] == expected, key
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 def test_stacked_runs_are_reproducible_with_any_workers_and_after_resume(method, monkeypatch):
     monkeypatch.setattr(worker_pool, "MAX_STACK_SIZE", 2)

@@ -60,9 +60,9 @@ KEYS = (
     "text",
     "parts",
     "known",
-    "heard",
-    "mark",
-    "notes",
+    "last_answered_round",
+    "evaluation",
+    "metrics",
     "config",
     "withheld",
 )

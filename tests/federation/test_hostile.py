@@ -122,14 +122,14 @@ INVALID_RESPONSES = {
     "flipped bit": (lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], "checksum"),
     "empty": (lambda data: b"", "truncated"),
     "garbage": (lambda data: bytes(200), "bad_magic"),
-    "reserved metric": (edited(notes={"accuracy": 1.0}), "bad_notes"),
-    "metrics in a list": (edited(notes=[1]), "bad_notes"),
-    "huge integer": (edited(notes={"x": 10**400}), "bad_notes"),
-    "number that overflows sums": (edited(notes={"trust": 1e308}), "bad_notes"),
-    "metric of the server": (edited(notes={"degraded": 1}), "bad_notes"),
-    "evaluation among the metrics": (edited(notes={"global_accuracy": 0.5}), "bad_notes"),
-    "huge accuracy": (edited(mark={"accuracy": 10**400, "loss": 0.1}), "bad_mark"),
-    "accuracy above 1": (edited(mark={"accuracy": 2.0, "loss": 0.1}), "bad_mark"),
+    "reserved metric": (edited(metrics={"accuracy": 1.0}), "invalid_metrics"),
+    "metrics in a list": (edited(metrics=[1]), "invalid_metrics"),
+    "huge integer": (edited(metrics={"x": 10**400}), "invalid_metrics"),
+    "number that overflows sums": (edited(metrics={"trust": 1e308}), "invalid_metrics"),
+    "metric of the server": (edited(metrics={"degraded": 1}), "invalid_metrics"),
+    "evaluation among the metrics": (edited(metrics={"global_accuracy": 0.5}), "invalid_metrics"),
+    "huge accuracy": (edited(evaluation={"accuracy": 10**400, "loss": 0.1}), "invalid_evaluation"),
+    "accuracy above 1": (edited(evaluation={"accuracy": 2.0, "loss": 0.1}), "invalid_evaluation"),
     "other parts": (
         lambda data: Response(Response.decode(data).header, {"model": ("weights", b"")}).encode(),
         "wrong_parts",
@@ -165,8 +165,9 @@ def run_with_changed_response(shards, folder, config, change, kind, number=None)
 @pytest.mark.parametrize("metrics", [None, {"accuracy": 2, "loss": 1}, {"accuracy": 0.5, "loss": 10**400}])
 def test_an_invalid_evaluation_keeps_the_last_one(metrics, shards, tmp_path):
     config = make_config(shards, "fedavg", tmp_path)
-    files = run_with_changed_response(shards, tmp_path, config, changed_header(mark=metrics), protocol.EVALUATE, 2)
-    assert rows_of_round(files, 2)[1]["unexamined"] == "bad_mark"
+    change = changed_header(evaluation=metrics)
+    files = run_with_changed_response(shards, tmp_path, config, change, protocol.EVALUATE, 2)
+    assert rows_of_round(files, 2)[1]["not_evaluated"] == "invalid_evaluation"
     assert rows_of_round(files, 2)[1]["accuracy"] == rows_of_round(files, 1)[1]["accuracy"]
 
 
@@ -216,17 +217,18 @@ def test_the_spent_budget_follows_from_the_plan_whatever_a_site_says(ledger, sha
 
 HOSTILE_RESPONSES = {
     "join refused": ("join", Response({"kind": "error", "error": "refused", "text": "no\x1b[2J"})),
-    "join without metrics": ("join", changed_header(mark={"accuracy": 7})),
+    "join without metrics": ("join", changed_header(evaluation={"accuracy": 7})),
     "join without a round": ("join", changed_header(round="x")),
     "nothing joined": ("join", None),
     "diverged": (protocol.LOCAL_ROUND, Response({"kind": "error", "error": "diverged", "text": "all"})),
-    "no evaluation": (protocol.EVALUATE, changed_header(mark="x")),
+    "no evaluation": (protocol.EVALUATE, changed_header(evaluation="x")),
     "evaluation diverged": (protocol.EVALUATE, Response({"kind": "error", "error": "diverged", "text": "all"})),
     "no response at the end": ("finish", None),
     "no digest": ("finish", changed_header(model="../../etc/passwd")),
 }
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("method", ["fedmosaic", "fedavg"])
 @pytest.mark.parametrize("name", HOSTILE_RESPONSES)
 def test_one_hostile_site_cannot_stop_a_run(name, method, shards, tmp_path):
@@ -482,7 +484,7 @@ def test_any_flipped_bit_is_detected(parts, data):
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        *((header, "bad_head") for header in (b"", b"{}" * 9, b"\xff" * 40, b"[1]", b'{"a":NaN}', b"[" * 100_000)),
+        *((header, "bad_header") for header in (b"", b"{}" * 9, b"\xff" * 40, b"[1]", b'{"a":NaN}', b"[" * 100_000)),
         (b" " * (1 << 21), "truncated"),
     ],
 )

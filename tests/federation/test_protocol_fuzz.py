@@ -38,15 +38,24 @@ from tests.federation.sites import Sites, export_shards, join_request, make_conf
 
 NUM_MUTANTS, NUM_SLOW_MUTANTS = 200, 20_000
 REASON_CODES = {
-    *("too_large", "truncated", "bad_magic", "bad_version", "checksum", "bad_head", "trailing", "unknown_client"),
-    *("wrong_run", "wrong_round", "wrong_parts", "bad_notes", "bad_mark", "bad_tensors", "wrong_names", "wrong_shape"),
+    *("too_large", "truncated", "bad_magic", "bad_version", "checksum", "bad_header", "trailing", "unknown_client"),
+    *(
+        "wrong_run",
+        "wrong_round",
+        "wrong_parts",
+        "invalid_metrics",
+        "invalid_evaluation",
+        "bad_tensors",
+        "wrong_names",
+        "wrong_shape",
+    ),
     *("not_finite", "unknown_parts", "site error", "lost_state", "no digest", "wrong_public_set", "stale_round"),
     *("future_round", "wrong_count", "wrong_encoding", "label_range", "expertise_nonfinite", "expertise_range"),
     *("expertise_inconsistent", "missing"),
 }
 """All reasons why a coordinator does not use a response."""
 SITE_CODES = {
-    *("truncated", "bad_magic", "bad_version", "checksum", "bad_head", "trailing", "wrong_run", "wrong_parts"),
+    *("truncated", "bad_magic", "bad_version", "checksum", "bad_header", "trailing", "wrong_run", "wrong_parts"),
     *("bad_tensors", "wrong_names", "wrong_shape", "not_finite", "unknown_parts", "wrong_public_set", "stale_round"),
     *("future_round", "wrong_count", "wrong_encoding", "label_range", "unknown_client", "too_large"),
     *("refused", "diverged", "missing_parts"),
@@ -111,7 +120,7 @@ def test_a_mutated_response_affects_no_other_client(phase, num_mutants, recordin
             assert outcome.digests.items() >= {k: v for k, v in used.digests.items() if "001" not in k}.items()
             if code:
                 assert_same_as_lost(outcome, lost, name)
-            assert not any("lost" in row or "unexamined" in row for row in outcome.honest_rows), name
+            assert not any("lost" in row or "not_evaluated" in row for row in outcome.honest_rows), name
     record_result("reasons", dict(reasons.most_common()))
     assert sum(reasons.values()) == num_mutants
     assert len(reasons) > 5
@@ -223,7 +232,7 @@ def test_received_parts_report_other_keys_as_a_defect_of_the_method():
 
 @pytest.mark.parametrize("text", [b'{"a":"\\ud800"}', b'{"\\udfff":1}', b'{"a":1e999}', b'{"a":[-1e400]}'])
 def test_a_header_has_texts_that_can_be_encoded_and_finite_numbers(text):
-    with pytest.raises(ProtocolError, match="bad_head"):
+    with pytest.raises(ProtocolError, match="bad_header"):
         protocol.decode_message(join_bytes(text, b""))
 
 

@@ -43,6 +43,7 @@ def assert_equal_runs(remote, local):
     assert remote_summary == local_summary
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("method", FEDERATED_METHODS)
 def test_a_run_with_sites_equals_the_local_run(method, all_shards, tmp_path):
     shards, config = prepare(method, all_shards, tmp_path)
@@ -51,6 +52,7 @@ def test_a_run_with_sites_equals_the_local_run(method, all_shards, tmp_path):
     assert_equal_runs(remote, local)
 
 
+@pytest.mark.thinned(every=3)
 @pytest.mark.parametrize("method", FEDERATED_METHODS)
 def test_a_run_with_sampled_clients_at_sites_equals_the_local_run(method, all_shards, tmp_path):
     shards, config = prepare(method, all_shards, tmp_path, "train.clients_per_round=2")
@@ -158,7 +160,7 @@ def test_a_client_that_diverges_after_the_last_round_stops_a_simulation_or_is_sk
     with pytest.raises(RunFailedError, match="client 1 diverged in round 4 of fedavgft"):
         run(config, shards, tmp_path / "stop", None)
     remote = run(config, shards, tmp_path / "go-on", Sites(shards, tmp_path))
-    assert [row.get("unexamined") for row in remote.read_rounds()[-3:]] == [None, "diverged: its model", None]
+    assert [row.get("not_evaluated") for row in remote.read_rounds()[-3:]] == [None, "diverged: its model", None]
     shards, config = prepare("fedavgft", all_shards, tmp_path, "train.on_nan=skip")
     local = run(config, shards, tmp_path / "local")
     assert_equal_runs(run(config, shards, tmp_path / "remote", Sites(shards, tmp_path / "other")), local)

@@ -21,6 +21,7 @@ from fedmosaic_cli.federation.site_run import SiteRun
 from fedmosaic_cli.federation.usage_limits import UsageLimits, UsageRecord
 from fedmosaic_cli.labels.privacy.accounting import Release
 from fedmosaic_cli.methods.fedct import FedCT
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.build import build_site_federation, count_weights
 from fedmosaic_cli.storage import syscalls
 from tests.federation.sites import (
@@ -36,8 +37,11 @@ from tests.federation.sites import (
     run_id,
 )
 
+SIMULATED_ONLY = {name for name, m in METHODS.items() if m().needs.pooled_data or m().needs.public_labels}
+FEDERATED_METHODS = [name for name in METHODS if name not in SIMULATED_ONLY]
 NUM_EXAMPLES, NUM_ROUNDS = 40, 150
 BUDGET = SitePolicy(max_epsilon=8)
+SMALL = {"examples_per_client": NUM_EXAMPLES, "test_examples_per_client": 20, "public_alpha": None}
 KNOWN_MODEL = (
     *("train.batch_size=8", "train.local_steps=3", f"train.rounds={NUM_ROUNDS}", "model.hidden=[]"),
     *("train.lr=1e-6", "train.optimizer=sgd", f"methods.fedct.warmup_rounds={NUM_ROUNDS}"),
@@ -53,12 +57,7 @@ def shards(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small_shards(tmp_path_factory):
-    return export_shards(
-        tmp_path_factory.mktemp("small"),
-        examples_per_client=NUM_EXAMPLES,
-        test_examples_per_client=20,
-        public_alpha=None,
-    )
+    return export_shards(tmp_path_factory.mktemp("small"), **SMALL)
 
 
 def weights_of_examples(site, config):
@@ -79,15 +78,19 @@ def weights_of_examples(site, config):
     return weights
 
 
+def set_finished(state, number):
+    state.finished = number
+
+
 def correlation_with_losses(site, config, monkeypatch):
     """Return how well the losses of single examples follow from the losses of all rounds; 0 if no loss is sent."""
-    monkeypatch.setattr(SiteRun, "save_round", lambda run, number, _: setattr(run.federation.state, "finished", number))
+    monkeypatch.setattr(SiteRun, "save_round", lambda run, number, *_: set_finished(run.federation.state, number))
     assert join(site, config)["kind"] == protocol.JOIN
     client = site._current_run.client
     true = cross_entropy(client.predict_private(client.initial_model), client.private.targets, reduction="none")
     rounds = [local_round(site, config, number) for number in range(1, NUM_ROUNDS + 1)]
     assert {header["kind"] for header in rounds} == {protocol.LOCAL_ROUND}
-    sent = [header["notes"].get("loss_private") for header in rounds]
+    sent = [header["metrics"].get("loss_private") for header in rounds]
     if sent[0] is None:
         assert set(sent) == {None}
         return 0.0
@@ -117,21 +120,37 @@ def test_training_losses_are_sent_if_they_average_over_all_examples(epochs, smal
     site = Sites(small_shards, tmp_path, SitePolicy()).sites[0]
     config = make_config(small_shards, "fedct", tmp_path, "train.batch_size=8", *more)
     join(site, config)
-    assert local_round(site, config)["notes"]["loss_private"] > 0
+    assert local_round(site, config)["metrics"]["loss_private"] > 0
     part = make_config(small_shards, "fedct", tmp_path, "train.batch_size=8", "train.local_steps=3", seed=1)
     join(site, part)
-    assert local_round(site, part)["notes"]["loss_private"] is None
+    assert local_round(site, part)["metrics"]["loss_private"] is None
 
 
-@pytest.mark.parametrize("method", ["fedavg", "perfedavg", "ditto", "apfl", "fedphp", "fedct", "gated", "student"])
+MEANS_OVER_ALL_EXAMPLES = {
+    "fedmosaic": {"loss_private", "loss_public"},
+    "fedrep": {"loss_private"},
+    "feddf": {"loss_distillation"},
+}
+
+
+@pytest.mark.parametrize("method", FEDERATED_METHODS)
 def test_no_method_sends_training_losses_of_a_part_of_the_examples(method, small_shards, tmp_path):
-    config = make_config(small_shards, method, tmp_path, "train.batch_size=8", "train.rounds=2")
-    sites = Sites(small_shards, tmp_path, SitePolicy("models"))
-    rows = run(config, small_shards, tmp_path / "run", sites).read_rounds()
+    """Batches of 9 do not fit the 40 examples. FedMosaic sends means over all private and all labelled public examples,
+    and FedRep that of an epoch. The distillation loss is the server's.
+    """
+    needs = METHODS[method]().needs
+    shards = small_shards
+    if needs.validation:
+        shards = export_shards(tmp_path, **SMALL, val_fraction=0.2)
+    sgd = ("train.optimizer=sgd", "train.lr=0.1") if needs.plain_sgd else ()
+    config = make_config(shards, method, tmp_path, "train.batch_size=9", "train.rounds=2", *sgd)
+    sites = Sites(shards, tmp_path, SitePolicy("models"))
+    rows = [row for row in run(config, shards, tmp_path / "run", sites).read_rounds() if row["round"] > 0]
     assert len(rows) == 6
     for row in rows:
         assert row["accuracy"] is not None
-        assert {name: value for name, value in row.items() if name.startswith("loss") and value is not None} == {}
+        sent = {name for name, value in row.items() if name.startswith("loss") and value is not None}
+        assert sent <= MEANS_OVER_ALL_EXAMPLES.get(method, set())
 
 
 def test_losses_of_selected_examples_are_partial_even_if_their_number_fits(small_shards, tmp_path):
@@ -362,8 +381,10 @@ def test_a_consensus_for_few_public_examples_is_refused(shards, tmp_path):
         consensus = torch.full((ctx.public_size,), NO_LABEL)
         consensus[:labels] = 3
         [name] = downloads
-        parts = protocol.encode_parts({name: consensus}, downloads, make_route(CPU, ctx, 2, SERVER_ID))
         assert local_round(site, config, 1)["kind"] == protocol.LOCAL_ROUND
-        header = request_site(site, {"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": 2}, parts)
-        assert (header["kind"] == protocol.ERROR) == is_refused
-        assert not is_refused or f"labels for {labels} public examples, and this site requires 20" in header["text"]
+        for kind, number in ((protocol.LOCAL_ROUND, 2), (protocol.EVALUATE, 2), (protocol.FINISH, 2)):
+            route = make_route(CPU, ctx, 2 if kind == protocol.LOCAL_ROUND else number + 1, SERVER_ID)
+            parts = protocol.encode_parts({name: consensus}, downloads, route)
+            header = request_site(site, {"kind": kind, "run": run_id(config), "round": number}, parts)
+            assert (header["kind"] == protocol.ERROR) == is_refused
+            assert not is_refused or f"labels for {labels} public examples, and this site requires 20" in header["text"]

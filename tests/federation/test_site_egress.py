@@ -20,6 +20,7 @@ from fedmosaic_cli.federation.policy import SitePolicy
 from fedmosaic_cli.federation.privacy_ledger import PrivacyLedger
 from fedmosaic_cli.federation.protocol import Request, Response
 from fedmosaic_cli.federation.usage_limits import UsageLimits, UsageRecord
+from fedmosaic_cli.labels import wire
 from fedmosaic_cli.labels.privacy.accounting import Release
 from fedmosaic_cli.runner.build import build_site_federation
 from tests.federation.sites import (
@@ -29,6 +30,7 @@ from tests.federation.sites import (
     export_shards,
     is_request,
     join,
+    join_request,
     local_round,
     make_config,
     request_site,
@@ -87,7 +89,7 @@ def attack_error(site, shards, folder, *more):
             continue
         if join(site, config)["kind"] == protocol.ERROR:
             break
-        loss = local_round(site, config).get("notes", {}).get("loss_private")
+        loss = local_round(site, config).get("metrics", {}).get("loss_private")
         if loss is None:
             break
         observed.append((weight, bias, loss))
@@ -149,18 +151,22 @@ def test_plans_below_a_minimum_are_refused(assignment, words, shards, tmp_path):
 
 
 def test_with_a_budget_responses_do_not_depend_on_data(shards, tmp_path):
-    """Two sites with different examples send the same bytes but for labels, which have noise."""
+    """Two sites with different examples send the same headers, and labels with noise in as many bytes."""
     responses = []
     for name, change in (("one", lambda images: images), ("other", lambda images: images[::-1].copy())):
         site = Sites(shards, tmp_path / name, BUDGET).sites[0]
         site.shard = replace(site.shard, dataset=replace(site.shard.dataset, images=change(site.shard.dataset.images)))
         config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS)
-        headers = [join(site, config), *(local_round(site, config, number) for number in (1, 2))]
-        headers.append(request_site(site, {"kind": protocol.FINISH, "run": run_id(config), "round": 2}))
-        responses.append(headers)
+        requests = [(protocol.LOCAL_ROUND, 1), (protocol.LOCAL_ROUND, 2), (protocol.FINISH, 2)]
+        messages = [site.handle_request(join_request(site, config).encode())]
+        for kind, number in requests:
+            request = Request({"kind": kind, "run": run_id(config), "round": number})
+            messages.append(site.handle_request(request.encode()))
+        responses.append([(Response.decode(message).header, len(message)) for message in messages])
     assert responses[0] == responses[1]
-    assert all(header["withheld"] for header in responses[0])
-    assert [header["kind"] for header in responses[0]] == ["join", protocol.LOCAL_ROUND, protocol.LOCAL_ROUND, "finish"]
+    headers = [header for header, _ in responses[0]]
+    assert all(header["withheld"] for header in headers)
+    assert [header["kind"] for header in headers] == [protocol.JOIN, *(kind for kind, _ in requests)]
 
 
 def test_with_a_budget_a_diverged_client_sends_labels_like_any_other(shards, tmp_path, monkeypatch):
@@ -175,6 +181,82 @@ def test_with_a_budget_a_diverged_client_sends_labels_like_any_other(shards, tmp
     response = Response.decode(data)
     assert response.header == expected[1]
     assert set(response.parts) == {"opinion"}
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_with_a_budget_predictions_that_are_not_numbers_are_not_noticed(offset, shards, tmp_path):
+    """Weights are finite, and six layers overflow. NaN plus noise is NaN, and would be sent as expertise 0."""
+    site = Sites(shards, tmp_path, BUDGET).sites[0]
+    labels = (site.shard.dataset.labels + 3 * offset) % 10
+    site.shard = replace(site.shard, dataset=replace(site.shard.dataset, labels=labels))
+    config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS, *OVERFLOW)
+    join(site, config)
+    request = Request({"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": 1})
+    [(_, upload)] = Response.decode(site.handle_request(request.encode())).parts.values()
+    spec = config.method.message_spec(site._current_run.federation.ctx)
+    is_zero = wire.decode_expertise(upload, spec) == 0
+    assert 10 < is_zero.sum() < 50, "noise makes about a half of 60 values 0"
+    assert site._current_run.client.is_skipped == (offset in (1, 2))
+    assert site.ledger.num_entries == 1
+
+
+OVERFLOW = (
+    *("train.rounds=1", "train.local_steps=1", "train.batch_size=1", "train.lr=1.05e6", "model.hidden=[8,8,8,8,8,8]"),
+    "methods.fedmosaic.expertise=entropy",
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_withheld"),
+    [(SitePolicy(metrics="withheld"), True), (SitePolicy(), True), (SitePolicy(metrics="exact-unprotected"), False)],
+    ids=["withheld", "rounded", "unchanged"],
+)
+def test_a_stricter_policy_applies_to_stored_responses(policy, is_withheld, shards, tmp_path):
+    sites = Sites(shards, tmp_path, SitePolicy(metrics="exact-unprotected"))
+    config = make_config(shards, "student", tmp_path, "train.rounds=1", "train.batch_size=8", "train.local_steps=5")
+    requests = [join_request(sites.sites[0], config)]
+    requests.append(Request({"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": 1}))
+    first = [sites.sites[0].handle_request(request.encode()) for request in requests][-1]
+    assert Response.decode(first).header["metrics"]["loss_private"] > 0
+    sites.policy = policy
+    sites.restart(0)
+    again = [sites.sites[0].handle_request(request.encode()) for request in requests][-1]
+    if is_withheld:
+        response = Response.decode(again)
+        assert response.header["metrics"] == {}
+        assert response.header["evaluation"] is None
+        assert response.header["withheld"]
+        assert response.parts == Response.decode(first).parts
+    else:
+        assert again == first
+
+
+def test_a_stored_response_is_sent_again_byte_for_byte(shards, tmp_path):
+    for number, policy in enumerate((SitePolicy(), BUDGET)):
+        sites = Sites(shards, tmp_path / str(number), policy)
+        config = make_config(shards, "fedmosaic", tmp_path, *NOISY_LABELS, "train.batch_size=8")
+        join(sites.sites[0], config)
+        request = Request({"kind": protocol.LOCAL_ROUND, "run": run_id(config), "round": 1}).encode()
+        first = sites.sites[0].handle_request(request)
+        assert Response.decode(first).kind == protocol.LOCAL_ROUND
+        sites.restart(0)
+        assert sites.sites[0].handle_request(request) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cannot read a file (/home/our user/site 1/plan.json): restore it", "cannot read a file (...): restore it"),
+        ("cannot read site/runs/toy/plan.json: restore it", "cannot read ... restore it"),
+        (r"cannot read C:\\Users\\us\\plan.json", "cannot read ..."),
+        ("delta 0.99 is not below 1/470, restore '/srv/site'", "delta 0.99 is not below 1/470, restore ..."),
+        ("increase train.lr (site.json)", "increase train.lr (site.json)"),
+    ],
+)
+def test_errors_contain_no_paths(text, expected):
+    header = {"kind": protocol.ERROR, "error": protocol.ERROR_REFUSED, "text": text}
+    policy = SitePolicy(metrics="exact-unprotected")
+    assert EgressFilter(policy, 100, 100).filter_header(header)["text"] == expected
 
 
 def diverge_once(client):
@@ -265,10 +347,21 @@ def test_a_ledger_whose_anchor_cannot_be_written_is_refused_before_a_release(tmp
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
+def test_a_longer_ledger_that_does_not_continue_the_recorded_one_is_refused(tmp_path):
+    """A site with a new directory could otherwise forget its releases by making more."""
+    ledger = PrivacyLedger(tmp_path / "first.jsonl", "data", 10, tmp_path / "anchors")
+    ledger.append("run", [Release(1, "krr", 60, epsilon=5.0)])
+    other = PrivacyLedger(tmp_path / "other.jsonl", "data", 10, tmp_path / "other anchors")
+    for number in (1, 2):
+        other.append("run", [Release(number, "krr", 1, epsilon=0.01)])
+    with pytest.raises(RunStateError, match="does not continue the 1 that its anchor records"):
+        PrivacyLedger(tmp_path / "other.jsonl", "data", 10, tmp_path / "anchors")
+
+
 def test_two_ledgers_of_the_same_data_that_are_open_at_the_same_time_do_not_both_record(tmp_path):
     first, second = (PrivacyLedger(tmp_path / name, "data", 10, tmp_path / "anchors") for name in ("a", "b"))
     first.append("run", [Release(1, "krr", 60, epsilon=0.1)])
-    with pytest.raises(RunStateError, match="0 entries, and its anchor has 1"):
+    with pytest.raises(RunStateError, match="has 0 entries and does not continue the 1"):
         second.append("run", [Release(1, "krr", 60, epsilon=0.1)])
     assert not (tmp_path / "b").exists()
 
@@ -355,8 +448,8 @@ def test_rounded_metrics_have_two_digits(value, expected):
     ("value", "expected"), [(0.0, 0.0), (9e-7, 0.0), (1.1e-6, 0.01), (0.0019, 0.01), (0.456, 0.46)]
 )
 def test_a_rounded_lambda_is_zero_only_if_the_client_ignores_the_public_set(value, expected):
-    header = EgressFilter(SitePolicy(), 100, 100).filter_header({"notes": {"trust": value}})
-    assert header == {"notes": {"trust": expected}}
+    header = EgressFilter(SitePolicy(), 100, 100).filter_header({"metrics": {"trust": value}})
+    assert header == {"metrics": {"trust": expected}}
 
 
 def test_every_field_of_a_response_needs_a_rule():
@@ -367,10 +460,13 @@ def test_every_field_of_a_response_needs_a_rule():
 
 def test_metrics_of_few_examples_are_withheld():
     egress = EgressFilter(SitePolicy(), num_train=100, num_test=19, num_validation=19)
-    assert egress.filter_header({"mark": {"accuracy": 0.5, "loss": 1.0}}) == {"mark": None, "withheld": True}
+    assert egress.filter_header({"evaluation": {"accuracy": 0.5, "loss": 1.0}}) == {
+        "evaluation": None,
+        "withheld": True,
+    }
     egress = EgressFilter(SitePolicy(), num_train=100, num_test=20, num_validation=19)
     metrics = {"accuracy": 0.512, "loss": 1.0, "val_accuracy": 0.4}
-    assert egress.filter_header({"mark": metrics}) == {"mark": {"accuracy": 0.51, "loss": 1.0}}
+    assert egress.filter_header({"evaluation": metrics}) == {"evaluation": {"accuracy": 0.51, "loss": 1.0}}
 
 
 def test_a_run_with_withheld_metrics_finishes_and_lists_unreported_clients(shards, tmp_path):

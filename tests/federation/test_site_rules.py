@@ -38,23 +38,23 @@ def shards(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_of_every_response_are_rounded(kind):
-    header = {"kind": kind, "mark": {"accuracy": 0.98765, "loss": 0.01234}, "notes": {"loss_private": 12.345}}
+    header = {"kind": kind, "evaluation": {"accuracy": 0.98765, "loss": 0.01234}, "metrics": {"loss_private": 12.345}}
     filtered = EgressFilter(SitePolicy(), 100, 100).filter_header(header)
-    assert filtered == {"kind": kind, "mark": {"accuracy": 0.99, "loss": 0.01}, "notes": {"loss_private": 12.0}}
+    assert filtered == {"kind": kind, "evaluation": {"accuracy": 0.99, "loss": 0.01}, "metrics": {"loss_private": 12.0}}
 
 
 def test_the_response_to_a_join_contains_rounded_metrics(shards, tmp_path):
     site = Sites(shards, tmp_path, SitePolicy()).sites[0]
-    metrics = join(site, make_config(shards, "fedct", tmp_path))["mark"]
+    metrics = join(site, make_config(shards, "fedct", tmp_path))["evaluation"]
     assert 0 < metrics["loss"] == pytest.approx(round(metrics["loss"], 2), abs=0)
 
 
 def test_metrics_are_withheld_if_the_examples_they_average_over_are_few():
-    header = {"mark": {"accuracy": 0.5}, "notes": {"loss_private": 1.0}}
+    header = {"evaluation": {"accuracy": 0.5}, "metrics": {"loss_private": 1.0}}
     few_train = EgressFilter(SitePolicy(), num_train=19, num_test=100).filter_header(header)
-    assert few_train == {"mark": {"accuracy": 0.5}, "notes": {}}
+    assert few_train == {"evaluation": {"accuracy": 0.5}, "metrics": {}}
     few_tests = EgressFilter(SitePolicy(), num_train=20, num_test=19).filter_header(header)
-    assert few_tests == {"mark": None, "notes": {"loss_private": 1.0}, "withheld": True}
+    assert few_tests == {"evaluation": None, "metrics": {"loss_private": 1.0}, "withheld": True}
 
 
 @pytest.mark.parametrize(("planned", "limit"), [(None, 8.0), (6.5, 6.5), (20.0, 8.0)])

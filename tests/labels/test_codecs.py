@@ -82,6 +82,11 @@ def test_receiver_decodes_quantised_levels():
     assert arrived([0.1, 0.4, 0.6, 1.0], high=1.0, bits=1).tolist() == [0, 0, 1, 1]
 
 
+def test_values_that_are_not_numbers_have_no_level():
+    with pytest.raises(ArithmeticError, match="not a number"):
+        codecs.quantise(np.array([0.5, np.nan]), 1.0, 8)
+
+
 def test_range_ends_are_exact():
     """The server adds what keeps a vote alive: on the wire 0 is 0."""
     high = EXPERTISE_RULES["entropy"].max_value(10, 1)

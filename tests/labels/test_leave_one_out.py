@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,7 +30,10 @@ RATES = {"exact": NOISELESS_RATES, "noisy": ReportingRates(0.7, 0.1)}
 
 @st.composite
 def uploads(draw):
-    """Ballots with labels or bits; with levels, a value per class or no expertise. Ties are frequent."""
+    """Ballots with labels or bits; with levels, a value per class or no expertise. Ties are frequent.
+
+    The largest expertise is 1, log C as with entropies, or as large as with `count-confidence`.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     clients, examples, classes = draw(st.integers(2, 12)), draw(st.integers(1, 6)), draw(st.integers(2, 4))
     kind = draw(st.sampled_from(["levels", "histogram", "none"]))
@@ -39,7 +44,9 @@ def uploads(draw):
     if kind == "none":
         return ballots(labels, None, classes)
     if kind == "levels":
-        return ballots(labels, levels(rng.integers(0, top, (clients, examples), endpoint=True)), classes)
+        max_expertise = draw(st.sampled_from([1.0, math.log(classes), 500 * math.log(10), 1e7]))
+        sent_levels = rng.integers(0, top, (clients, examples), endpoint=True)
+        return ballots(labels, levels(sent_levels, max_expertise), classes, max_expertise=max_expertise)
     shares = rng.integers(0, top, (clients, classes), endpoint=True) + 1e-9
     shares = shares / shares.sum(axis=1, keepdims=True)
     return ballots(labels, shares, classes, code=ExpertiseEncoding.HISTOGRAM)
@@ -79,6 +86,14 @@ def test_weights_without_expertise_count_beside_an_expert():
     sent = ballots(labels, claimed, 3)
     found, expected = leave_one_out_votes(sent, VotingRules()), votes_of_others(sent, VotingRules(), NOISELESS_RATES)
     assert all(np.array_equal(found[client], expected[client]) for client in expected)
+
+
+@pytest.mark.parametrize("rule", ["paper", "trimmed", "capped and trimmed"])
+def test_a_vote_counts_beside_one_that_is_a_thousand_million_times_as_heavy(rule):
+    labels, max_expertise = [[0], [0], [1], [1]], 500 * math.log(10)
+    sent = ballots(labels, levels([[255], [0], [0], [0]], max_expertise), 2, max_expertise=max_expertise)
+    found, expected = leave_one_out_votes(sent, RULES[rule]), votes_of_others(sent, RULES[rule], NOISELESS_RATES)
+    assert [found[client].tolist() for client in range(4)] == [expected[client].tolist() for client in range(4)]
 
 
 def test_a_client_alone_has_no_labels_from_others():

@@ -78,6 +78,12 @@ def test_mechanisms_without_noise_draw_and_change_nothing():
     assert untouched.bit_generator.state == rng().bit_generator.state
 
 
+def test_noise_hides_values_that_are_not_finite():
+    values, replaced = np.array([math.nan, math.inf, -math.inf, 0.5]), np.array([0.0, 1.0, 0.0, 0.5])
+    noisy = add_clipped_gaussian_noise(values, 0.3, 1.0, rng())
+    assert np.array_equal(noisy, add_clipped_gaussian_noise(replaced, 0.3, 1.0, rng()))
+
+
 def test_mechanisms_return_copies():
     labels, scores = np.array([2, 0]), np.array([0.1, 0.2])
     assert randomized_response(labels, math.inf, 3, rng()) is not labels

@@ -31,7 +31,8 @@ from fedmosaic_cli.sweeps.sweep_plan import (
     plan_sweep,
 )
 
-ALL_STUDIES = [(name, scale) for name in STUDIES for scale in Scale]
+ALL_STUDIES = [(name, scale) for name in STUDIES for scale in Scale if name != "regimes" or scale is Scale.quick]
+"""The scenarios of `regimes` are the same at both scales."""
 
 
 @pytest.fixture(autouse=True)

@@ -244,7 +244,9 @@ def test_a_private_ray_listens_on_loopback_only(tmp_path):
 
 CLUSTER_SCRIPT = """
 import sys
+from pathlib import Path
 from ray.cluster_utils import Cluster
+Path(sys.argv[1], "ray").mkdir()
 small = {"object_store_memory": 10**8, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "temp_dir": sys.argv[1], **small})
 first, second = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
@@ -271,18 +273,21 @@ class RayCluster:
 
 @pytest.fixture
 def cluster():
+    """A cluster with its own temporary directory, in which Ray expects the directory of its address to exist."""
     with (
         tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
             [sys.executable, "-c", CLUSTER_SCRIPT, folder],
-            env={**os.environ, "FEDMOSAIC_RUNS": "not-here", "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**os.environ, "FEDMOSAIC_RUNS": "not-here", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         ) as process,
     ):
-        yield RayCluster(process, process.stdout.readline().strip())
+        address = process.stdout.readline().strip()
+        assert address, "the cluster did not start"
+        yield RayCluster(process, address)
         process.stdin.close()
 
 

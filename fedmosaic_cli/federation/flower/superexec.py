@@ -26,7 +26,13 @@ APP_DIR = "app"
 
 
 def start_app(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start one of Flower's apps, with its token in a file that is open in the app and has no name."""
+    """Start one of Flower's apps, with its token in a file that is open in the app and has no name.
+
+    Raises:
+        ValueError: The command has a token in another form, which other users could read.
+    """
+    if any(argument.startswith(f"{TOKEN_OPTION}=") for argument in command):
+        raise ValueError("Flower passes a token as one argument (flwr): install the version that fedmosaic requires")
     if TOKEN_OPTION not in command:
         return subprocess.Popen(command, **options)
     position = command.index(TOKEN_OPTION)

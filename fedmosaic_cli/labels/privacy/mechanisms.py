@@ -70,11 +70,15 @@ def flip_one_hot_bits(
 def add_clipped_gaussian_noise(
     values: NDArray[Any], sigma: float, max_value: float, rng: RandomSource
 ) -> NDArray[np.float64]:
-    """Values clipped to [0, max_value], plus independent Gaussian noise, clipped again; unchanged without noise."""
+    """Values clipped to [0, max_value], plus independent Gaussian noise, clipped again; unchanged without noise.
+
+    NaN counts as 0 before the noise is added. Otherwise it would stay NaN and tell that the client diverged.
+    """
     exact = np.array(values, dtype=np.float64)
     if sigma == 0:
         return exact
-    noisy: NDArray[np.float64] = np.clip(exact, 0.0, max_value) + rng.normal(0.0, sigma, exact.shape)
+    clipped = np.clip(np.where(np.isnan(exact), 0.0, exact), 0.0, max_value)
+    noisy: NDArray[np.float64] = clipped + rng.normal(0.0, sigma, exact.shape)
     return noisy.clip(0.0, max_value)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedmosaic_cli.errors import DivergenceError
 from fedmosaic_cli.labels.privacy import mechanisms
 from fedmosaic_cli.labels.privacy.noise import require_budget
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
@@ -55,11 +56,18 @@ def privatize(
 
     Returns:
         Labels and expertise as they are sent.
+
+    Raises:
+        DivergenceError: The expertise is not finite.
     """
+    import numpy as np
+
     sharing = label_sharing(ctx)
     noise = sharing.privacy_noise
     if noise is None:
         return labels, expertise
+    if expertise is not None and not np.isfinite(expertise).all():
+        raise DivergenceError(client.id, client.round, "its expertise on public examples")
     if sharing.is_attacker:
         noise = replace(noise, label_epsilon=math.inf, noise_multiplier=0.0)
     else:

@@ -372,6 +372,12 @@ def test_the_token_of_an_app_is_not_among_its_arguments(capfd):
     assert capfd.readouterr().out == f"['ADDRESS', '--token-file', '{process.args[-2]}', '--insecure'] secret\n"
 
 
+def test_a_token_that_would_be_visible_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Flower passes a token as one argument"):
+        superexec.start_app([sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')", "--token=secret"])
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_app_without_a_token_is_started_as_it_is(capfd):
     process = superexec.start_app([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL)
     assert process.wait(30) == 0

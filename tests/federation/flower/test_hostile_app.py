@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess, terminate_all
@@ -122,6 +124,21 @@ def test_a_site_answers_the_message_of_a_hostile_app_and_executes_nothing_of_it(
         assert coordinator.run_app() == repr(b"0:echo hello")
         assert (tmp_path / "server-executed").exists()
         assert not (tmp_path / "client-executed").exists()
+        processes = site_processes(site)
+        assert len(processes) == 2, "the site and its node program"
+        assert [process for process in processes if listening_sockets(process)] == [], "a site opens no port"
+        assert not [argument for process in processes for argument in process.cmdline() if "token" in argument]
+
+
+def site_processes(site: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    process = psutil.Process(site.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def listening_sockets(process: psutil.Process) -> list[object]:
+    """Return the sockets on which a process accepts connections from other machines or users."""
+    sockets = process.net_connections(kind="inet")
+    return [socket for socket in sockets if socket.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)]
 
 
 def test_the_same_app_is_executed_by_a_supernode_of_flower(tmp_path):
