@@ -52,6 +52,7 @@ MESSAGE_SECTION_REASONS = {
 RESUME_SAFE_KEYS = {
     "train.rounds",
     "train.workers",
+    "train.cuda_streams",
     "train.images",
     "train.checkpoint_every",
     "train.execution",

@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Indices of a batch in its example set and in the shared array of images, and its augmentation, if any."""
+    """A batch of an example set.
+
+    Attributes:
+        local_indices: Positions in the example set.
+        image_indices: Positions in the shared array of images.
+        windows: Flips and crops; None without augmentation.
+        pixels: The images on the device, if they are there already.
+    """
 
     local_indices: Tensor
     image_indices: Tensor
     windows: Tensor | None = None
+    pixels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.local_indices)
@@ -56,10 +64,11 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
     sizes = [len(batch) for batch in local_batches]
     joined = torch.cat(local_batches)
     on_device = copy_to_device(joined, examples.device)
+    at_images = on_device if examples.indices.device == on_device.device else joined  # images may be on the host
     windows: Sequence[Tensor | None] = [None] * len(sizes)
     if has_windows(joined):
-        joined, on_device, windows = joined[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
-    image_indices = examples.indices[copy_to_device(joined, examples.indices.device)].split(sizes)
+        at_images, on_device, windows = at_images[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
+    image_indices = examples.indices[at_images].split(sizes)
     return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, windows, strict=True)]
 
 

@@ -145,7 +145,7 @@ class InProcessClient:
 
     @property
     def train_labels(self) -> Tensor:
-        return self.private.targets.cpu()
+        return self.private.host_targets
 
     @property
     def class_counts(self) -> Tensor:
@@ -153,7 +153,7 @@ class InProcessClient:
 
     @property
     def validation_labels(self) -> Tensor:
-        return torch.empty(0, dtype=torch.int64) if self.validation is None else self.validation.targets.cpu()
+        return torch.empty(0, dtype=torch.int64) if self.validation is None else self.validation.host_targets
 
     def train(
         self,

@@ -83,13 +83,15 @@ class LocalClientPool:
             return evaluate_client(federation.method, client, task, received.for_client(client))
 
         jobs = [
-            ClientJob(task, len(task.test), clients[task.owner_id].learner.stack_key, task.test.device)
+            ClientJob(
+                task, len(task.test), clients[task.owner_id].learner.stack_key, task.test.device, client=task.owner_id
+            )
             for task in federation.eval_tasks
         ]
         return federation.worker_pool.map(evaluate, jobs)
 
     def _jobs(self, clients: Sequence[InProcessClient]) -> list[ClientJob[InProcessClient]]:
-        return [ClientJob(c, len(c.private), c.learner.stack_key, c.private.device) for c in clients]
+        return [ClientJob(c, len(c.private), c.learner.stack_key, c.private.device, client=c.id) for c in clients]
 
 
 class ServerView:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedmosaic_cli.engine import params, training
+from fedmosaic_cli.engine.eval_batches import eval_batch_size
 from fedmosaic_cli.engine.execution.lockstep import current_worker_id
 from fedmosaic_cli.models.architectures import as_classifier, build_network
 from fedmosaic_cli.models.registered_models import MODELS
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 GLOBAL_RNG_LOCK = threading.Lock()
-# The fastest size on CPUs: activations of larger batches do not fit into the caches.
-EVAL_BATCH_SIZE = 128
+# Batch-normalisation statistics are means over batches, so this number determines them on every device.
+STATISTICS_BATCH_SIZE = 128
 
 
 class NetworkLearner:
@@ -81,6 +83,11 @@ class NetworkLearner:
     def stack_key(self) -> Hashable:
         return None
 
+    @cached_property
+    def eval_batch_size(self) -> int:
+        """The number of examples in one forward pass of an evaluation."""
+        return eval_batch_size(self.template, self.input_shape, self.device)
+
     @contextmanager
     def seeded_layers(self, seed: int) -> Iterator[None]:
         """Let layers such as dropout draw from `seed`. They use torch's global generator, so one client runs at a time.
@@ -118,9 +125,9 @@ class NetworkLearner:
         return self._run_in_batches(self.bound_module(parameters).eval().features, examples, width)
 
     def _run_in_batches(self, function: Callable[[Tensor], Tensor], examples: Examples, width: int) -> Tensor:
-        starts = range(0, len(examples), EVAL_BATCH_SIZE)
+        size = self.eval_batch_size
         with torch.inference_mode(), self.autocast():
-            outputs = [function(examples.inputs(slice(start, start + EVAL_BATCH_SIZE))) for start in starts]
+            outputs = [function(examples.inputs(slice(start, start + size))) for start in range(0, len(examples), size)]
         if not outputs:
             return torch.empty(0, width, dtype=self.dtype, device=self.device)
         return torch.cat(outputs).to(self.dtype)
@@ -142,8 +149,8 @@ class NetworkLearner:
             for layer in norms:
                 layer.momentum = None  # None selects the plain mean
             with torch.no_grad():
-                for start in range(0, max(len(examples) - 1, 0), EVAL_BATCH_SIZE):
-                    module(examples.inputs(slice(start, start + EVAL_BATCH_SIZE)))
+                for start in range(0, max(len(examples) - 1, 0), STATISTICS_BATCH_SIZE):
+                    module(examples.inputs(slice(start, start + STATISTICS_BATCH_SIZE)))
         finally:
             for layer, value in zip(norms, momentum, strict=True):
                 layer.momentum = value

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.execution.cuda_streams import wait_for_current_stream
 from fedmosaic_cli.engine.round_log import require_loggable
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive_rng
@@ -141,5 +142,6 @@ class PublicTrainer:
                 self._server.state = {}
                 self._results[round_number, key] = compute(self._server)
                 self._server.finish_round()
+                wait_for_current_stream(self._server.device)
             result: T = self._results[round_number, key]
             return result

@@ -14,7 +14,7 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment",)
+OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution", "cuda_streams")
 
 
 class TrainSettings(ConfigSection):
@@ -36,6 +36,9 @@ class TrainSettings(ConfigSection):
         on_nan: Whether a client with NaN or infinite values stops the run, or is rolled back and skipped.
         checkpoint_every: Rounds between two checkpoints.
         workers, execution, precision, images: How to compute; see docs/performance.md.
+        stacked_convolution: How stacked clients compute convolutions; see `engine.execution.stacked`.
+        cuda_streams: Number of streams per GPU for clients that are trained one by one.
+        tf32, cudnn_benchmark, deterministic: Options of torch for CUDA; see `runner.accelerator_options`.
     """
 
     rounds: PositiveInt = 100
@@ -57,11 +60,22 @@ class TrainSettings(ConfigSection):
     execution: Literal["auto", "threads", "stacked"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     images: Literal["auto", "device", "host"] = "auto"
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+    deterministic: bool = False
+    stacked_convolution: Literal["grouped", "matmul"] = "grouped"
+    cuda_streams: Annotated[int, Field(ge=1, le=32)] = 1
 
     @model_validator(mode="after")
     def require_sgd_for_momentum(self) -> TrainSettings:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum {self.momentum} has no effect with {self.optimizer}: use optimizer sgd")
+        return self
+
+    @model_validator(mode="after")
+    def require_fixed_algorithms(self) -> TrainSettings:
+        if self.deterministic and self.cudnn_benchmark:
+            raise ValueError("cudnn_benchmark varies the algorithms that deterministic fixes: use one of them")
         return self
 
     def steps_per_round(self, num_examples: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
-from fedmosaic_cli.engine.augmentation import join_windows
+from fedmosaic_cli.engine.image_prefetch import with_prefetched_images
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
 
@@ -81,9 +81,13 @@ def run_steps(
         public_batches = batching.resolve_indices(task.public, task.schedule.public_batches)
     totals = [torch.zeros((), dtype=runner.dtype, device=runner.device) for _ in (None, *terms)]
     num_seen = num_steps = 0
-    for private_batch, public_batch in zip(private_batches, public_batches, strict=True):
-        if needs_pairs and batching.has_singleton_batch(private_batch, public_batch):
-            continue
+    steps = [
+        step
+        for step in zip(private_batches, public_batches, strict=True)
+        if not (needs_pairs and batching.has_singleton_batch(*step))
+    ]
+    for private_batch, public_batch in with_prefetched_images(task.private, steps):
+        # Autocast keeps rounded weights until it ends, and the optimizer changes them: one context per step.
         with runner.autocast():
             outputs = forward(runner, module, task, private_batch, public_batch)
             if uses_module:
@@ -113,7 +117,8 @@ def run_steps(
             total.add_(part.detach() * len(private_batch))
         num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
-    means = [(total / num_seen).item() if num_seen else None for total in totals]
+    # One read for all losses, because each waits for the device.
+    means = (torch.stack(totals) / num_seen).tolist() if num_seen else [None] * len(totals)
     return TrainingLosses(means[0], means[1:], num_steps)
 
 
@@ -168,9 +173,7 @@ def forward(
         public_logits = module(task.public.batch_inputs(public_batch))
     else:
         # Private and public examples share one array of images.
-        image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
-        windows = join_windows(private_batch.windows, public_batch.windows)
-        features = module.features(task.private.normalised_images(image_indices, windows))
+        features = module.features(task.private.batch_inputs(private_batch, public_batch))
         private_logits, public_logits = module.head(features).split([len(private_batch), len(public_batch)])
         features = features[: len(private_batch)]
     return BatchOutputs(

@@ -35,6 +35,7 @@ from fedmosaic_cli.labels.label_messages import ConsensusLabels
 from fedmosaic_cli.labels.privacy.privacy_report import read_ledger
 from fedmosaic_cli.labels.privacy.privatize import LEDGER_KEY
 from fedmosaic_cli.plugin_sources import plugin_failure
+from fedmosaic_cli.runner.accelerator_options import AcceleratorOptions
 from fedmosaic_cli.runner.build import build_site_federation, count_weights
 from fedmosaic_cli.runner.checkpoint_state import restore_state, to_arrays
 from fedmosaic_cli.storage import checkpoints
@@ -449,6 +450,8 @@ class Site:
         if plan.get("plugins", {}) != config.plugins():
             raise RequestError(OTHER_PLUGIN_TEXT)
         self._record_noise(config, folder)
+        if self.device.type != "cpu":
+            AcceleratorOptions.from_settings(config.train).apply()
         shard = self.shard
         federation = build_site_federation(
             config, shard.dataset, shard.partition, shard.client_train_sizes, shard.shard_set.digest, self.device

@@ -154,7 +154,7 @@ def build_federation(
     sizes = {client.id: len(client.private) for client in clients}
     info = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
     eval_tasks = [build_eval_task(data_for(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
-    workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]))
+    workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]), config.train.cuda_streams)
     state = init_state(config.method, clients, build_server(config, devices[0], lambda: datasets[0]), info)
     attack = build_attack(config, info, dataset, partition)
     return Federation(

@@ -15,6 +15,7 @@ from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.plugin_sources import plugin_failure
+from fedmosaic_cli.runner.accelerator_options import accelerator_options
 from fedmosaic_cli.runner.build import find_devices, pool_training_examples, with_poisoned_labels
 from fedmosaic_cli.runner.checkpoint_state import to_tensors
 from fedmosaic_cli.runner.device_dataset import DeviceDataset
@@ -116,9 +117,10 @@ def process_runs(
             dataset, partition = load_run_data(run, data_dirs)
             on_device = DeviceDataset(dataset, partition, device, torch.float32, run.config.train.images)
             loaded = run.data_key, on_device, partition
-        yield from process(
-            with_supported_precision(run, device), loaded[1], with_poisoned_labels(loaded[2], run.config)
-        )
+        with accelerator_options(run.config.train, device):
+            yield from process(
+                with_supported_precision(run, device), loaded[1], with_poisoned_labels(loaded[2], run.config)
+            )
 
 
 def load_finished_run(files: RunDirectory, data_dirs: DataDirs) -> FinishedRun:

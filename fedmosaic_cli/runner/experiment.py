@@ -14,6 +14,7 @@ from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.runner.accelerator_options import accelerator_options
 from fedmosaic_cli.runner.build import build_federation, find_devices
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
@@ -131,7 +132,10 @@ def open_federation(
     """Build the federation in its initial state, with clients in this process or at remote sites."""
     devices = find_devices(options.device)
     if options.remote is not None:
-        with options.remote.open(config, shards, files, data_dirs, devices[0]) as federation:
+        with (
+            accelerator_options(config.train, devices[0]),
+            options.remote.open(config, shards, files, data_dirs, devices[0]) as federation,
+        ):
             yield federation
         return
     manifest = checkpoints.read_newest_manifest(files.checkpoints_dir)
@@ -140,9 +144,10 @@ def open_federation(
         raise RequestError(
             f"the run was started with clients at sites (--engine, {files.path}): continue it with --engine flower"
         )
-    federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
-    with federation.worker_pool:
-        yield federation
+    with accelerator_options(config.train, devices[0]):
+        federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
+        with federation.worker_pool:
+            yield federation
 
 
 def run_remaining_rounds(

@@ -10,6 +10,7 @@ import torch
 from fedmosaic_cli.engine.client import InProcessClient
 from fedmosaic_cli.engine.estimator_learner import EstimatorLearner
 from fedmosaic_cli.engine.execution.modes import NETWORK_LEARNERS, choose_execution
+from fedmosaic_cli.engine.execution.stacked.matmul_convolution import use_matrix_products
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import is_stackable
 from fedmosaic_cli.engine.server import PUBLIC_STREAM, PublicTrainer
 
@@ -105,9 +106,12 @@ def build_network_learner(
 ) -> NetworkLearner:
     """Build the learner of a network or, with `extend`, of an additional network of the method."""
     dataset = data.dataset
-    return NETWORK_LEARNERS[mode](
+    learner = NETWORK_LEARNERS[mode](
         model, train, dataset.input_shape, dataset.num_classes, data.device, data.dtype, extend=extend
     )
+    if mode == "stacked" and train.stacked_convolution == "matmul":
+        use_matrix_products(learner.template)
+    return learner
 
 
 def build_reference_network(

@@ -1,8 +1,8 @@
-"""A simulated accelerator: tensors on the device `simgpu`, whose memory is that of the CPU.
+"""Two simulated accelerators: tensors on the devices `simgpu:0` and `simgpu:1`, whose memory is that of the CPU.
 
 Its kernels are those of the CPU, so results are the same bit for bit. As on a GPU, operations that mix devices fail.
-The host waits when it reads a value or copies a tensor. `record_operations` counts kernels, reads and copies with the
-lines of fedmosaic that caused them.
+The host waits when it reads a value or copies a tensor to or from the host. `record_operations` counts kernels, reads
+and copies with the lines of fedmosaic that caused them.
 
 torch's experimental API for devices in Python registers the device (`register`). A tensor of the device is made from a
 CPU tensor through DLPack, with another device type in its header: both share the memory. The kernel of an operation
@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE_TYPE = "simgpu"
+NUM_DEVICES = 2
 DEVICE = f"{DEVICE_TYPE}:0"
 DLPACK_CPU, DLPACK_EXTENSION = 1, 12
 """Device types of DLPack."""
@@ -40,7 +41,8 @@ class Operations:
 
     Attributes:
         kernels: Number of kernels by operation, without views and allocations.
-        waits: Number of times the host waited, by cause: `read`, `to host`, `to device`, or the name of an operation.
+        waits: Number of times the host waited, by cause: `read`, `to host`, `to device`, `between
+            devices`, or the name of an operation.
         places: The same by cause and line of fedmosaic.
     """
 
@@ -98,7 +100,7 @@ class DeviceModule:
         return 0
 
     def device_count(self) -> int:
-        return 1
+        return NUM_DEVICES
 
     def manual_seed_all(self, seed: int) -> None:
         pass
@@ -116,9 +118,15 @@ def missing_api() -> str:
     return ""
 
 
+def register(index: int = 0) -> torch.device:
+    """Return a simulated device."""
+    register_devices()
+    return torch.device(DEVICE_TYPE, index)
+
+
 @cache
-def register() -> torch.device:
-    """Register the device in this process, once, and return it."""
+def register_devices() -> None:
+    """Register the devices in this process, once."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=DeviceModule())
@@ -130,7 +138,7 @@ def register() -> torch.device:
     others.fallback(run_on_cpu, "PrivateUse1")
     LIBRARIES.extend([library, others])
     torch.Tensor.__deepcopy__ = deepcopy_tensor
-    return torch.device(DEVICE)
+    torch.autograd._engine_run_backward = in_this_thread(torch.autograd._engine_run_backward)
 
 
 LIBRARIES: list[torch.library.Library] = []
@@ -149,23 +157,33 @@ def deepcopy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return memo[id(tensor)]
 
 
+def in_this_thread(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run backward passes in the calling thread: torch has no thread for a second device in Python."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return run_backward(*args, **kwargs)
+
+    return run
+
+
 def is_simulated(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE
 
 
-def relabel(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
+def relabel(tensor: torch.Tensor, device_type: int, index: int = 0) -> torch.Tensor:
     """Return a tensor with the same memory on another device."""
     capsule = torch._C._to_dlpack(tensor)
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get_pointer(capsule, b"dltensor") + DLPACK_DEVICE_OFFSET
     ctypes.c_int32.from_address(address).value = device_type
-    ctypes.c_int32.from_address(address + 4).value = 0
+    ctypes.c_int32.from_address(address + 4).value = index
     return torch._C._from_dlpack(capsule)
 
 
-def to_simulated(tensor: torch.Tensor) -> torch.Tensor:
-    return relabel(tensor, DLPACK_EXTENSION)
+def to_simulated(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    return relabel(tensor, DLPACK_EXTENSION, index)
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -186,8 +204,10 @@ def alias(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | No
 def copy_tensor(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or on the device."""
     for record in RECORDS:
-        if is_simulated(source) and is_simulated(target):
+        if source.device == target.device:
             record.count_kernel(COPY)
+        elif is_simulated(source) and is_simulated(target):
+            record.count_wait("between devices")
         else:
             record.count_wait("to host" if is_simulated(source) else "to device")
     into, content = (to_cpu(tensor) if is_simulated(tensor) else tensor for tensor in (target, source))
@@ -206,8 +226,9 @@ def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> A
     """Run any other operation."""
     name = operation.name().removeprefix("aten::")
     leaves = tree_leaves((args, kwargs))
-    require_one_device(name, leaves)
+    index = require_one_device(name, leaves)
     if kwargs.get("device") is not None:
+        index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": torch.device("cpu")}
     on_cpu = tree_map(lambda value: to_cpu(value) if is_simulated(value) else value, (args, kwargs))
     results = operation(*on_cpu[0], **on_cpu[1])
@@ -222,12 +243,12 @@ def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> A
         if id(result) in same:
             is_kernel = True
             if same[id(result)].shape != result.shape:  # an empty output that the operation has resized
-                same[id(result)].data = to_simulated(result.clone())
+                same[id(result)].data = to_simulated(result.clone(), index)
             return same[id(result)]
         view = view_of_argument(operation, result, simulated)
         if view is None:
             is_kernel = True
-            return to_simulated(result)
+            return to_simulated(result, index)
         return view
 
     wrapped = tree_map(wrap, results)
@@ -239,11 +260,18 @@ def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> A
     return wrapped
 
 
-def require_one_device(name: str, values: list[Any]) -> None:
-    """Raise an error like a GPU if a tensor is on the CPU, unless it is a number or an index."""
-    others = [value for value in values if isinstance(value, torch.Tensor) and not is_simulated(value)]
-    if any(other.dim() for other in others):
-        raise RuntimeError(f"{name}: tensors on cpu and {DEVICE}")
+def require_one_device(name: str, values: list[Any]) -> int:
+    """Return the number of the device of the tensors among these values; 0 without any.
+
+    Raises:
+        RuntimeError: Tensors are on several devices, as on a GPU. A number may be on the CPU.
+    """
+    devices = {
+        value.device for value in values if isinstance(value, torch.Tensor) and (is_simulated(value) or value.dim())
+    }
+    if len(devices) > 1 or not all(device.type == DEVICE_TYPE for device in devices):
+        raise RuntimeError(f"{name}: tensors on {' and '.join(sorted(map(str, devices)))}")
+    return next(iter(devices)).index if devices else 0
 
 
 def view_of_argument(

@@ -60,9 +60,17 @@ def test_copies_are_independent(device):
 @pytest.mark.parametrize(
     "operation", [torch.add, lambda a, b: torch.stack([a, b]), lambda a, b: torch.cat([a, b]), torch.dot]
 )
-def test_operations_on_two_devices_fail(device, operation):
+@pytest.mark.parametrize("other", ["cpu", "simgpu:1"])
+def test_operations_on_two_devices_fail(device, operation, other):
     with pytest.raises(RuntimeError, match=r"device|simgpu"):
-        operation(torch.ones(3).to(device), torch.ones(3))
+        operation(torch.ones(3).to(device), torch.ones(3).to(other))
+
+
+def test_gradients_on_the_second_device():
+    weight = torch.ones(3).to(register(1)).requires_grad_()
+    (weight * weight).sum().backward()
+    assert weight.grad.device == register(1)
+    assert weight.grad.tolist() == [2, 2, 2]
 
 
 def test_reads_and_copies_are_counted_and_views_are_no_kernels(device):
@@ -76,6 +84,9 @@ def test_reads_and_copies_are_counted_and_views_are_no_kernels(device):
     assert record.waits == {"to device": 1, "to host": 1, "read": 2}
     assert sum(count for name, count in record.kernels.items() if name.startswith("mul")) == 1
     assert not any(name.startswith(("slice", "t", "view", "as_strided")) for name in record.kernels)
+    with record_operations() as record:
+        assert len(there[there > 0]) == 9
+    assert sum(record.waits.values()) == 1, "the size depends on the values"
     with record_operations() as empty:
         torch.ones(3).sum().item()
     assert not empty.waits

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from fedmosaic_cli.engine import batching, evaluation, network_learner, params
+from fedmosaic_cli.engine import batching, evaluation, params
 from fedmosaic_cli.engine.learner import BatchSchedule, TrainingTask
 from fedmosaic_cli.engine.losses import (
     DistillationLoss,
@@ -127,7 +127,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(monkeypatch):
     federation = run_toy(Local(), TOYS["even"])
     client = federation.state.clients[0]
     expected = client.predict_public(client.state["model"])
-    monkeypatch.setattr(network_learner, "EVAL_BATCH_SIZE", 2)
+    monkeypatch.setattr(client.learner, "eval_batch_size", 2)
     assert torch.allclose(client.predict_public(client.state["model"]), expected, rtol=0, atol=1e-14)
 
 

@@ -6,10 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import torch
 
+from fedmosaic_cli.engine.execution.cuda_streams import CudaStreams
 from fedmosaic_cli.engine.execution.lockstep import LockstepGroup
 
 if TYPE_CHECKING:
@@ -32,19 +33,22 @@ class ClientJob(Generic[T]):
         cost: Jobs with a larger cost start earlier.
         stack_key: Jobs with equal keys run together; None runs the job alone.
         device: Jobs on different devices do not wait for each other.
+        client: Number of the client, which determines the CUDA stream of a job that runs alone.
     """
 
     item: T
     cost: int
     stack_key: Hashable
     device: torch.device
+    client: int = 0
 
 
 class WorkerPool:
     """A thread pool per device. Even a single worker runs outside the main thread."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, num_cuda_streams: int = 1) -> None:
         self.num_workers = num_workers
+        self._streams = CudaStreams(num_cuda_streams)
         self._lock = threading.Lock()
         self._executors: dict[tuple[str, torch.device], ThreadPoolExecutor] = {}
 
@@ -58,15 +62,20 @@ class WorkerPool:
         failures: dict[int, BaseException] = {}
 
         def run_job(index: int) -> None:
+            job = jobs[index]
             try:
-                results[index] = function(jobs[index].item)
+                if job.stack_key is not None:
+                    results[index] = function(job.item)
+                else:
+                    with self._streams.of_client(job.client, job.device):
+                        results[index] = function(job.item)
             except BaseException as error:
                 failures[index] = error
 
         futures = []
         for group in sorted(group_jobs(jobs), key=lambda group: -sum(jobs[index].cost for index in group)):
             device = jobs[group[0]].device
-            executor = self._executor("worker", device, self.num_workers)
+            executor = self._executor("worker", device)
             futures.append(executor.submit(self._run_group, run_job, group, device))
         for future in futures:
             future.result()
@@ -79,8 +88,7 @@ class WorkerPool:
             run_job(job_indices[0])
             return
         group = LockstepGroup(len(job_indices))
-        # One thread per client of every worker: a client without a thread would block its group forever.
-        executor = self._executor("member", device, self.num_workers * MAX_STACK_SIZE)
+        executor = self._executor("member", device)
         try:
             futures = [executor.submit(group.run_client, index, partial(run_job, index)) for index in job_indices]
         except RuntimeError as error:
@@ -90,7 +98,11 @@ class WorkerPool:
         for future in futures:
             future.result()
 
-    def _executor(self, role: str, device: torch.device, size: int) -> ThreadPoolExecutor:
+    def _executor(self, role: Literal["worker", "member"], device: torch.device) -> ThreadPoolExecutor:
+        size = self._streams.num_threads(device, self.num_workers)
+        if role == "member":
+            # One thread per client of every worker: a client without a thread would block its group forever.
+            size *= MAX_STACK_SIZE
         with self._lock:
             if (role, device) not in self._executors:
                 self._executors[role, device] = ThreadPoolExecutor(
