@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         "apfl-gradient-without-alpha",
         "methods/apfl.py",
-        "{name: alpha * tensor for",
-        "{name: tensor for",
+        "params.scaled(gradient, alpha)",
+        "gradient",
         ("methods/test_apfl.py",),
     ),
     Mutant(
@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "pfedme-evaluates-the-copy",
         "methods/pfedme.py",
-        'client.state["personal"] = theta',
-        'client.state["personal"] = params.clone(model)',
+        'state["personal"] = theta',
+        'state["personal"] = params.clone(model)',
         ("methods/test_pfedme.py",),
     ),
     Mutant(
@@ -838,8 +838,8 @@ MUTANTS = (
     Mutant(
         "interpolation-weights-are-swapped",
         "engine/params.py",
-        "(tensor * first_weight).add_(second[name], alpha=1 - first_weight)",
-        "(tensor * (1 - first_weight)).add_(second[name], alpha=first_weight)",
+        "(first * first_weight).add_(second, alpha=1 - first_weight)",
+        "(first * (1 - first_weight)).add_(second, alpha=first_weight)",
         ("methods/test_apfl.py",),
     ),
     Mutant(

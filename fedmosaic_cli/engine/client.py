@@ -12,6 +12,7 @@ from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, TrainResult
 from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
 from fedmosaic_cli.engine.network_learner import NetworkLearner
+from fedmosaic_cli.engine.step_rules import StepTask
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
-    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, ReceivedMessage, Server, State, Step
+    from fedmosaic_cli.engine.context import (
+        LossTerm,
+        Parameters,
+        ProximalTerm,
+        ReceivedMessage,
+        Server,
+        State,
+        Step,
+        StepRule,
+    )
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.learner import Learner
     from fedmosaic_cli.engine.server import PublicTrainer
@@ -214,11 +224,17 @@ class InProcessClient:
         self._before_training(len(batches["private"]))
         steps = training.ManualSteps(self._network, private, batches, seed)
         yield from steps
-        loss = steps.mean_loss()
-        if loss is not None and not math.isfinite(loss):
-            raise DivergenceError(self.id, self.round, "its training loss")
         covers_all = examples is None and not streams and self._covers_all(batches["private"])
-        self._log_training({"loss_private": loss}, set() if covers_all else {"loss_private"})
+        self._log_step_loss(steps.mean_loss(), covers_all)
+
+    def take_steps(self, rule: StepRule, entries: Sequence[str], streams: Sequence[str] = ()) -> None:
+        batches = {stream: self._private_batches(stream) for stream in ("private", *streams)}
+        seed = derive_seed(self._seed, "layers", self.id, self.round)
+        self._before_training(len(batches["private"]))
+        state = {name: self.state[name] for name in entries}
+        loss = self._network.take_steps(StepTask(rule, state, self._optimizer_state, self.private, batches, seed))
+        self.state |= state
+        self._log_step_loss(loss, not streams and self._covers_all(batches["private"]))
 
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         settings, options = self._network.train_settings, StepOptions(lr=lr)
@@ -285,6 +301,12 @@ class InProcessClient:
         new = {name: value for name, value in values.items() if name not in self.metrics}
         self.metrics |= new
         self.withheld_metrics |= new.keys() & withheld
+
+    def _log_step_loss(self, loss: float | None, covers_all: bool) -> None:
+        """Log the mean loss of a round of custom steps. `covers_all`: it covers all examples equally often."""
+        if loss is not None and not math.isfinite(loss):
+            raise DivergenceError(self.id, self.round, "its training loss")
+        self._log_training({"loss_private": loss}, set() if covers_all else {"loss_private"})
 
     def _covers_all(self, batches: list[Tensor]) -> bool:
         """Return whether the batches of a training contain all private examples equally often."""

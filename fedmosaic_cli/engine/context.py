@@ -36,6 +36,9 @@ Message = dict[str, Any]
 ReceivedMessage = dict[str, Any]
 """A message as its receiver sees it: the values of its parts by name, without shared memory."""
 
+ClientNumber = Any
+"""A number of a client: a `float` or, for several clients with stacked models, a float64 tensor [clients]."""
+
 OPTIMIZER_SUFFIX = ".optimizer"
 """`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
 
@@ -169,8 +172,9 @@ class TrainResult:
 class Step(Protocol):
     """One step of a local round with a custom update rule; see `Client.steps`."""
 
-    number: int
-    """The number of the step, from 1."""
+    @property
+    def number(self) -> int:
+        """The number of the step, from 1."""
 
     def gradient(
         self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
@@ -182,6 +186,27 @@ class Step(Protocol):
             stream: The batch to use: "private", or a stream that was passed to `Client.steps`.
             update_running_stats: Whether batch-normalisation statistics are updated.
         """
+
+
+class RuleStep(Step, Protocol):
+    """One step of a rule that `Client.take_steps` applies to one client, or to the stacked models of several ones."""
+
+    def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
+        """Apply one step of the run's optimizer to `state[model]`, in place; see `Participant.optimizer_step`."""
+
+    def dot(self, first: Parameters, second: Parameters) -> ClientNumber:
+        """Return the inner product over the floating-point entries of `second`."""
+
+
+class StepRule(Protocol):
+    """What a method does in one step.
+
+    `state` contains the entries of the client's state that the rule was given: models, and numbers as `ClientNumber`.
+    The rule may replace them. In stacked execution the tensors of several clients are stacked to [clients, ...], so a
+    rule uses elementwise operations and the functions of `engine.params`, and nothing else of the client.
+    """
+
+    def __call__(self, step: RuleStep, state: State) -> None: ...
 
 
 class Participant(Protocol):
@@ -299,6 +324,17 @@ class Client(Participant, Protocol):
             *streams: Names of additional batches per step, drawn independently of the "private" batch that `train`
                 would use.
             examples: Positions of the training examples to use. None uses all of them.
+        """
+
+    def take_steps(self, rule: StepRule, entries: Sequence[str], streams: Sequence[str] = ()) -> None:
+        """Take the steps of a round with a custom update rule, and log the mean loss.
+
+        It equals a loop over `steps`. In stacked execution the rule is applied once for all clients.
+
+        Args:
+            rule: What a step does: a function or a bound method that is the same for all clients.
+            entries: The keys in `state` of the models and numbers that the rule reads and updates.
+            streams: Names of additional batches per step; see `steps`.
         """
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:

@@ -113,7 +113,7 @@ def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
     assert dispatched == {("fit", 3): 2, ("predict", 3): 4}
     dispatched.clear()
     models(PFedMe(inner_steps=2), TOYS["uneven"].changed(execution="stacked", local_steps=5), rounds=1)
-    assert dispatched == {("gradient", 3): 10, ("predict", 3): 2}
+    assert dispatched == {("steps", 3): 1, ("predict", 3): 2}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -18,6 +18,12 @@ from fedmosaic_cli.engine.examples import copy_to_device
 from fedmosaic_cli.engine.execution.lockstep import current_group
 from fedmosaic_cli.engine.execution.stacked.batch_table import masked_means, padding_mask
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
+from fedmosaic_cli.engine.execution.stacked.stacked_steps import (
+    StackedSteps,
+    have_equal_numbers,
+    rule_key,
+    step_client,
+)
 from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     StackedClient,
     StackedTrainer,
@@ -34,7 +40,9 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.execution.stacked.stacked_steps import MeanLoss, StackedStepClient
     from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
+    from fedmosaic_cli.engine.step_rules import StepTask
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,6 +87,21 @@ class StackedNetworkLearner(NetworkLearner):
             (parameters, inputs, labels),
         )
         return loss_and_gradient
+
+    def take_steps(self, task: StepTask) -> float | None:
+        group = current_group()
+        if group is not None:
+            client = step_client(task, skip_singletons=bool(self.batch_norm_names))
+            loss: MeanLoss | None = group.submit((self, "steps", rule_key(task)), self._take_stacked_steps, client)
+            if loss is not None:
+                return loss.value
+        return super().take_steps(task)
+
+    def _take_stacked_steps(self, clients: list[StackedStepClient]) -> list[MeanLoss | None]:
+        """Take the steps of several clients. None asks a client to take its steps itself."""
+        if not have_equal_numbers(clients):
+            return [None] * len(clients)
+        return [*apply_sorted(clients, lambda client: -len(client.numbers), lambda own: StackedSteps(self, own).run())]
 
     def _fit_stacked(self, clients: list[StackedClient]) -> list[TrainingLosses]:
         return apply_sorted(
