@@ -82,7 +82,10 @@ class WorkerPool:
         # One thread per client of every worker: a client without a thread would block its group forever.
         executor = self._executor("member", device, self.num_workers * MAX_STACK_SIZE)
         try:
-            futures = [executor.submit(group.run_client, index, partial(run_job, index)) for index in job_indices]
+            futures = [
+                executor.submit(group.run_client, position, partial(run_job, index))
+                for position, index in enumerate(job_indices)
+            ]
         except RuntimeError as error:
             group.abort(error)
             raise
