@@ -312,7 +312,7 @@ class InProcessClient:
         """Return whether the batches of a training contain all private examples equally often."""
         if not self.has_network:
             return True  # classifiers of scikit-learn are fitted to all examples
-        sizes = [len(batch) for batch in batches]
+        sizes = list(map(batching.num_rows, batches))
         skips_single = bool(self._network.batch_norm_names) and 1 in sizes
         return bool(len(self.private)) and sum(sizes) % len(self.private) == 0 and not skips_single
 

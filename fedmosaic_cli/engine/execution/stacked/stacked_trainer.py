@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.augmentation import join_windows
-from fedmosaic_cli.engine.batching import has_singleton_batch
+from fedmosaic_cli.engine.batching import has_singleton_batch, num_rows
 from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.engine.learner import TrainingLosses
@@ -58,8 +58,8 @@ def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tens
     """The batches of the steps that `training.fit_network` would take."""
     with_public = any(term.uses_public for term in task.terms)
     public = task.schedule.public_batches if with_public else [None] * len(task.schedule.private_batches)
-    pairs = zip(task.schedule.private_batches, public, strict=True)
-    return [pair for pair in pairs if not (skip_singletons and has_singleton_batch(*pair))]
+    pairs = list(zip(task.schedule.private_batches, public, strict=True))
+    return [pair for pair in pairs if not has_singleton_batch(*pair)] if skip_singletons else pairs
 
 
 def task_group_key(task: TrainingTask) -> Hashable:
@@ -168,7 +168,7 @@ class StackedTrainer:
             self._save_optimizer_states()
             for name, tensor in self._stacked_weights.items():
                 torch._foreach_copy_([client.parameters[name] for client in self._clients], list(tensor.unbind()))
-        num_seen = [sum(len(private) for private, _ in client.steps) for client in self._clients]
+        num_seen = [sum(num_rows(private) for private, _ in client.steps) for client in self._clients]
         losses = [
             [total / count if count else None for total in totals]
             for totals, count in zip(self._loss_totals.T.tolist(), num_seen, strict=True)
@@ -189,8 +189,9 @@ class StackedTrainer:
             )
         labels = torch.cat([examples.targets for examples in private_sets])
         num_clients, weights = 0, self._stacked_weights
-        for step in range(len(self._clients[0].steps)):
-            num_active = sum(len(client.steps) > step for client in self._clients)
+        num_steps = [len(client.steps) for client in self._clients]
+        for step in range(num_steps[0]):
+            num_active = sum(count > step for count in num_steps)
             if num_active != num_clients:
                 num_clients, weights = num_active, self._leading_weights(num_active)
             public_batch = public.step_batch(step, num_clients) if public else None
@@ -252,7 +253,7 @@ class StackedTrainer:
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
         windows = join_windows(private_batch.windows, public_batch.windows)
         features, logits = self._features_and_logits(weights, image_indices, windows, None)
-        sizes = [len(private_batch.image_indices), len(public_batch.image_indices)]
+        sizes = [num_rows(private_batch.image_indices), num_rows(public_batch.image_indices)]
         logits, public_logits = logits.split(sizes, dim=1)
         return StackedOutputs(private_batch, features[:, : sizes[0]], logits, public_batch, public_logits)
 
