@@ -292,8 +292,8 @@ MUTANTS = (
     Mutant(
         "student-fold-models-train-on-all-examples",
         "methods/student_mixture.py",
-        'client.train(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))',
-        'client.train(f"{FOLD_PREFIX}-{fold}")',
+        'Training(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))',
+        'Training(f"{FOLD_PREFIX}-{fold}")',
         ("methods/test_student.py::test_own_model_of_a_fold_is_trained_without_it",),
     ),
     Mutant(
@@ -1213,8 +1213,8 @@ MUTANTS = (
     Mutant(
         "subsets-count-as-all-examples",
         "engine/client.py",
-        "covers_all = examples is None and self._covers_all(batches)",
-        "covers_all = self._covers_all(batches)",
+        "covers_all = training.examples is None and self._covers_all(",
+        "covers_all = self._covers_all(",
         ("federation/test_site_attacks.py::test_losses_of_selected_examples_are_partial_even_if_their_number_fits",),
     ),
     Mutant(

@@ -153,6 +153,28 @@ class ProximalTerm:
 
 
 @dataclass(frozen=True)
+class Training:
+    """The arguments of one `Participant.train`."""
+
+    model: str
+    terms: Sequence[LossTerm] = ()
+    proximal: ProximalTerm | None = None
+    private_weight: float = 1.0
+    examples: Tensor | None = None
+    parameters: Iterable[str] | None = None
+    correction: Parameters | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    optimizer: Literal["adam", "sgd"] | None = None
+    max_grad_norm: float | None = None
+    weight_decay: float = 0.0
+    stream: str = "private"
+    network: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """The outcome of `Client.train`.
 
@@ -316,6 +338,13 @@ class Client(Participant, Protocol):
     @property
     def validation_labels(self) -> Tensor:
         """The labels of the validation data, on the CPU; empty if the client has none."""
+
+    def train_all(self, trainings: Sequence[Training]) -> list[TrainResult]:
+        """Train several models, as calls of `train` one after the other do.
+
+        In stacked execution models of one client are trained together. They must not share tensors, and no training may
+        depend on the result of another one.
+        """
 
     def steps(self, *streams: str, examples: Tensor | None = None) -> Iterator[Step]:
         """Iterate over the steps of a round, for methods with a custom update rule. Logs the mean loss.

@@ -21,14 +21,14 @@ from fedmosaic_cli.models.architectures import as_classifier, build_network
 from fedmosaic_cli.models.registered_models import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
     from fedmosaic_cli.engine.context import ParameterGroup, Parameters, State
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
+    from fedmosaic_cli.engine.learner import Fit, TrainingLosses, TrainingTask
     from fedmosaic_cli.engine.method import NetworkFactory
     from fedmosaic_cli.engine.step_rules import StepTask
     from fedmosaic_cli.engine.train_settings import TrainSettings
@@ -109,6 +109,9 @@ class NetworkLearner:
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
         with self.seeded_layers(task.seed):
             return training.fit_network(self, parameters, optimizer_state, task)
+
+    def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
+        return [self.fit(fit.parameters, fit.optimizer_state, fit.task) for fit in fits]
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         return self._run_in_batches(self.bound_module(parameters).eval(), examples, self.num_classes)

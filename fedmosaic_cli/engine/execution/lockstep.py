@@ -33,6 +33,10 @@ class LockstepGroup:
     """Clients that wait for each other, served by the thread that created the group.
 
     A single thread handles all requests because the memory allocator keeps the peak memory of every thread.
+
+    Attributes:
+        worker_id: The thread that handles requests.
+        num_waiting: Number of clients whose requests are being handled: all that are not done.
     """
 
     def __init__(self, num_clients: int) -> None:
@@ -41,6 +45,7 @@ class LockstepGroup:
         self._client_locks = [acquired_lock() for _ in range(num_clients)]
         self._worker_lock = acquired_lock()
         self._ready = deque(range(num_clients))
+        self.num_waiting = 0
         self._requests: list[LockstepRequest] = []
         self._abort_error: BaseException | None = None
 
@@ -72,6 +77,7 @@ class LockstepGroup:
             self._worker_lock.acquire()
             # The clients run one after the other, so their requests are ordered.
             waiting, self._requests = self._requests, []
+            self.num_waiting = len(waiting)
             dispatch(waiting)
             self._ready.extend(request.client_index for request in waiting)
 

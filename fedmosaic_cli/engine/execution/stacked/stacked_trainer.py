@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.learner import TrainingTask
     from fedmosaic_cli.engine.network_learner import NetworkLearner
 
+# Models that are trained in one pass, of several models per client. It limits memory.
+MAX_MERGED_MODELS = 64
+
 
 @dataclass(frozen=True)
 class StackedClient:
@@ -41,6 +44,16 @@ class StackedClient:
     optimizer_state: State
     task: TrainingTask
     steps: list[tuple[Tensor, Tensor | None]]
+
+    @cached_property
+    def group_key(self) -> Hashable:
+        """Equal for clients that can be trained together."""
+        return task_group_key(self.task)
+
+    @cached_property
+    def batch_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The sizes of the private and the public batch of every step."""
+        return tuple((num_rows(private), 0 if public is None else num_rows(public)) for private, public in self.steps)
 
     @cached_property
     def sort_key(self) -> tuple[int, tuple[float, ...]]:
@@ -71,6 +84,27 @@ def task_group_key(task: TrainingTask) -> Hashable:
 
     terms = tuple((type(term), *options(term)) for term in task.terms)
     return terms, task.proximal is not None, task.correction is not None, task.options
+
+
+def make_stacks(clients: Sequence[StackedClient]) -> list[list[StackedClient]]:
+    """The clients that can be trained together, sorted."""
+    stacks: dict[Hashable, list[StackedClient]] = {}
+    for client in clients:
+        stacks.setdefault(client.group_key, []).append(client)
+    return [sorted(stack, key=lambda client: client.sort_key) for stack in stacks.values()]
+
+
+def merge_stacks(stacks: list[list[StackedClient]]) -> list[list[list[StackedClient]]]:
+    """Lists of stacks that one `StackedTrainer` can train: their batches have one shape, so none is padded."""
+    merged: dict[Hashable, list[list[StackedClient]]] = {}
+    for number, stack in enumerate(stacks):
+        shapes = {client.batch_shapes for client in stack}
+        merged.setdefault((stack[0].group_key, *shapes) if len(shapes) == 1 else number, []).append(stack)
+    return [
+        own[start : start + max(1, MAX_MERGED_MODELS // len(own[0]))]
+        for own in merged.values()
+        for start in range(0, len(own), max(1, MAX_MERGED_MODELS // len(own[0])))
+    ]
 
 
 @dataclass(frozen=True)
@@ -121,9 +155,14 @@ class StackedTerm:
 
 
 class StackedTrainer:
-    """Trains clients that are sorted by `sort_key`, so that those with steps left always come first."""
+    """Trains clients that are sorted by `sort_key`, so that those with steps left always come first.
 
-    def __init__(self, runner: NetworkLearner, clients: list[StackedClient]) -> None:
+    Several stacks take the same steps. Each has its own optimizer steps: some optimizers round the last elements of a
+    tensor in another way, so that stacking other clients would change the results.
+    """
+
+    def __init__(self, runner: NetworkLearner, stacks: list[list[StackedClient]]) -> None:
+        clients = [client for stack in stacks for client in stack]
         self._runner = runner
         self._clients = clients
         self._network = StackedNetwork(runner.template)
@@ -135,9 +174,10 @@ class StackedTrainer:
         self._frozen_layers = self._network.layers_without(self._trainable_names)
         # An optimizer treats the weights of clients with equal sort keys as one tensor.
         self._client_blocks: list[range] = []
-        for _, members in groupby(clients, key=lambda client: client.sort_key):
-            start = self._client_blocks[-1].stop if self._client_blocks else 0
-            self._client_blocks.append(range(start, start + len(list(members))))
+        for stack in stacks:
+            for _, members in groupby(stack, key=lambda client: client.sort_key):
+                start = self._client_blocks[-1].stop if self._client_blocks else 0
+                self._client_blocks.append(range(start, start + len(list(members))))
         self._parameter_blocks = {
             (block, name): self._stacked_weights[name][block.start : block.stop]
             for block in self._client_blocks
