@@ -77,6 +77,10 @@ class BatchTable:
         self._local_indices = on_device
         self._counts = pad_sequence([torch.tensor(sizes, dtype=torch.int64) for sizes in self.batch_sizes]).to(device)
 
+    def gather(self, values: Tensor) -> Tensor:
+        """Values of the concatenation of all sets, for all batches [steps, clients, batch]: one call for a round."""
+        return values[self._concat_indices]
+
     def step_batch(self, step_index: int, num_clients: int) -> StepBatch:
         """The batches of the first clients in one step."""
         sizes = [sizes[step_index] for sizes in self.batch_sizes[:num_clients]]

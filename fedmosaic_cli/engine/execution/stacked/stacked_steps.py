@@ -138,7 +138,7 @@ class StackedSteps:
             labels = self._labels[batch.concat_indices].flatten()
             losses = cross_entropy(logits.flatten(0, 1), labels, reduction="none")
             values = batch.client_means(losses.view(self.num_clients, -1))
-        stacked = torch.autograd.grad(values.sum(), list(leaves.values()))
+        stacked = torch.autograd.grad(values, list(leaves.values()), grad_outputs=torch.ones_like(values))
         self._loss_totals[: self.num_clients] += values.detach() * batch.counts
         self._num_seen[: self.num_clients] += batch.counts
         return dict(zip(leaves, stacked, strict=True))

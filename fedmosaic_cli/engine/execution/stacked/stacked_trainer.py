@@ -186,7 +186,8 @@ class StackedTrainer:
         self._optimizer_states: dict[Any, State] = {}
         tasks = [client.task for client in clients]
         self._terms = [StackedTerm(terms, runner) for terms in zip(*(task.terms for task in tasks), strict=True)]
-        self._private_weight = self._client_vector([task.private_weight for task in tasks])
+        private_weights = [task.private_weight for task in tasks]
+        self._private_weight = None if set(private_weights) == {1.0} else self._client_vector(private_weights)
         self._proximal: tuple[Parameters, Tensor] | None = None
         if proximal := [task.proximal for task in tasks if task.proximal]:
             anchor = {name: torch.stack([term.anchor[name] for term in proximal]) for name in self._trainable_names}
@@ -227,7 +228,7 @@ class StackedTrainer:
                 [client.task.public for client in self._clients],
                 [[batch for _, batch in client.steps if batch is not None] for client in self._clients],
             )
-        labels = torch.cat([examples.targets for examples in private_sets])
+        labels = private.gather(torch.cat([examples.targets for examples in private_sets]))
         num_clients, weights = 0, self._stacked_weights
         num_steps = [len(client.steps) for client in self._clients]
         for step in range(num_steps[0]):
@@ -235,7 +236,10 @@ class StackedTrainer:
             if num_active != num_clients:
                 num_clients, weights = num_active, self._leading_weights(num_active)
             public_batch = public.step_batch(step, num_clients) if public else None
-            self._step(weights, labels, private.step_batch(step, num_clients), public_batch)
+            private_batch = private.step_batch(step, num_clients)
+            self._step(
+                weights, labels[step, :num_clients, : max(private_batch.batch_sizes)], private_batch, public_batch
+            )
 
     def _leading_weights(self, num_clients: int) -> Parameters:
         """The weights of the first clients, sharing memory with the stack."""
@@ -248,18 +252,17 @@ class StackedTrainer:
         num_clients = len(private_batch.batch_sizes)
         with self._runner.autocast():
             outputs = self._forward(weights, private_batch, public_batch)
-            losses = cross_entropy(
-                outputs.private_logits.flatten(0, 1), labels[private_batch.concat_indices].flatten(), reduction="none"
-            )
+            losses = cross_entropy(outputs.private_logits.flatten(0, 1), labels.flatten(), reduction="none")
             values = [
                 private_batch.client_means(losses.view(num_clients, -1)),
                 *(term.client_losses(outputs) for term in self._terms),
             ]
-            total = self._private_weight[:num_clients] * values[0]
+            total = values[0] if self._private_weight is None else self._private_weight[:num_clients] * values[0]
             for term, value in zip(self._terms, values[1:], strict=True):
                 total = total + term.weight[:num_clients] * value
         # No client's loss depends on another client's weights, so the gradient of the sum contains all gradients.
-        stacked = torch.autograd.grad(total.sum(), [weights[name] for name in self._trainable_names])
+        own_weights = [weights[name] for name in self._trainable_names]
+        stacked = torch.autograd.grad(total, own_weights, grad_outputs=torch.ones_like(total))
         gradients = dict(zip(self._trainable_names, stacked, strict=True))
         with torch.no_grad():
             self._loss_totals[:, :num_clients] += torch.stack(values) * private_batch.counts
