@@ -47,7 +47,11 @@ QUICKSTART: dict[str, Any] = {
     "workers": 1,
 }
 # With this rule lambda stays above 0, so that no round gets around the public half of its work.
-METHOD_SETTINGS: dict[str, dict[str, Any]] = {"fedmosaic": {"trust": "stabilised"}}
+# The gate stays open, so that clients train all models of the test.
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
+    "fedmosaic": {"trust": "stabilised"},
+    "gated": {"warmup_share": 0.0, "gate_budget": 1.0},
+}
 
 
 def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: Any) -> Federation:
