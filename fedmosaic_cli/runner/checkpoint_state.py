@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.storage.checkpoints import KEY_SEPARATOR
+from fedmosaic_cli.storage.tensor_files import TensorSource, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.federation import Federation, RunState
     from fedmosaic_cli.storage.runs import ArrayDict
+    from fedmosaic_cli.storage.tensor_files import Array
 
 KEY_ORDER = "key_order"
 """Key of the list of all keys, because files do not keep their order."""
 
 
+class StateArrays(TensorSource):
+    """Tensors of a state as arrays. Those that have to be copied, e.g. from a GPU, are copied when accessed."""
+
+    def __init__(self, tensors: Parameters) -> None:
+        self._tensors = tensors
+
+    def spec(self, name: str) -> TensorSpec:
+        tensor = self._tensors[name]
+        return TensorSpec(array_dtype(tensor.dtype), tuple(tensor.shape))
+
+    def __getitem__(self, name: str) -> Array:
+        return to_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@lru_cache
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the type of arrays with the same values."""
+    return to_array(torch.empty(0, dtype=dtype)).dtype
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
 def to_arrays(parameters: Parameters) -> ArrayDict:
-    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in parameters.items()}
+    return {name: to_array(tensor) for name, tensor in parameters.items()}
 
 
-def to_tensors(arrays: ArrayDict, device: torch.device) -> Parameters:
+def to_tensors(arrays: Mapping[str, Array], device: torch.device) -> Parameters:
     """Copy arrays to tensors on a device."""
     return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
 
 
-def capture_state(state: RunState) -> tuple[ArrayDict, dict[str, Any]]:
+def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
     """Return the state of server and clients: arrays, and other values."""
     tree: State = {"server": state.server.state, **{f"client-{client.id}": client.state for client in state.clients}}
     flat = flatten_state(tree)
     tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
     values = {name: value for name, value in flat.items() if name not in tensors}
-    return to_arrays(tensors), {**values, KEY_ORDER: list(flat)}
+    return StateArrays(tensors), {**values, KEY_ORDER: list(flat)}
 
 
-def restore_state(federation: Federation, arrays: ArrayDict, values: dict[str, Any], finished_rounds: int) -> None:
+def restore_state(
+    federation: Federation, arrays: Mapping[str, Array], values: dict[str, Any], finished_rounds: int
+) -> None:
     """Restore what `capture_state` returned."""
     state = federation.state
     flat = {**to_tensors(arrays, torch.device("cpu")), **values}
