@@ -539,8 +539,8 @@ MUTANTS = (
     Mutant(
         "leave-one-out-trims-one-vote-less",
         "labels/leave_one_out.py",
-        "is_among_heaviest = own >= self._trimmed[-2]",
-        "is_among_heaviest = own > self._trimmed[0]",
+        "is_among_heaviest = own >= heaviest[-2]",
+        "is_among_heaviest = own > heaviest[0]",
         ("labels/test_leave_one_out.py",),
     ),
     Mutant(

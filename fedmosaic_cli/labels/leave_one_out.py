@@ -123,7 +123,10 @@ class LeaveOneOutTally:
     ) -> LabelArray:
         """Compare the scores of all classes on some examples."""
         own, totals = vote_matrix(labels, weights, self._sums.shape[1]), vote_weights(labels, weights)
-        sums = subtract_own_votes(self._sums, own) if self._trimmed is None else self._without_heaviest(own)
+        if self._trimmed is None:
+            sums = subtract_own_votes(self._sums, own)
+        else:
+            sums = self._without_heaviest(own, self._trimmed)
         rest = VoteTally(0, self._sums.shape[1])
         total_weights = subtract_own_votes(self._tally.total_weights, as_column(weights))
         rest.total_weights = np.broadcast_to(total_weights, own.shape)[rows]
@@ -134,11 +137,10 @@ class LeaveOneOutTally:
             rest.total_weights = rest.total_weights * rest.weight_sums.any(axis=1, keepdims=True)
         return rest.winning_labels(self._rates)
 
-    def _without_heaviest(self, own: FloatArray) -> FloatArray:
-        """The sums of the other clients without their heaviest votes. `self._trimmed` has one vote more."""
-        assert self._trimmed is not None
-        is_among_heaviest = own >= self._trimmed[-2]
-        rest = self._sums - self._trimmed[:-1].sum(axis=0) - np.where(is_among_heaviest, self._trimmed[-1], own)
+    def _without_heaviest(self, own: FloatArray, heaviest: FloatArray) -> FloatArray:
+        """The sums of the other clients without their heaviest votes. `heaviest` has one vote more."""
+        is_among_heaviest = own >= heaviest[-2]
+        rest = self._sums - heaviest[:-1].sum(axis=0) - np.where(is_among_heaviest, heaviest[-1], own)
         return np.where(rest < TIE_TOLERANCE * (self._sums - own), 0.0, rest)
 
 
