@@ -13,7 +13,7 @@ from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
 from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
-from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.machine import collect_as_usual, tune_malloc
 from fedmosaic_cli.runner.build import build_federation, find_devices
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
@@ -84,6 +84,7 @@ def run_experiment(
         return
     use_single_thread()
     tune_malloc()
+    collect_as_usual()
     remote = options.remote
     with open_federation(config, shards, files, data_dirs, options) as federation:
         environment = collect_environment(federation, shards, options.cli_args, config.plugins())
