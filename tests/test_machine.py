@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.machine import RARE_COLLECTION, USUAL_COLLECTION, collect_as_usual, collect_rarely
 
+
 @pytest.fixture(autouse=True)
 def unchanged_collector():
     thresholds = gc.get_threshold()
