@@ -54,6 +54,7 @@ RESUME_SAFE_KEYS = {
     "train.workers",
     "train.images",
     "train.checkpoint_every",
+    "train.eval_every",
     "train.execution",
     "train.on_nan",
     "privacy.max_epsilon",

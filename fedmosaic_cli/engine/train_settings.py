@@ -14,7 +14,7 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment",)
+OMITTED_IF_DEFAULT = ("augment", "eval_every")
 
 
 class TrainSettings(ConfigSection):
@@ -35,6 +35,7 @@ class TrainSettings(ConfigSection):
             evaluation. FedBN keeps its own in any case.
         on_nan: Whether a client with NaN or infinite values stops the run, or is rolled back and skipped.
         checkpoint_every: Rounds between two checkpoints.
+        eval_every: Rounds between two evaluations of all clients; the last round is always evaluated.
         workers, execution, precision, images: How to compute; see docs/performance.md.
     """
 
@@ -53,6 +54,7 @@ class TrainSettings(ConfigSection):
     bn_buffers: BatchNormStatistics = "average"
     on_nan: Literal["stop", "skip"] = "stop"
     checkpoint_every: PositiveInt = 10
+    eval_every: PositiveInt = 1
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     execution: Literal["auto", "threads", "stacked"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -170,6 +170,7 @@ def build_federation(
         skip_diverged=config.train.on_nan == "skip",
         filters=(QuorumFilter(), *label_filters(config, attack, true_public_labels(dataset, partition, devices[0]))),
         client_context=(lambda client: attack.context_for_client(client, info)) if attack else None,
+        eval_every=config.train.eval_every,
     )
 
 

@@ -132,6 +132,11 @@ def open_federation(
     """Build the federation in its initial state, with clients in this process or at remote sites."""
     devices = find_devices(options.device)
     if options.remote is not None:
+        if config.train.eval_every != 1:
+            raise RequestError(
+                f"sites evaluate in every round (train.eval_every {config.train.eval_every}): remove it, or use "
+                "--engine local"
+            )
         with options.remote.open(config, shards, files, data_dirs, devices[0]) as federation:
             yield federation
         return
