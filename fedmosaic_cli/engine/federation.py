@@ -98,6 +98,7 @@ def init_state(
     for client in clients:
         method.init_client(client, ctx)
         client.state = params.models_to_device(client.state, client.private.device)
+        client.release_state()
     if with_server:
         method.init_server(server, ctx)
     return RunState(clients, server, finished=first_round(method) - 1)

@@ -57,6 +57,7 @@ class LocalClientPool:
             message = run_local_round(method, client, received, client_ctx, federation.skip_diverged)
             require_complete(message, method.uploads)
             upload, bits_up = send_message(message, method.uploads, to_server)
+            client.release_state()
             return ClientResult(upload, client_traffic(method, client.id, ctx, bits_up, bits_down))
 
         results = federation.worker_pool.map(run_client, self._jobs(clients))
@@ -70,6 +71,7 @@ class LocalClientPool:
         def finalize(client: InProcessClient) -> Traffic:
             received = view.for_client(client)
             finalize_client(method, client, received, ctx, federation.skip_diverged)
+            client.release_state()
             return broadcast_traffic(method, received, client.id, ctx)
 
         clients = federation.state.clients
@@ -87,8 +89,11 @@ class LocalClientPool:
                 queue.help()
                 return None
             client = clients[task.owner_id]
+            was_stored = client.is_state_stored
             with queue.evaluating():
-                return evaluate_client(federation.method, client, task, received.for_client(client), queue)
+                result = evaluate_client(federation.method, client, task, received.for_client(client), queue)
+            client.release_state(is_changed=not was_stored)
+            return result
 
         jobs: list[ClientJob[EvalTask | None]] = [
             ClientJob(task, len(task.test), clients[task.owner_id].learner.stack_key, task.test.device)

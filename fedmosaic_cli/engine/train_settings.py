@@ -14,7 +14,7 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment", "eval_every")
+OMITTED_IF_DEFAULT = ("augment", "eval_every", "client_state")
 
 
 class TrainSettings(ConfigSection):
@@ -36,6 +36,7 @@ class TrainSettings(ConfigSection):
         on_nan: Whether a client with NaN or infinite values stops the run, or is rolled back and skipped.
         checkpoint_every: Rounds between two checkpoints.
         eval_every: Rounds between two evaluations of all clients; the last round is always evaluated.
+        client_state: Whether the states of clients that do not compute are in memory or on disk.
         workers, execution, precision, images: How to compute; see docs/performance.md.
     """
 
@@ -59,6 +60,7 @@ class TrainSettings(ConfigSection):
     execution: Literal["auto", "threads", "stacked"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     images: Literal["auto", "device", "host"] = "auto"
+    client_state: Literal["memory", "disk"] = "memory"
 
     @model_validator(mode="after")
     def require_sgd_for_momentum(self) -> TrainSettings:

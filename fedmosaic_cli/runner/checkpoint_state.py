@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,24 +19,34 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.federation import Federation, RunState
     from fedmosaic_cli.storage.runs import ArrayDict
-    from fedmosaic_cli.storage.tensor_files import Array
+    from fedmosaic_cli.storage.tensor_files import Array, TensorFile
 
 KEY_ORDER = "key_order"
 """Key of the list of all keys, because files do not keep their order."""
 
 
-class StateArrays(TensorSource):
-    """Tensors of a state as arrays. Those that have to be copied, e.g. from a GPU, are copied when accessed."""
+class StoredTensor(NamedTuple):
+    """A tensor in a file."""
 
-    def __init__(self, tensors: Parameters) -> None:
+    file: TensorFile
+    name: str
+
+
+class StateArrays(TensorSource):
+    """Tensors of a state as arrays. Those on a GPU or in a file are copied when they are accessed."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor | StoredTensor]) -> None:
         self._tensors = tensors
 
     def spec(self, name: str) -> TensorSpec:
         tensor = self._tensors[name]
+        if isinstance(tensor, StoredTensor):
+            return tensor.file.spec(tensor.name)
         return TensorSpec(array_dtype(tensor.dtype), tuple(tensor.shape))
 
     def __getitem__(self, name: str) -> Array:
-        return to_array(self._tensors[name])
+        tensor = self._tensors[name]
+        return tensor.file[tensor.name] if isinstance(tensor, StoredTensor) else to_array(tensor)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -66,26 +76,51 @@ def to_tensors(arrays: Mapping[str, Array], device: torch.device) -> Parameters:
 
 
 def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
-    """Return the state of server and clients: arrays, and other values."""
-    tree: State = {"server": state.server.state, **{f"client-{client.id}": client.state for client in state.clients}}
-    flat = flatten_state(tree)
-    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
-    values = {name: value for name, value in flat.items() if name not in tensors}
-    return StateArrays(tensors), {**values, KEY_ORDER: list(flat)}
+    """Return the state of server and clients: arrays, and other values. What is on disk is read when it is accessed."""
+    sources: dict[str, torch.Tensor | StoredTensor] = {}
+    values: dict[str, Any] = {}
+    order: list[str] = []
+
+    def add(flat: State) -> None:
+        for name, value in flat.items():
+            (sources if isinstance(value, torch.Tensor | StoredTensor) else values)[name] = value
+            order.append(name)
+
+    add(flatten_state({"server": state.server.state}))
+    for client in state.clients:
+        name = f"client-{client.id}"
+        if getattr(client, "is_state_stored", False):
+            stored, other = client.state_store.read(client.id)
+            keys = other.pop(KEY_ORDER)
+            flat = {f"{name}/{key}": other[key] if key in other else StoredTensor(stored, key) for key in keys}
+            add(flat or {name: {}})
+        else:
+            add(flatten_state({name: client.state}))
+    return StateArrays(sources), {**values, KEY_ORDER: order}
 
 
 def restore_state(
     federation: Federation, arrays: Mapping[str, Array], values: dict[str, Any], finished_rounds: int
 ) -> None:
-    """Restore what `capture_state` returned."""
+    """Restore what `capture_state` returned, one client after the other."""
     state = federation.state
-    flat = {**to_tensors(arrays, torch.device("cpu")), **values}
-    order = flat.pop(KEY_ORDER, list(flat))  # checkpoints of version 0.1.0 do not keep the order
-    tree = unflatten_state({name: flat[name] for name in order})
-    state.server.state = params.models_to_device(tree.get("server", {}), federation.server_device)
+    # Checkpoints of version 0.1.0 do not keep the order.
+    names: dict[str, list[str]] = {}
+    for name in values.get(KEY_ORDER, [*arrays, *values]):
+        names.setdefault(name.partition(KEY_SEPARATOR)[0], []).append(name)
+
+    def part(owner: str, device: torch.device) -> State:
+        own = names.get(owner, [])
+        tensors = to_tensors({name: arrays[name] for name in own if name not in values}, torch.device("cpu"))
+        tree = unflatten_state({name: tensors[name] if name in tensors else values[name] for name in own})
+        return params.models_to_device(tree.get(owner, {}), device)
+
+    state.server.state = part("server", federation.server_device)
     for client in state.clients:
-        client.state = params.models_to_device(tree.get(f"client-{client.id}", {}), client.device)
+        client.state = part(f"client-{client.id}", client.device)
         client.round = finished_rounds
+        if hasattr(client, "release_state"):
+            client.release_state()
     state.finished = finished_rounds
 
 

@@ -16,6 +16,7 @@ from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, 
 from fedmosaic_cli.machine import collect_as_usual, tune_malloc
 from fedmosaic_cli.runner.build import build_federation, find_devices
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
+from fedmosaic_cli.runner.client_state_files import client_state_files
 from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
@@ -146,9 +147,11 @@ def open_federation(
         raise RequestError(
             f"the run was started with clients at sites (--engine, {files.path}): continue it with --engine flower"
         )
-    federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
-    with federation.worker_pool:
-        yield federation
+    data = load_shard_data(shards, data_dirs)
+    with client_state_files(config.train.client_state, files) as store:
+        federation = build_federation(config, *data, devices, shards_digest=shards.digest, state_store=store)
+        with federation.worker_pool:
+            yield federation
 
 
 def run_remaining_rounds(
@@ -298,6 +301,7 @@ def save_personal_models(files: RunDirectory, federation: Federation) -> dict[st
             model = federation.method.personal_model(client, received.for_client(client))
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
+            client.release_state(is_changed=False)
             yield task.client_id, last[1]
 
     return files.save_models(models())

@@ -148,7 +148,15 @@ def privacy_ledgers(config: RunConfig, federation: Federation) -> dict[int, Any]
     """
     if federation.remote_pool is not None and config.noise is not None:
         return planned_ledgers(config, federation.ctx.num_classes, federation.ctx.client_sizes)
-    return {client.id: client.state[LEDGER_KEY] for client in federation.state.clients if LEDGER_KEY in client.state}
+    if config.noise is None:
+        return {}
+    ledgers = {}
+    for client in federation.state.clients:
+        was_stored = client.is_state_stored
+        if LEDGER_KEY in client.state:
+            ledgers[client.id] = client.state[LEDGER_KEY]
+        client.release_state(is_changed=not was_stored)
+    return ledgers
 
 
 def skipped_round_counts(rows: list[dict[str, Any]]) -> dict[str, int]:

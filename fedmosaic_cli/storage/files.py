@@ -129,6 +129,20 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     syscalls.fsync(path.parent)
 
 
+@contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to `path` that is removed at the end, or by a later process after a kill."""
+    make_directories(path.parent)
+    remove_stale_temporaries(path.parent)
+    fd, temporary = create_locked_temporary(path, create_and_open_directory)
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            remove_path(temporary)
+        os.close(fd)
+
+
 def make_directories(path: Path) -> list[Path]:
     """Create a directory and its missing parents; return the created ones, outermost first."""
     missing = [folder for folder in reversed((path, *path.parents)) if not folder.exists()]
