@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -40,6 +40,16 @@ if TYPE_CHECKING:
     from fedmosaic_cli.seeds import RandomSource
 
 T = TypeVar("T")
+
+
+class StateStore(Protocol):
+    """Where the states of clients are while they do not compute."""
+
+    def save(self, client_id: int, state: State) -> None:
+        """Keep the state of a client, in place of an older one."""
+
+    def load(self, client_id: int, device: torch.device) -> State:
+        """Return a copy of the kept state."""
 
 
 class InProcessClient:
@@ -80,7 +90,8 @@ class InProcessClient:
     ) -> None:
         self.id: Any = client_id
         self.round = 0
-        self.state: State = {}
+        self.state_store: StateStore | None = None
+        self._state: State | None = {}
         self.metrics: dict[str, Any] = {}
         self.withheld_metrics: set[str] = set()
         self.is_skipped = False
@@ -102,6 +113,34 @@ class InProcessClient:
     @property
     def device(self) -> torch.device:
         return self.private.device
+
+    @property
+    def state(self) -> State:
+        """The state of the client; it is read from `state_store` if it is there."""
+        if self._state is None and self.state_store is not None:
+            self._state = self.state_store.load(self.id, self.device)
+        return {} if self._state is None else self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def is_state_stored(self) -> bool:
+        """Whether the state is in `state_store` and not in memory."""
+        return self._state is None
+
+    def release_state(self, is_changed: bool = True) -> None:
+        """Move the state to `state_store`, if there is one.
+
+        Args:
+            is_changed: False if the store has the same state, so that nothing has to be written.
+        """
+        if self.state_store is None or self._state is None:
+            return
+        if is_changed:
+            self.state_store.save(self.id, self._state)
+        self._state = None
 
     @property
     def predictor(self) -> ClientPredictor:
