@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
-from fedmosaic_cli.engine.evaluation import score_logits
-from fedmosaic_cli.engine.evaluation_queue import EvaluationQueue, QueuedPredictor
+from fedmosaic_cli.engine.evaluation import evaluate_model, score_logits
 from fedmosaic_cli.engine.execution.worker_pool import ClientJob
 from fedmosaic_cli.engine.messages import (
     SERVER_ID,
@@ -79,36 +76,24 @@ class LocalClientPool:
         return {client.id: traffic for client, traffic in zip(clients, results, strict=True)}
 
     def evaluate(self, server: InProcessServer) -> list[EvalResult]:
-        """Evaluate all clients in parallel. Workers that have no client left help the others."""
+        """Evaluate all clients in parallel."""
         federation, received = self.federation, ServerView(self.federation)
         clients = {client.id: client for client in federation.state.clients}
-        queue = EvaluationQueue(len(federation.eval_tasks))
 
-        def evaluate(task: EvalTask | None) -> EvalResult | None:
-            if task is None:
-                queue.help()
-                return None
+        def evaluate(task: EvalTask) -> EvalResult:
             client = clients[task.owner_id]
             was_stored = client.is_state_stored
-            with queue.evaluating():
-                result = evaluate_client(federation.method, client, task, received.for_client(client), queue)
+            result = evaluate_client(federation.method, client, task, received.for_client(client))
             client.release_state(is_changed=not was_stored)
             return result
 
-        jobs: list[ClientJob[EvalTask | None]] = [
+        jobs = [
             ClientJob(
                 task, len(task.test), clients[task.owner_id].learner.stack_key, task.test.device, client=task.owner_id
             )
             for task in federation.eval_tasks
         ]
-        results = federation.worker_pool.map(evaluate, jobs + self._helper_jobs())
-        return [result for result in results if result is not None]
-
-    def _helper_jobs(self) -> list[ClientJob[EvalTask | None]]:
-        """The jobs of workers without a client, which start last. A GPU has one worker, which needs no help."""
-        cpu, num_helpers = torch.device("cpu"), self.federation.worker_pool.num_workers - 1
-        is_on_cpu = all(task.test.device == cpu for task in self.federation.eval_tasks)
-        return [ClientJob(None, -1, None, cpu)] * (num_helpers if is_on_cpu else 0)
+        return federation.worker_pool.map(evaluate, jobs)
 
     def _jobs(self, clients: Sequence[InProcessClient]) -> list[ClientJob[InProcessClient]]:
         return [ClientJob(c, len(c.private), c.learner.stack_key, c.private.device, client=c.id) for c in clients]
@@ -189,35 +174,18 @@ def rollback_diverged(client: InProcessClient, skip_diverged: bool) -> Iterator[
         client.rollback(state_before)
 
 
-def evaluate_client(
-    method: Method,
-    client: InProcessClient,
-    task: EvalTask,
-    received: ReceivedMessage,
-    queue: EvaluationQueue | None = None,
-) -> EvalResult:
-    """Evaluate the personal model of a client and, where the method has one, the global model.
-
-    Args:
-        method: The method.
-        client: The client whose models are evaluated.
-        task: The data.
-        received: What the server would send to the client.
-        queue: Where other workers find batches to help with.
-    """
-    predictor = QueuedPredictor(client.predictor, queue)
+def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, received: ReceivedMessage) -> EvalResult:
+    """Evaluate the personal model of a client and, where the method has one, the global model."""
     personal, shared = method.personal_model(client, received), method.global_model(client, received)
 
     def score_personal(examples: Examples) -> Score:
-        return score_logits(method.predict(personal, predictor, examples), examples)
+        return score_logits(method.predict(personal, client.predictor, examples), examples)
 
     score = score_personal(task.test)
     extra: dict[str, float] = {}
     if shared is not None:
         is_same = all(shared.get(name) is tensor for name, tensor in personal.items())
-        extra["global_accuracy"] = (
-            score if is_same else score_logits(predictor.predict(shared, task.test), task.test)
-        ).accuracy
+        extra["global_accuracy"] = (score if is_same else evaluate_model(client.learner, shared, task.test)).accuracy
     if task.validation is not None:
         extra["val_accuracy"] = score_personal(task.validation).accuracy
     return EvalResult(task.client_id, task.owner_id, score.accuracy, score.loss, extra)
