@@ -1,13 +1,18 @@
 """Resident memory, each figure from a process of its own.
 
-`python benchmarks/memory.py CASE SIZES` is such a process: it prints what it found as JSON.
+python benchmarks/memory.py estimates    # peak memory of runs of five presets against `--dry-run`
+
+`python benchmarks/memory.py CASE SIZES` is a process of `speed.py --only memory`: it prints what it found as JSON.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import pickle
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +26,16 @@ if TYPE_CHECKING:
 
 MEGABYTE = 2**20
 BATCH = 64
+PEAK_FILE = "peak.json"
+STEPS = ("train.local_epochs=null", "train.local_steps=4", "methods.fedmosaic.warmup_rounds=0")
+PRESETS: dict[str, tuple[str, ...]] = {
+    "quickstart": (),
+    "practical-cifar10": STEPS,
+    "pathological-fashion-mnist": STEPS,
+    "lowdata-cifar10": ("methods.fedmosaic.warmup_rounds=0",),
+    "feature-shift-office10": STEPS,
+}
+"""Presets, with the settings that shorten them without a change to what they hold."""
 
 
 def memory(plan: Plan) -> Result:
@@ -96,5 +111,70 @@ def child(case: str, asked: str) -> dict[str, float]:
     return played(case, deal(make_images(sizes.images), clients, *share))
 
 
+def estimates() -> None:
+    """Print the peak of a run of two rounds and what the dry run says, for each preset."""
+    print("preset | estimate MB | peak MB | estimate / peak")
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "data"
+        write_random_data(data)
+        for preset, settings in PRESETS.items():
+            command = ["train", "--preset", preset, "--rounds", "2", "--data-dir", str(data)]
+            command += [word for setting in settings for word in ("--set", setting)]
+            folder = Path(scratch) / preset
+            folder.mkdir()
+            fedmosaic = [sys.executable, "-m", "fedmosaic_cli", *command, "--dry-run", "--json"]
+            plan = subprocess.run(fedmosaic, cwd=folder, check=True, capture_output=True)
+            estimate = json.loads(plan.stdout)["runs"][0]["memory_mb"]
+            reporting = [sys.executable, str(Path(__file__).absolute()), "run", *command, "--quiet"]
+            subprocess.run(reporting, cwd=folder, check=True, capture_output=True)
+            peak = json.loads((folder / PEAK_FILE).read_text())["peak"] / 1e6
+            print(f"{preset} | {estimate:,.0f} | {peak:,.0f} | {estimate / peak:.2f}", flush=True)
+
+
+def run_and_report(arguments: list[str]) -> None:
+    """Run fedmosaic and write the peak of this process to a file when it ends.
+
+    The peak that the system reports for an ended process is larger: to end, a process reads what it never used.
+    """
+    from fedmosaic_cli.cli import main
+
+    atexit.register(lambda: Path(PEAK_FILE).write_text(json.dumps(own_memory())))
+    sys.argv[1:] = arguments
+    main()
+
+
+def write_random_data(data: Path) -> None:
+    """Write files with the layout and shapes of CIFAR-10, Fashion-MNIST and Office-Caltech10, with random pixels."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    batches = data / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        pixels = rng.integers(0, 256, (10_000, 3072), dtype=np.uint8)
+        (batches / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": rng.integers(0, 10, 10_000).tolist()}))
+    clothes = data / "FashionMNIST" / "raw"
+    clothes.mkdir(parents=True)
+    for split, count in (("train", 60_000), ("t10k", 10_000)):
+        images, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 10, count, np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+            (clothes / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
+    from fedmosaic_cli.data.datasets.office10 import CLASSES, DOMAINS
+
+    for domain, size in zip(DOMAINS, (958, 1123, 157, 295), strict=True):
+        for number in range(size):
+            folder = data / "office10" / domain / CLASSES[number % len(CLASSES)]
+            folder.mkdir(parents=True, exist_ok=True)
+            image = Image.new("RGB", (256, 256), tuple(int(value) for value in rng.integers(0, 256, 3)))
+            image.save(folder / f"{number}.jpg")
+
+
 if __name__ == "__main__":
-    print(json.dumps(child(*sys.argv[1:])))
+    if sys.argv[1:] == ["estimates"]:
+        estimates()
+    elif sys.argv[1] == "run":
+        run_and_report(sys.argv[2:])
+    else:
+        print(json.dumps(child(*sys.argv[1:])))

@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         "apfl-gradient-without-alpha",
         "methods/apfl.py",
-        "{name: alpha * tensor for",
-        "{name: tensor for",
+        "params.scaled(gradient, alpha)",
+        "gradient",
         ("methods/test_apfl.py",),
     ),
     Mutant(
@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "pfedme-evaluates-the-copy",
         "methods/pfedme.py",
-        'client.state["personal"] = theta',
-        'client.state["personal"] = params.clone(model)',
+        'state["personal"] = theta',
+        'state["personal"] = params.clone(model)',
         ("methods/test_pfedme.py",),
     ),
     Mutant(
@@ -292,8 +292,8 @@ MUTANTS = (
     Mutant(
         "student-fold-models-train-on-all-examples",
         "methods/student_mixture.py",
-        'client.train(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))',
-        'client.train(f"{FOLD_PREFIX}-{fold}")',
+        'Training(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))',
+        'Training(f"{FOLD_PREFIX}-{fold}")',
         ("methods/test_student.py::test_own_model_of_a_fold_is_trained_without_it",),
     ),
     Mutant(
@@ -887,8 +887,8 @@ MUTANTS = (
     Mutant(
         "interpolation-weights-are-swapped",
         "engine/params.py",
-        "(tensor * first_weight).add_(second[name], alpha=1 - first_weight)",
-        "(tensor * (1 - first_weight)).add_(second[name], alpha=first_weight)",
+        "(first * first_weight).add_(second, alpha=1 - first_weight)",
+        "(first * (1 - first_weight)).add_(second, alpha=first_weight)",
         ("methods/test_apfl.py",),
     ),
     Mutant(
@@ -1262,8 +1262,8 @@ MUTANTS = (
     Mutant(
         "subsets-count-as-all-examples",
         "engine/client.py",
-        "covers_all = examples is None and self._covers_all(batches)",
-        "covers_all = self._covers_all(batches)",
+        "covers_all = training.examples is None and self._covers_all(",
+        "covers_all = self._covers_all(",
         ("federation/test_site_attacks.py::test_losses_of_selected_examples_are_partial_even_if_their_number_fits",),
     ),
     Mutant(

@@ -20,6 +20,7 @@ from fedmosaic_cli.machine import tune_malloc
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation
+from fedmosaic_cli.runner.client_state_files import ClientStateFiles
 from fedmosaic_cli.runner.experiment import save_checkpoint
 from fedmosaic_cli.storage.runs import RunDirectory
 
@@ -47,11 +48,17 @@ QUICKSTART: dict[str, Any] = {
     "workers": 1,
 }
 # With this rule lambda stays above 0, so that no round gets around the public half of its work.
-METHOD_SETTINGS: dict[str, dict[str, Any]] = {"fedmosaic": {"trust": "stabilised"}}
+# The gate stays open, so that clients train all models of the test.
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
+    "fedmosaic": {"trust": "stabilised"},
+    "gated": {"warmup_share": 0.0, "gate_budget": 1.0},
+}
 
 
-def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: Any) -> Federation:
-    """A federation at its start. `train` adds to the settings of one epoch."""
+def federation(
+    method: str, task: Task, model: dict[str, Any] = CNN, state_dir: Path | None = None, **train: Any
+) -> Federation:
+    """A federation at its start. `train` adds to the settings of one epoch; states are in `state_dir` if given."""
     partition = Partition(
         DataSettings(dataset="synthetic", clients=len(task.shares), public_size=len(task.public)),
         seed=0,
@@ -68,7 +75,8 @@ def federation(method: str, task: Task, model: dict[str, Any] = CNN, **train: An
         partition_seed=0,
     )
     dataset = Dataset("synthetic", task.images, task.labels, tuple(map(str, range(CLASSES))))
-    return build_federation(config, dataset, partition, [torch.device("cpu")])
+    store = None if state_dir is None else ClientStateFiles(state_dir)
+    return build_federation(config, dataset, partition, [torch.device("cpu")], state_store=store)
 
 
 @cache

@@ -1,13 +1,22 @@
-"""How a round grows with the number of clients and with the public set."""
+"""How a round grows with the number of clients and with the public set.
+
+`python benchmarks/scaling.py` runs thousands of clients in one process, with their states in memory and on disk.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ours
-from measuring import interleaved
+from measuring import interleaved, timed
+from memory import own_memory
 from results import Result
 from workload import deal, make_images
 
@@ -16,6 +25,12 @@ if TYPE_CHECKING:
 
 BATCH = 10
 MOST_REPETITIONS = 3
+CROWDS: dict[str, tuple[int, dict[str, Any], int, int]] = {
+    "cnn (width 0.25)": (1_000, ours.SMALL_CNN, 32, 3),
+    "mlp (64)": (5_000, ours.TINY_MLP, 28, 1),
+    "linear": (10_000, {"name": "mlp", "hidden": ()}, 28, 1),
+}
+"""Clients, their network, and the side and channels of their images."""
 
 
 def scaling(plan: Plan) -> Result:
@@ -63,3 +78,45 @@ def measure_public(result: Result, plan: Plan) -> None:
     result.add(samples, "s per client")
     for count in plan.public_sizes[1:]:
         result.compare(names[count], names[plan.public_sizes[0]])
+
+
+def many_clients() -> None:
+    """Print time and memory of thousands of clients with Adam, each case in a process of its own."""
+    print("Local, Adam, 20 training and 10 test images each, 10 steps of batch 10, 1 worker")
+    print("clients | network | states | kB of state | ms per client and round (CPU) | kB of memory per client")
+    for name, (clients, *_) in CROWDS.items():
+        for place in ("memory", "disk"):
+            command = [sys.executable, __file__, name, place]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            print(
+                f"{clients:,} | {name} | {place} | {found['state'] / 1e3:.1f} | {found['milliseconds']:.1f} | "
+                f"{found['memory'] / 1e3:.1f}",
+                flush=True,
+            )
+
+
+def crowd(name: str, place: str) -> dict[str, float]:
+    """Run two rounds of many clients. Memory is the peak, without the images and what the process held before."""
+    clients, model, side, channels = CROWDS[name]
+    task = deal(make_images(30 * clients, side, channels), clients, 20, 10)
+    before = own_memory()["peak"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if place == "disk" else None
+        federation = ours.federation(
+            "local", task, model, folder, batch_size=BATCH, optimizer="adam", local_steps=10, execution="auto"
+        )
+        with federation.worker_pool:
+            ours.play_rounds(federation)
+            took = timed(lambda: ours.play_rounds(federation))
+        return {
+            "state": 3 * 4.0 * ours.weight_count(federation),
+            "milliseconds": 1e3 * took.cpu / clients,
+            "memory": (own_memory()["peak"] - before) / clients,
+        }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        many_clients()
+    else:
+        print(json.dumps(crowd(sys.argv[1], sys.argv[2])))

@@ -1,7 +1,9 @@
-"""Gradients of several clients: the stacked layers against `torch.func.vmap` over a stacked module state.
+"""Stacked clients: rounds of whole methods against clients one by one, and gradients against `torch.func.vmap`.
 
-Measures the CPU time of a forward and backward pass for all clients, interleaved, with a duplicate of the stacked
-layers as control. Prints the median ratio to the stacked layers. Run it with `python benchmarks/stacking.py`.
+Rounds: 8x8 images, a small mlp, 15 clients, the settings of the quickstart presets; CPU and wall time per round, taken
+in turns, with a duplicate of the stacked federation as control. Clients one by one use two workers, on the same two
+cores. Gradients: a forward and backward pass for all clients, with a duplicate of the stacked layers as control. Prints
+medians and median ratios. Run it with `python benchmarks/stacking.py`; `--only rounds` or `gradients` selects a part.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ import argparse
 import copy
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+import ours
 import torch
+from measuring import in_turns, timed
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
+from workload import deal, make_images
 
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.models.architectures import build_network
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CLIENTS, BATCH, CLASSES = 10, 32, 10
+METHODS = ["fedavg", "ditto", "fedmosaic", "student", "gated", "perfedavg", "pfedme", "apfl"]
 NETWORKS = {
     "mlp 8x8": (ModelSettings(name="mlp"), (1, 8, 8)),
     "cnn 8x8": (ModelSettings(name="cnn", width=0.25), (1, 8, 8)),
@@ -64,28 +71,68 @@ def gradient_functions(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=10, help="Steps per repetition.")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def measure_rounds(methods: list[str], repetitions: int, rounds: int) -> None:
+    """Print what a round takes one by one and stacked."""
+    task = deal(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
+    for method in methods:
+        settings = {**ours.QUICKSTART, "rounds": 100_000}  # so long a run keeps the gate open
+        federations = {
+            "one by one": ours.federation(
+                method, task, ours.TINY_MLP, **{**settings, "workers": 2}, execution="threads"
+            ),
+            "stacked": ours.federation(method, task, ours.TINY_MLP, **settings, execution="stacked"),
+            "duplicate": ours.federation(method, task, ours.TINY_MLP, **settings, execution="stacked"),
+        }
+        for federation in federations.values():
+            ours.play_rounds(federation, 3)  # a candidate and a consensus exist from the third round on
+        contestants = {
+            label: partial(timed, partial(ours.play_rounds, federation, rounds))
+            for label, federation in federations.items()
+        }
+        samples = in_turns(contestants, repetitions, per=rounds, warm_up=False)
+        for label, own in samples.items():
+            columns = []
+            for clock in ("cpu", "wall"):
+                pairs = zip(own, samples["stacked"], strict=True)
+                ratio = statistics.median(sample.on(clock) / stacked.on(clock) for sample, stacked in pairs)
+                milliseconds = 1e3 * statistics.median(sample.on(clock) for sample in own)
+                columns.append(f"{clock} {milliseconds:7.1f} ms per round, ratio {ratio:.2f}")
+            print(f"{method:10} {label:11} {'; '.join(columns)}", flush=True)
+
+
+def measure_gradients(repetitions: int, num_steps: int) -> None:
+    """Print what the gradients of all clients take."""
     for name, (settings, shape) in NETWORKS.items():
         functions = gradient_functions(settings, shape)
         expected, mapped = functions["stacked layers"](), functions["vmap"]()
         for key, gradient in expected.items():
             torch.testing.assert_close(mapped[key], gradient, rtol=1e-3, atol=1e-5)
         times: dict[str, list[float]] = {label: [] for label in functions}
-        for _ in range(options.repetitions):
+        for _ in range(repetitions):
             for label, function in functions.items():
                 start = time.process_time()
-                for _ in range(options.steps):
+                for _ in range(num_steps):
                     function()
-                times[label].append((time.process_time() - start) / options.steps)
+                times[label].append((time.process_time() - start) / num_steps)
         reference = times["stacked layers"]
         for label, values in times.items():
             ratio = statistics.median(a / b for a, b in zip(values, reference, strict=True))
             print(f"{name:10} {label:15} {1e3 * statistics.median(values):8.3f} ms per step, ratio {ratio:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["rounds", "gradients"])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=8, help="Rounds per repetition.")
+    parser.add_argument("--steps", type=int, default=40, help="Gradients per repetition.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.only != "gradients":
+        measure_rounds(options.methods, options.repetitions, options.rounds)
+    if options.only != "rounds":
+        measure_gradients(options.repetitions, options.steps)
 
 
 if __name__ == "__main__":

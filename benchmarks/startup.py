@@ -43,9 +43,12 @@ def startup(plan: Plan) -> Result:
         "import typer, rich": (python, "-c", "import typer, rich"),
         "an empty typer app's --help": (python, "-c", EMPTY_APP),
         "fedmosaic --help": (*fedmosaic, "--help"),
+        "import torch": (python, "-c", "import torch"),
+        "import torch, again": (python, "-c", "import torch"),
         "import torch, torchvision": (python, "-c", "import torch, torchvision"),
         "train, to its first round": (python, str(Path(__file__)), *TRAIN),
         "train, 1 round, to its end": (*fedmosaic, *TRAIN),
+        "train --preset quickstart": (*fedmosaic, "train", "--preset", "quickstart"),
     }
 
     contestants = {name: partial(timed_process, command) for name, command in commands.items()}
@@ -55,6 +58,8 @@ def startup(plan: Plan) -> Result:
     result.compare("an empty typer app's --help", "import typer, rich", clock="wall")
     result.compare("train, to its first round", "import torch, torchvision", at_most(1.3), clock="wall")
     result.compare("train, 1 round, to its end", "import torch, torchvision", clock="wall")
+    result.compare("train --preset quickstart", "import torch", at_most(1.6))
+    result.compare("import torch, again", "import torch")
     return result
 
 

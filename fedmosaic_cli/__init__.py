@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.api.results import Result, Runs, load
     from fedmosaic_cli.api.tensorboard_callback import TensorBoard
     from fedmosaic_cli.engine import params
-    from fedmosaic_cli.engine.context import Client, FederationInfo, ProximalTerm, Server, TrainResult
+    from fedmosaic_cli.engine.context import Client, FederationInfo, ProximalTerm, Server, Training, TrainResult
     from fedmosaic_cli.engine.losses import TargetLoss
     from fedmosaic_cli.engine.messages import Logits, Part, PerClient, Scalars, Tensors, Weights
     from fedmosaic_cli.engine.method import Costs, Method, MethodInfo, Needs, hyperparameters
@@ -66,6 +66,7 @@ __all__ = [
     "TensorBoard",
     "Tensors",
     "TrainResult",
+    "Training",
     "Weights",
     "check_method",
     "compare",
@@ -91,7 +92,7 @@ MODULES = {
     "api.method_decorator": ("method",),
     "api.results": ("Result", "Runs", "load"),
     "api.tensorboard_callback": ("TensorBoard",),
-    "engine.context": ("Client", "FederationInfo", "ProximalTerm", "Server", "TrainResult"),
+    "engine.context": ("Client", "FederationInfo", "ProximalTerm", "Server", "TrainResult", "Training"),
     "engine.losses": ("TargetLoss",),
     "engine.messages": ("Logits", "Part", "PerClient", "Scalars", "Tensors", "Weights"),
     "engine.method": ("Costs", "Method", "MethodInfo", "Needs", "hyperparameters"),

@@ -249,7 +249,7 @@ def test_broadcast_does_not_overwrite_personal_models(name, entry, monkeypatch):
     for tensor in federation.state.server.state["model"].values():
         tensor.normal_()
     monkeypatch.setattr(InProcessClient, "train", lambda *_, **__: None)
-    monkeypatch.setattr(InProcessClient, "steps", lambda *_: iter(()))
+    monkeypatch.setattr(InProcessClient, "take_steps", lambda *_: None)
     monkeypatch.setattr(FedPHP, "history_weight", lambda *_: 1.0)
     first_upload(VARIANTS[name], federation, client=0)
     assert same([before], [client.state[entry]])

@@ -66,9 +66,10 @@ class RoundResult:
     rows: list[dict[str, Any]]
 
     @property
-    def accuracy(self) -> float:
-        """The mean accuracy over clients, as a fraction."""
-        return fmean(row["accuracy"] for row in self.rows)
+    def accuracy(self) -> float | None:
+        """The mean accuracy over clients, as a fraction; None if the round was not evaluated (`train.eval_every`)."""
+        values = [row["accuracy"] for row in self.rows]
+        return None if None in values else fmean(values)
 
     @property
     def trust(self) -> float | None:
@@ -85,7 +86,8 @@ class RoundResult:
 
     def __repr__(self) -> str:
         trust = "" if self.trust is None else f", trust {self.trust:.3f}"
-        return f"RoundResult({self.number}: accuracy {100 * self.accuracy:.2f} %{trust})"
+        accuracy = "not evaluated" if self.accuracy is None else f"accuracy {100 * self.accuracy:.2f} %"
+        return f"RoundResult({self.number}: {accuracy}{trust})"
 
 
 class Experiment:

@@ -7,12 +7,13 @@ import sys
 from io import TextIOWrapper
 
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal, install_signal_handlers, write_stderr_unbuffered
-from fedmosaic_cli.machine import die_with_parent
+from fedmosaic_cli.machine import collect_rarely, die_with_parent
 
 
 def main() -> None:
     """Run the console script."""
     install_signal_handlers()
+    collect_rarely()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - pathlib loads slowly

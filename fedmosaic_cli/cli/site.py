@@ -33,6 +33,7 @@ from fedmosaic_cli.federation.privacy_ledger import default_anchor_dir, user_sta
 from fedmosaic_cli.federation.site_dir import SiteFiles, SiteLog, SiteSettings
 from fedmosaic_cli.federation.site_shards import load_site_shard
 from fedmosaic_cli.federation.systemd_unit import systemd_unit
+from fedmosaic_cli.machine import collect_as_usual
 from fedmosaic_cli.plugins import register_named
 from fedmosaic_cli.storage.files import make_directories, write_atomic
 from fedmosaic_cli.storage.lock import directory_lock, is_locked, read_owner, require_unlocked
@@ -422,6 +423,7 @@ def run_site(
             **credentials,
         ) as node,
     ):
+        collect_as_usual()
         node.serve(stop_request)
         log.on_stop()
         raise typer.Exit(stop_request.exit_code)

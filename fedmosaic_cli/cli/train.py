@@ -147,6 +147,7 @@ def run_request(methods: list[str], optional_methods: set[str], options: TrainOp
         shards = read_exported_manifest(options.shards) if only_header else read_shards(options.shards)
     flags = {
         "rounds": options.rounds,
+        "eval_every": options.eval_every,
         "augment": options.augment and options.augment.value,
         "workers": options.workers,
         "execution": options.execution and options.execution.value,

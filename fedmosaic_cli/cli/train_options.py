@@ -69,6 +69,14 @@ class TrainOptions:
         ),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
+    eval_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rounds between two evaluations; the last round is evaluated.",
+            show_default="the preset's, or 1",
+        ),
+    ] = None
     augment: Annotated[
         AugmentChoice | None,
         typer.Option(

@@ -55,6 +55,8 @@ RESUME_SAFE_KEYS = {
     "train.cuda_streams",
     "train.images",
     "train.checkpoint_every",
+    "train.eval_every",
+    "train.client_state",
     "train.execution",
     "train.on_nan",
     "privacy.max_epsilon",

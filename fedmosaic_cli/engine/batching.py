@@ -35,7 +35,7 @@ class Batch:
     pixels: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.local_indices)
+        return num_rows(self.local_indices)
 
 
 def epoch_batches(num_examples: int, batch_size: int, num_epochs: int, generator: Generator) -> list[Tensor]:
@@ -61,7 +61,7 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
     """Add image indices to the batches of a round and copy them to the devices in one piece."""
     if not local_batches:
         return []
-    sizes = [len(batch) for batch in local_batches]
+    sizes = list(map(num_rows, local_batches))
     joined = torch.cat(local_batches)
     on_device = copy_to_device(joined, examples.device)
     at_images = on_device if examples.indices.device == on_device.device else joined  # images may be on the host
@@ -70,6 +70,11 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
         at_images, on_device, windows = at_images[:, 0], on_device[:, 0], on_device[:, 1].split(sizes)
     image_indices = examples.indices[at_images].split(sizes)
     return [Batch(*parts) for parts in zip(on_device.split(sizes), image_indices, windows, strict=True)]
+
+
+def num_rows(tensor: Tensor) -> int:
+    """The length of a tensor. It is several times as fast as `len`, which torch checks in Python."""
+    return tensor.shape[0]
 
 
 def has_singleton_batch(private: Sized, public: Sized | None) -> bool:

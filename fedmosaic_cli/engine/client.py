@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 
 from fedmosaic_cli.engine import augmentation, batching, optim, params, training
-from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, TrainResult
-from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, StepOptions, TrainingTask
+from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, Training, TrainResult
+from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, Fit, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
 from fedmosaic_cli.engine.network_learner import NetworkLearner
+from fedmosaic_cli.engine.step_rules import StepTask
 from fedmosaic_cli.errors import DivergenceError, FedMosaicError
 from fedmosaic_cli.seeds import SystemRandom, derive_rng, derive_seed
 
@@ -21,14 +23,33 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
-    from fedmosaic_cli.engine.context import LossTerm, Parameters, ProximalTerm, ReceivedMessage, Server, State, Step
+    from fedmosaic_cli.engine.context import (
+        LossTerm,
+        Parameters,
+        ProximalTerm,
+        ReceivedMessage,
+        Server,
+        State,
+        Step,
+        StepRule,
+    )
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import Learner
+    from fedmosaic_cli.engine.learner import Learner, TrainingLosses
     from fedmosaic_cli.engine.server import PublicTrainer
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.seeds import RandomSource
 
 T = TypeVar("T")
+
+
+class StateStore(Protocol):
+    """Where the states of clients are while they do not compute."""
+
+    def save(self, client_id: int, state: State) -> None:
+        """Keep the state of a client, in place of an older one."""
+
+    def load(self, client_id: int, device: torch.device) -> State:
+        """Return a copy of the kept state."""
 
 
 class InProcessClient:
@@ -69,7 +90,8 @@ class InProcessClient:
     ) -> None:
         self.id: Any = client_id
         self.round = 0
-        self.state: State = {}
+        self.state_store: StateStore | None = None
+        self._state: State | None = {}
         self.metrics: dict[str, Any] = {}
         self.withheld_metrics: set[str] = set()
         self.is_skipped = False
@@ -91,6 +113,34 @@ class InProcessClient:
     @property
     def device(self) -> torch.device:
         return self.private.device
+
+    @property
+    def state(self) -> State:
+        """The state of the client; it is read from `state_store` if it is there."""
+        if self._state is None and self.state_store is not None:
+            self._state = self.state_store.load(self.id, self.device)
+        return {} if self._state is None else self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def is_state_stored(self) -> bool:
+        """Whether the state is in `state_store` and not in memory."""
+        return self._state is None
+
+    def release_state(self, is_changed: bool = True) -> None:
+        """Move the state to `state_store`, if there is one.
+
+        Args:
+            is_changed: False if the store has the same state, so that nothing has to be written.
+        """
+        if self.state_store is None or self._state is None:
+            return
+        if is_changed:
+            self.state_store.save(self.id, self._state)
+        self._state = None
 
     @property
     def predictor(self) -> ClientPredictor:
@@ -175,21 +225,64 @@ class InProcessClient:
         stream: str = "private",
         network: str | None = None,
     ) -> TrainResult:
-        if epochs is not None and steps is not None:
+        training = Training(
+            model,
+            terms,
+            proximal,
+            private_weight,
+            examples,
+            parameters,
+            correction,
+            epochs,
+            steps,
+            batch_size,
+            lr,
+            optimizer,
+            max_grad_norm,
+            weight_decay,
+            stream,
+            network,
+        )
+        return self.train_all([training])[0]
+
+    def train_all(self, trainings: Sequence[Training]) -> list[TrainResult]:
+        fits = [self._make_fit(training) for training in trainings]
+        losses: list[TrainingLosses] = []
+        for network, own in groupby(zip(trainings, fits, strict=True), key=lambda pair: pair[0].network):
+            losses += self._learner(network).fit_all([fit for _, fit in own])
+        return [self._log_result(*results) for results in zip(trainings, fits, losses, strict=True)]
+
+    def _make_fit(self, training: Training) -> Fit:
+        """The model, the optimizer state and the task of a training."""
+        model, stream = training.model, training.stream
+        if training.epochs is not None and training.steps is not None:
             raise FedMosaicError("both epochs and steps are given (client.train): use one of them")
-        private = self.private if examples is None else self.private.subset(examples)
-        batches = self._private_batches(stream, private, epochs, steps, batch_size)
+        private = self.private if training.examples is None else self.private.subset(training.examples)
+        batches = self._private_batches(stream, private, training.epochs, training.steps, training.batch_size)
         self._before_training(len(batches))
-        schedule = self._batch_schedule(batches, any(term.uses_public for term in terms), stream, batch_size)
-        names = None if parameters is None else frozenset(parameters)
+        with_public = any(term.uses_public for term in training.terms)
+        schedule = self._batch_schedule(batches, with_public, stream, training.batch_size)
+        names = None if training.parameters is None else frozenset(training.parameters)
         unknown = sorted((names or frozenset()) - self.state[model].keys())
         if unknown:
             raise FedMosaicError(f"the model has no entry '{unknown[0]}' (client.train, parameters): see ctx.groups")
-        options = StepOptions(names, lr, optimizer, max_grad_norm, weight_decay)
-        seed = derive_seed(self._seed, "layers", stream, self.id, self.round)
-        task = TrainingTask(private, self.public, schedule, terms, proximal, private_weight, options, correction, seed)
-        learner = self.learner if network is None else self._network_learner(network)
-        losses = learner.fit(self.state[model], self._optimizer_state(model, optimizer), task)
+        options = StepOptions(names, training.lr, training.optimizer, training.max_grad_norm, training.weight_decay)
+        task = TrainingTask(
+            private,
+            self.public,
+            schedule,
+            training.terms,
+            training.proximal,
+            training.private_weight,
+            options,
+            training.correction,
+            derive_seed(self._seed, "layers", stream, self.id, self.round),
+        )
+        return Fit(self.state[model], self._optimizer_state(model, training.optimizer), task)
+
+    def _log_result(self, training: Training, fit: Fit, losses: TrainingLosses) -> TrainResult:
+        """Log the losses of a training and return its result."""
+        terms = training.terms
         if not all(math.isfinite(loss) for loss in (losses.private, *losses.terms) if loss is not None):
             raise DivergenceError(self.id, self.round, "its training loss")
         logged = {"loss_private": losses.private}
@@ -198,13 +291,13 @@ class InProcessClient:
         # The fraction of the training loss that comes from the public set.
         values = [0.0 if loss is None else term.weight * loss for term, loss in zip(terms, losses.terms, strict=True)]
         public = [value for term, value in zip(terms, values, strict=True) if term.uses_public]
-        total = private_weight * (losses.private or 0.0) + sum(values)
+        total = training.private_weight * (losses.private or 0.0) + sum(values)
         if public:
             logged["public_share"] = sum(public) / total if total else 0.0
-        covers_all = examples is None and self._covers_all(batches)
+        covers_all = training.examples is None and self._covers_all(fit.task.schedule.private_batches)
         complete = {"loss_private", *(term.log_key for term in terms if not term.uses_public)} if covers_all else set()
         self._log_training(logged, logged.keys() - complete)
-        used_lr = self._train_settings.lr if lr is None else lr
+        used_lr = self._train_settings.lr if training.lr is None else training.lr
         return TrainResult(losses.private, tuple(losses.terms), losses.num_steps, used_lr)
 
     def steps(self, *streams: str, examples: Tensor | None = None) -> Iterator[Step]:
@@ -214,11 +307,17 @@ class InProcessClient:
         self._before_training(len(batches["private"]))
         steps = training.ManualSteps(self._network, private, batches, seed)
         yield from steps
-        loss = steps.mean_loss()
-        if loss is not None and not math.isfinite(loss):
-            raise DivergenceError(self.id, self.round, "its training loss")
         covers_all = examples is None and not streams and self._covers_all(batches["private"])
-        self._log_training({"loss_private": loss}, set() if covers_all else {"loss_private"})
+        self._log_step_loss(steps.mean_loss(), covers_all)
+
+    def take_steps(self, rule: StepRule, entries: Sequence[str], streams: Sequence[str] = ()) -> None:
+        batches = {stream: self._private_batches(stream) for stream in ("private", *streams)}
+        seed = derive_seed(self._seed, "layers", self.id, self.round)
+        self._before_training(len(batches["private"]))
+        state = {name: self.state[name] for name in entries}
+        loss = self._network.take_steps(StepTask(rule, state, self._optimizer_state, self.private, batches, seed))
+        self.state |= state
+        self._log_step_loss(loss, not streams and self._covers_all(batches["private"]))
 
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         settings, options = self._network.train_settings, StepOptions(lr=lr)
@@ -286,11 +385,17 @@ class InProcessClient:
         self.metrics |= new
         self.withheld_metrics |= new.keys() & withheld
 
+    def _log_step_loss(self, loss: float | None, covers_all: bool) -> None:
+        """Log the mean loss of a round of custom steps. `covers_all`: it covers all examples equally often."""
+        if loss is not None and not math.isfinite(loss):
+            raise DivergenceError(self.id, self.round, "its training loss")
+        self._log_training({"loss_private": loss}, set() if covers_all else {"loss_private"})
+
     def _covers_all(self, batches: list[Tensor]) -> bool:
         """Return whether the batches of a training contain all private examples equally often."""
         if not self.has_network:
             return True  # classifiers of scikit-learn are fitted to all examples
-        sizes = [len(batch) for batch in batches]
+        sizes = list(map(batching.num_rows, batches))
         skips_single = bool(self._network.batch_norm_names) and 1 in sizes
         return bool(len(self.private)) and sum(sizes) % len(self.private) == 0 and not skips_single
 

@@ -56,7 +56,7 @@ class EvalResult:
     Attributes:
         client_id: The client whose test data was used.
         owner_id: The client whose model was evaluated.
-        accuracy, loss: None if a remote site keeps them to itself, or has not responded yet.
+        accuracy, loss: None if the round is not evaluated, or if a remote site keeps them to itself or did not respond.
         extra_metrics: Further metrics, e.g. the accuracy of the global model.
     """
 

@@ -36,6 +36,9 @@ Message = dict[str, Any]
 ReceivedMessage = dict[str, Any]
 """A message as its receiver sees it: the values of its parts by name, without shared memory."""
 
+ClientNumber = Any
+"""A number of a client: a `float` or, for several clients with stacked models, a float64 tensor [clients]."""
+
 OPTIMIZER_SUFFIX = ".optimizer"
 """`state[model + OPTIMIZER_SUFFIX]` is the optimizer state of `state[model]`."""
 
@@ -150,6 +153,28 @@ class ProximalTerm:
 
 
 @dataclass(frozen=True)
+class Training:
+    """The arguments of one `Participant.train`."""
+
+    model: str
+    terms: Sequence[LossTerm] = ()
+    proximal: ProximalTerm | None = None
+    private_weight: float = 1.0
+    examples: Tensor | None = None
+    parameters: Iterable[str] | None = None
+    correction: Parameters | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    optimizer: Literal["adam", "sgd"] | None = None
+    max_grad_norm: float | None = None
+    weight_decay: float = 0.0
+    stream: str = "private"
+    network: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """The outcome of `Client.train`.
 
@@ -169,8 +194,9 @@ class TrainResult:
 class Step(Protocol):
     """One step of a local round with a custom update rule; see `Client.steps`."""
 
-    number: int
-    """The number of the step, from 1."""
+    @property
+    def number(self) -> int:
+        """The number of the step, from 1."""
 
     def gradient(
         self, parameters: Parameters, stream: str = "private", update_running_stats: bool = True
@@ -182,6 +208,27 @@ class Step(Protocol):
             stream: The batch to use: "private", or a stream that was passed to `Client.steps`.
             update_running_stats: Whether batch-normalisation statistics are updated.
         """
+
+
+class RuleStep(Step, Protocol):
+    """One step of a rule that `Client.take_steps` applies to one client, or to the stacked models of several ones."""
+
+    def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
+        """Apply one step of the run's optimizer to `state[model]`, in place; see `Participant.optimizer_step`."""
+
+    def dot(self, first: Parameters, second: Parameters) -> ClientNumber:
+        """Return the inner product over the floating-point entries of `second`."""
+
+
+class StepRule(Protocol):
+    """What a method does in one step.
+
+    `state` contains the entries of the client's state that the rule was given: models, and numbers as `ClientNumber`.
+    The rule may replace them. In stacked execution the tensors of several clients are stacked to [clients, ...], so a
+    rule uses elementwise operations and the functions of `engine.params`, and nothing else of the client.
+    """
+
+    def __call__(self, step: RuleStep, state: State) -> None: ...
 
 
 class Participant(Protocol):
@@ -292,6 +339,13 @@ class Client(Participant, Protocol):
     def validation_labels(self) -> Tensor:
         """The labels of the validation data, on the CPU; empty if the client has none."""
 
+    def train_all(self, trainings: Sequence[Training]) -> list[TrainResult]:
+        """Train several models, as calls of `train` one after the other do.
+
+        In stacked execution models of one client are trained together. They must not share tensors, and no training may
+        depend on the result of another one.
+        """
+
     def steps(self, *streams: str, examples: Tensor | None = None) -> Iterator[Step]:
         """Iterate over the steps of a round, for methods with a custom update rule. Logs the mean loss.
 
@@ -299,6 +353,17 @@ class Client(Participant, Protocol):
             *streams: Names of additional batches per step, drawn independently of the "private" batch that `train`
                 would use.
             examples: Positions of the training examples to use. None uses all of them.
+        """
+
+    def take_steps(self, rule: StepRule, entries: Sequence[str], streams: Sequence[str] = ()) -> None:
+        """Take the steps of a round with a custom update rule, and log the mean loss.
+
+        It equals a loop over `steps`. In stacked execution the rule is applied once for all clients.
+
+        Args:
+            rule: What a step does: a function or a bound method that is the same for all clients.
+            entries: The keys in `state` of the models and numbers that the rule reads and updates.
+            streams: Names of additional batches per step; see `steps`.
         """
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:

@@ -18,14 +18,14 @@ from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.models.sklearn_estimators import build_estimator, limit_sklearn_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import TrainingTask
+    from fedmosaic_cli.engine.learner import Fit, TrainingTask
     from fedmosaic_cli.models.model_settings import ModelSettings
 
 MIN_PROBABILITY = 1e-7
@@ -67,6 +67,9 @@ class EstimatorLearner:
             mean_cross_entropy(log_probs, self._private.targets),
             [mean_cross_entropy(*select_labelled(predicted, parameters["labels"])) for predicted in public],
         )
+
+    def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
+        return [self.fit(fit.parameters, fit.optimizer_state, fit.task) for fit in fits]
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         if not parameters["fitted"]:

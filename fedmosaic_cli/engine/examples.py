@@ -35,7 +35,7 @@ class Examples:
     device: torch.device
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return self.indices.shape[0]
 
     @property
     def targets(self) -> Tensor:

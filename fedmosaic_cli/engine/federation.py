@@ -67,8 +67,14 @@ class Federation:
     """The steps between the uploads of a round and `Method.aggregate`, in order."""
     client_context: Callable[[InProcessClient], FederationInfo] | None = None
     """Returns the `FederationInfo` of a client, if it differs from `ctx`. Used for simulated attackers."""
+    eval_every: int = 1
+    """Rounds between two evaluations."""
     remote_pool: ClientPool | None = None
     """The clients, if they run on remote sites."""
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Return whether clients are evaluated after a round: in every `eval_every`-th round and in the last one."""
+        return round_number % self.eval_every == 0 or round_number == self.ctx.num_rounds
 
     @property
     def pool(self) -> ClientPool:
@@ -92,6 +98,7 @@ def init_state(
     for client in clients:
         method.init_client(client, ctx)
         client.state = params.models_to_device(client.state, client.private.device)
+        client.release_state()
     if with_server:
         method.init_server(server, ctx)
     return RunState(clients, server, finished=first_round(method) - 1)

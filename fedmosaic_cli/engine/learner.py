@@ -57,6 +57,15 @@ class TrainingTask:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """A model to train, in place: its parameters, its optimizer state and the task."""
+
+    parameters: Parameters
+    optimizer_state: State
+    task: TrainingTask
+
+
+@dataclass(frozen=True)
 class TrainingLosses:
     """The mean private loss over a round and the mean loss of each term; None without a step."""
 
@@ -94,6 +103,9 @@ class Learner(Protocol):
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
         """Train `parameters` for one round. Parameters and optimizer state are updated in place."""
+
+    def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
+        """Train several models of a client, which share no tensors, as one after the other."""
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Logits [examples, classes] in evaluation mode, without side effects."""

@@ -54,6 +54,7 @@ class LocalClientPool:
             message = run_local_round(method, client, received, client_ctx, federation.skip_diverged)
             require_complete(message, method.uploads)
             upload, bits_up = send_message(message, method.uploads, to_server)
+            client.release_state()
             return ClientResult(upload, client_traffic(method, client.id, ctx, bits_up, bits_down))
 
         results = federation.worker_pool.map(run_client, self._jobs(clients))
@@ -67,6 +68,7 @@ class LocalClientPool:
         def finalize(client: InProcessClient) -> Traffic:
             received = view.for_client(client)
             finalize_client(method, client, received, ctx, federation.skip_diverged)
+            client.release_state()
             return broadcast_traffic(method, received, client.id, ctx)
 
         clients = federation.state.clients
@@ -80,7 +82,10 @@ class LocalClientPool:
 
         def evaluate(task: EvalTask) -> EvalResult:
             client = clients[task.owner_id]
-            return evaluate_client(federation.method, client, task, received.for_client(client))
+            was_stored = client.is_state_stored
+            result = evaluate_client(federation.method, client, task, received.for_client(client))
+            client.release_state(is_changed=not was_stored)
+            return result
 
         jobs = [
             ClientJob(

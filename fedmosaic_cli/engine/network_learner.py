@@ -16,22 +16,23 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedmosaic_cli.engine import params, training
+from fedmosaic_cli.engine import params, step_rules, training
 from fedmosaic_cli.engine.eval_batches import eval_batch_size
 from fedmosaic_cli.engine.execution.lockstep import current_worker_id
 from fedmosaic_cli.models.architectures import as_classifier, build_network
 from fedmosaic_cli.models.registered_models import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
     from fedmosaic_cli.engine.context import ParameterGroup, Parameters, State
     from fedmosaic_cli.engine.examples import Examples
-    from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
+    from fedmosaic_cli.engine.learner import Fit, TrainingLosses, TrainingTask
     from fedmosaic_cli.engine.method import NetworkFactory
+    from fedmosaic_cli.engine.step_rules import StepTask
     from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.models.classifier import Classifier
     from fedmosaic_cli.models.model_settings import ModelSettings
@@ -116,6 +117,9 @@ class NetworkLearner:
         with self.seeded_layers(task.seed):
             return training.fit_network(self, parameters, optimizer_state, task)
 
+    def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
+        return [self.fit(fit.parameters, fit.optimizer_state, fit.task) for fit in fits]
+
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         return self._run_in_batches(self.bound_module(parameters).eval(), examples, self.num_classes)
 
@@ -137,6 +141,10 @@ class NetworkLearner:
     ) -> tuple[Tensor, Parameters]:
         """The mean cross-entropy on a batch and its gradient."""
         return training.batch_gradient(self, parameters, inputs, labels, update_running_stats)
+
+    def take_steps(self, task: StepTask) -> float | None:
+        """Take the steps of a custom rule and return the mean loss; None without a step. `task.state` is updated."""
+        return step_rules.take_steps(self, task)
 
     def running_statistics(self, parameters: Parameters, examples: Examples) -> Parameters:
         """Batch-norm statistics for `parameters`: the mean over the batches of one pass in training mode."""

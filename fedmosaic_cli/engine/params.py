@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     import torch
+    from torch import Tensor
 
-    from fedmosaic_cli.engine.context import Parameters, State
+    from fedmosaic_cli.engine.context import ClientNumber, Parameters, State
 
 # The product of a few layers with larger weights exceeds single precision.
 MAX_ABS_WEIGHT = 1e8
@@ -84,7 +85,7 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
 
 
 def interpolate(
-    first: Parameters, second: Parameters, first_weight: float, names: Collection[str] | None = None
+    first: Parameters, second: Parameters, first_weight: ClientNumber, names: Collection[str] | None = None
 ) -> Parameters:
     """first_weight * first + (1 - first_weight) * second for the entries `names`, or for all.
 
@@ -95,10 +96,28 @@ def interpolate(
         if names is not None and name not in names:
             mixed[name] = tensor
         elif tensor.is_floating_point():
-            mixed[name] = (tensor * first_weight).add_(second[name], alpha=1 - first_weight)
+            mixed[name] = interpolate_tensors(tensor, second[name], first_weight)
         else:
             mixed[name] = tensor.clone()
     return mixed
+
+
+def interpolate_tensors(first: Tensor, second: Tensor, first_weight: ClientNumber) -> Tensor:
+    """first_weight * first + (1 - first_weight) * second. The second product is not rounded before the sum."""
+    if isinstance(first_weight, int | float):
+        return (first * first_weight).add_(second, alpha=1 - first_weight)
+    mixed: Tensor = first * per_client(first_weight, first)
+    return mixed.addcmul_(second, per_client(1 - first_weight, first))
+
+
+def per_client(number: ClientNumber, tensor: Tensor) -> ClientNumber:
+    """The factor of a tensor or, with a number per client, of stacked tensors [clients, ...]."""
+    return number if isinstance(number, int | float) else number.to(tensor).view(-1, *[1] * (tensor.dim() - 1))
+
+
+def clamp(number: ClientNumber, lowest: float, highest: float) -> ClientNumber:
+    """The number, or that of each client, limited to a range."""
+    return min(max(number, lowest), highest) if isinstance(number, int | float) else number.clamp(lowest, highest)
 
 
 def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> Parameters:
@@ -109,9 +128,12 @@ def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> P
     }
 
 
-def scaled(parameters: Parameters, factor: float) -> Parameters:
+def scaled(parameters: Parameters, factor: ClientNumber) -> Parameters:
     """factor * parameters. Integer buffers are shared, not copied."""
-    return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in parameters.items()}
+    return {
+        name: tensor * per_client(factor, tensor) if tensor.is_floating_point() else tensor
+        for name, tensor in parameters.items()
+    }
 
 
 def zeros_like(parameters: Parameters) -> Parameters:

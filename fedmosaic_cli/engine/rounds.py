@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedmosaic_cli.engine.client_pool import EvalResult
 from fedmosaic_cli.engine.method import has_finalize
 from fedmosaic_cli.engine.round_log import add_traffic, log_row
 from fedmosaic_cli.engine.traffic import Traffic
@@ -74,13 +75,17 @@ def select_clients(federation: Federation) -> list[ClientHandle]:
 
 
 def evaluate_round(federation: Federation, results: dict[int, ClientResult]) -> list[dict[str, Any]]:
-    """Evaluate all clients and merge the metrics with this round's log entries."""
+    """Evaluate all clients, if this round is evaluated, and merge the metrics with this round's log entries."""
     shared: dict[str, Any] = dict(federation.state.server.metrics)
     for upload_filter in federation.filters:
         shared |= upload_filter.round_metrics(federation)
     clients = {client.id: client for client in federation.state.clients}
     traffic = {client_id: result.traffic for client_id, result in results.items()}
+    if federation.is_evaluated(federation.state.finished):
+        evaluations = federation.pool.evaluate(federation.state.server)
+    else:
+        evaluations = [EvalResult(task.client_id, task.owner_id, None, None, {}) for task in federation.eval_tasks]
     return [
         log_row(clients[result.owner_id], result, traffic.get(result.owner_id, Traffic()), shared)
-        for result in federation.pool.evaluate(federation.state.server)
+        for result in evaluations
     ]

@@ -14,7 +14,10 @@ BatchNormStatistics = Literal["average", "local", "drop"]
 AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
-OMITTED_IF_DEFAULT = ("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution", "cuda_streams")
+OMITTED_IF_DEFAULT = (
+    *("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution", "cuda_streams"),
+    *("eval_every", "client_state"),
+)
 
 
 class TrainSettings(ConfigSection):
@@ -35,6 +38,8 @@ class TrainSettings(ConfigSection):
             evaluation. FedBN keeps its own in any case.
         on_nan: Whether a client with NaN or infinite values stops the run, or is rolled back and skipped.
         checkpoint_every: Rounds between two checkpoints.
+        eval_every: Rounds between two evaluations of all clients; the last round is always evaluated.
+        client_state: Whether the states of clients that do not compute are in memory or on disk.
         workers, execution, precision, images: How to compute; see docs/performance.md.
         stacked_convolution: How stacked clients compute convolutions; see `engine.execution.stacked`.
         cuda_streams: Number of streams per GPU for clients that are trained one by one.
@@ -56,6 +61,7 @@ class TrainSettings(ConfigSection):
     bn_buffers: BatchNormStatistics = "average"
     on_nan: Literal["stop", "skip"] = "stop"
     checkpoint_every: PositiveInt = 10
+    eval_every: PositiveInt = 1
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     execution: Literal["auto", "threads", "stacked"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -65,6 +71,7 @@ class TrainSettings(ConfigSection):
     deterministic: bool = False
     stacked_convolution: Literal["grouped", "matmul"] = "grouped"
     cuda_streams: Annotated[int, Field(ge=1, le=32)] = 1
+    client_state: Literal["memory", "disk"] = "memory"
 
     @model_validator(mode="after")
     def require_sgd_for_momentum(self) -> TrainSettings:

@@ -22,7 +22,15 @@ from fedmosaic_cli.engine.method import Costs, hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage
+    from fedmosaic_cli.engine.context import (
+        Client,
+        ClientNumber,
+        FederationInfo,
+        Parameters,
+        ReceivedMessage,
+        RuleStep,
+        State,
+    )
 
 
 @hyperparameters
@@ -54,23 +62,26 @@ class APFL(FedAvg):
         client.state |= {"private": params.clone(ctx.initial_model), "copy": params.clone(copy), "alpha": self.alpha}
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        private, model, alpha = client.state["private"], client.state["model"], client.state["alpha"]
-        for step in client.steps():
-            gradient = step.gradient(model)
-            client.optimizer_step("model", gradient)
-            # The mixture uses and updates the running statistics of the private model.
-            gradient = step.gradient(params.interpolate(private, model, alpha, gradient))
-            alpha_gradient = (
-                self.alpha_gradient(private, model, gradient) if self.adaptive and step.number == 1 else 0.0
-            )
-            client.optimizer_step("private", {name: alpha * tensor for name, tensor in gradient.items()})
-            alpha = min(max(alpha - self.alpha_lr * alpha_gradient, 0.0), 1.0)
-        client.state["alpha"] = alpha
-        client.log(alpha=alpha)
+        client.take_steps(self.take_step, ["model", "private", "alpha"])
+        client.log(alpha=client.state["alpha"])
 
-    def alpha_gradient(self, private: Parameters, model: Parameters, gradient: Parameters) -> float:
+    def take_step(self, step: RuleStep, state: State) -> None:
+        """Take a step with the client's copy of the global model, and one with the private model."""
+        private, model, alpha = state["private"], state["model"], state["alpha"]
+        gradient = step.gradient(model)
+        step.optimizer_step("model", gradient)
+        # The mixture uses and updates the running statistics of the private model.
+        gradient = step.gradient(params.interpolate(private, model, alpha, gradient))
+        if self.adaptive and step.number == 1:
+            alpha_gradient = self.alpha_gradient(step, private, model, gradient)
+            state["alpha"] = params.clamp(alpha - self.alpha_lr * alpha_gradient, 0.0, 1.0)
+        step.optimizer_step("private", params.scaled(gradient, alpha))
+
+    def alpha_gradient(
+        self, step: RuleStep, private: Parameters, model: Parameters, gradient: Parameters
+    ) -> ClientNumber:
         """Return the derivative of the loss at the mixture with respect to alpha."""
-        return params.dot(private, gradient) - params.dot(model, gradient)
+        return step.dot(private, gradient) - step.dot(model, gradient)
 
     def make_upload(self, client: Client, model: Parameters, ctx: FederationInfo) -> Parameters:
         client.state["copy"] = params.exclude(model, ctx.group("buffers"))

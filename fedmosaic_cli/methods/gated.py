@@ -19,7 +19,7 @@ from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, strat
 from fedmosaic_cli.cotraining.expertise import entropy_expertise, frequency_expertise
 from fedmosaic_cli.cotraining.logit_adjustment import shift_to_public_set
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, agreement_trust, weighted_agreement
-from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
+from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, Training
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
 from fedmosaic_cli.engine.method import Costs, Needs, UsedIf, hyperparameters
 from fedmosaic_cli.labels.label_messages import ConsensusLabels
@@ -184,15 +184,18 @@ class GatedCoTraining(FedMosaic):
                 client.log(gate_trust=client.state["trust"], gate_on=0)
                 client.state["trust"] = 0.0
         client.log(trust=0.0, public_share=0.0)
-        client.train("model")
         if not gate.is_undecided(client):
+            client.train("model")
             return
         trust, counts = client.state.get("trust", 0.0), client.class_counts
+        trainings = [Training("model")]
         if gate.has_candidate(client):
-            client.train(CANDIDATE_KEY, [] if consensus is None else self.loss_terms(consensus, trust, counts))
-        gate.train_folds(
+            terms = [] if consensus is None else self.loss_terms(consensus, trust, counts)
+            trainings.append(Training(CANDIDATE_KEY, terms))
+        trainings += gate.fold_trainings(
             client, lambda labels, own: self.loss_terms(labels, trust, own.bincount(minlength=len(counts)))
         )
+        client.train_all(trainings)
         if gate.has_candidate(client) and client.round >= self.gate_decision_round(ctx.num_rounds):
             decision = gate.decide(client)
             is_accepted = decision.is_accepted
@@ -329,15 +332,16 @@ class CrossFitGate:
         for fold in range(self.num_folds):
             copy_model_state(client, f"{LOCAL_FOLD_PREFIX}-{fold}", f"{COLLABORATIVE_FOLD_PREFIX}-{fold}")
 
-    def train_folds(self, client: Client, make_loss_terms: LossTermsFactory) -> None:
-        """Train the models of every fold for one round."""
-        folds = client.state[FOLDS_KEY]
+    def fold_trainings(self, client: Client, make_loss_terms: LossTermsFactory) -> list[Training]:
+        """Return the trainings of one round for the models of every fold."""
+        folds, trainings = client.state[FOLDS_KEY], []
         for fold in range(self.num_folds):
             seen = (folds != fold).nonzero()[:, 0]
-            client.train(f"{LOCAL_FOLD_PREFIX}-{fold}", examples=seen)
+            trainings.append(Training(f"{LOCAL_FOLD_PREFIX}-{fold}", examples=seen))
             if self.has_candidate(client):
                 terms = make_loss_terms(client.state[PEER_LABELS_KEY], client.train_labels[seen])
-                client.train(f"{COLLABORATIVE_FOLD_PREFIX}-{fold}", terms, examples=seen)
+                trainings.append(Training(f"{COLLABORATIVE_FOLD_PREFIX}-{fold}", terms, examples=seen))
+        return trainings
 
     def decide(self, client: Client) -> GateDecision:
         """Compare both models of every fold on the fold's examples."""

@@ -20,7 +20,7 @@ from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from fedmosaic_cli.engine.context import Client, Parameters, ReceivedMessage, Step
+    from fedmosaic_cli.engine.context import Client, Parameters, ReceivedMessage, RuleStep, State
 
 
 @hyperparameters
@@ -49,16 +49,20 @@ class PerFedAvg(FedAvg):
     )
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        model, second_order = client.state["model"], self.version == "hessian-free"
-        for step in client.steps("inner", *(["curvature"] if second_order else [])):
-            inner = step.gradient(model, "inner", update_running_stats=False)
-            # The outer batch is that of FedAvg, and only it updates running statistics.
-            outer = step.gradient(params.add_scaled(model, inner, -self.alpha))
-            if second_order:
-                outer = params.add_scaled(outer, self.hessian_vector_product(step, model, outer), -self.alpha)
-            client.optimizer_step("model", outer, lr=self.beta)
+        streams = ["inner", "curvature"] if self.version == "hessian-free" else ["inner"]
+        client.take_steps(self.take_step, ["model"], streams)
 
-    def hessian_vector_product(self, step: Step, model: Parameters, direction: Parameters) -> Parameters:
+    def take_step(self, step: RuleStep, state: State) -> None:
+        """Take an outer step with the gradient at the adapted model."""
+        model = state["model"]
+        inner = step.gradient(model, "inner", update_running_stats=False)
+        # The outer batch is that of FedAvg, and only it updates running statistics.
+        outer = step.gradient(params.add_scaled(model, inner, -self.alpha))
+        if self.version == "hessian-free":
+            outer = params.add_scaled(outer, self.hessian_vector_product(step, model, outer), -self.alpha)
+        step.optimizer_step("model", outer, lr=self.beta)
+
+    def hessian_vector_product(self, step: RuleStep, model: Parameters, direction: Parameters) -> Parameters:
         """Return the Hessian at `model` times `direction`, from two gradients on one batch."""
         ahead, behind = (
             step.gradient(params.add_scaled(model, direction, distance), "curvature", update_running_stats=False)

@@ -22,7 +22,15 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedmosaic_cli.engine.context import Client, FederationInfo, Parameters, ReceivedMessage, Server
+    from fedmosaic_cli.engine.context import (
+        Client,
+        FederationInfo,
+        Parameters,
+        ReceivedMessage,
+        RuleStep,
+        Server,
+        State,
+    )
 
 
 @hyperparameters
@@ -61,15 +69,18 @@ class PFedMe(FedAvg):
         return self
 
     def train_local_model(self, client: Client, received: Parameters) -> None:
-        model = client.state["model"]
-        theta = params.clone(model)
-        for step in client.steps():
-            for _ in range(self.inner_steps):
-                gradient = step.gradient(theta)
-                theta = params.add_scaled(theta, self.inner_gradient(theta, gradient, model), -self.inner_lr)
-            model = params.interpolate(theta, model, self.lr * self.mu, gradient)
-        client.state["personal"] = theta
-        client.state["model"] = params.clone(model)
+        client.state["personal"] = params.clone(client.state["model"])
+        client.take_steps(self.take_step, ["model", "personal"])
+        client.state["model"] = params.clone(client.state["model"])
+
+    def take_step(self, step: RuleStep, state: State) -> None:
+        """Move theta by the inner steps, and the client's copy towards theta."""
+        model, theta = state["model"], state["personal"]
+        for _ in range(self.inner_steps):
+            gradient = step.gradient(theta)
+            theta = params.add_scaled(theta, self.inner_gradient(theta, gradient, model), -self.inner_lr)
+        state["personal"] = theta
+        state["model"] = params.interpolate(theta, model, self.lr * self.mu, gradient)
 
     def inner_gradient(self, theta: Parameters, gradient: Parameters, model: Parameters) -> Parameters:
         """The gradient of F_i(theta) + mu/2 ||theta - model||^2 + weight_decay/2 ||theta||^2, from that of F_i."""

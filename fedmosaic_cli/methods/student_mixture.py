@@ -16,7 +16,7 @@ from fedmosaic_cli.cotraining.label_noise import denoised_mean
 from fedmosaic_cli.cotraining.logit_adjustment import shift_to_client
 from fedmosaic_cli.cotraining.mixture import GATE_RULES, VIEWS, GateName, View, choose_mixture
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX
+from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, Training
 from fedmosaic_cli.engine.losses import PublicSoftLabelLoss, SoftLabelLoss
 from fedmosaic_cli.engine.method import Costs, Method, Needs, UsedIf, hyperparameters
 from fedmosaic_cli.labels.certificates import MAX_EXAMPLES
@@ -101,12 +101,11 @@ class StudentMixture(Method):
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
         """Train the client's own model as in Local and, until `finalize`, one model without each fold."""
-        num_steps = client.train("model").num_steps
-        if STEPS_KEY not in client.state:
-            return {}
-        client.state[STEPS_KEY] += num_steps
-        for fold in range(self.gate_folds if FOLDS_KEY in client.state else 0):
-            client.train(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold))
+        folds = range(self.gate_folds if FOLDS_KEY in client.state else 0)
+        trainings = [Training(f"{FOLD_PREFIX}-{fold}", examples=other_folds(client, fold)) for fold in folds]
+        own, *_ = client.train_all([Training("model"), *trainings])
+        if STEPS_KEY in client.state:
+            client.state[STEPS_KEY] += own.num_steps
         return {}
 
     def finalize(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> None:

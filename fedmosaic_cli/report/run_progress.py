@@ -86,8 +86,8 @@ class RoundHistory:
     def add_row(self, row: dict[str, Any]) -> None:
         """Add one row of the log."""
         number, accuracy, trust = row.get("round"), row.get("accuracy"), row.get("lambda")
-        # Remote sites may keep their accuracy to themselves.
-        is_unreported = accuracy is None and ("withheld" in row or "not_evaluated" in row)
+        # Remote sites may keep their accuracy to themselves, and not every round is evaluated.
+        is_unreported = accuracy is None and bool(row.keys() & {"accuracy", "withheld", "not_evaluated"})
         is_valid = is_unreported or is_finite_number(accuracy)
         if not is_index(number) or not is_valid or not is_index(row.get("client"), minimum=0):
             self.has_invalid_rows = True

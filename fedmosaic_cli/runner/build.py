@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition, Shard
+    from fedmosaic_cli.engine.client import StateStore
     from fedmosaic_cli.engine.context import Parameters
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.train_settings import TrainSettings
@@ -111,10 +112,12 @@ def build_federation(
     devices: Sequence[torch.device],
     dtype: torch.dtype = torch.float32,
     shards_digest: str = "",
+    state_store: StateStore | None = None,
 ) -> Federation:
     """Build the federation in its initial state, with clients distributed over the devices.
 
-    The caller closes `worker_pool`. `shards_digest` identifies the shards in messages.
+    The caller closes `worker_pool`. `shards_digest` identifies the shards in messages. `state_store` keeps the states
+    of clients that do not compute; a client with pooled data is never idle.
     """
     pooled, num_clients = config.method.needs.pooled_data, len(partition.shards)
     num_round_clients = num_clients_per_round(config)
@@ -154,6 +157,8 @@ def build_federation(
     sizes = {client.id: len(client.private) for client in clients}
     info = build_federation_info(config, dataset, partition, sizes, network, shards_digest, dtype)
     eval_tasks = [build_eval_task(data_for(s.client), s, owner=0 if pooled else s.client) for s in partition.shards]
+    for client in clients:
+        client.state_store = None if pooled else state_store
     workers = WorkerPool(num_workers(config.train.workers, len(clients), devices[0]), config.train.cuda_streams)
     state = init_state(config.method, clients, build_server(config, devices[0], lambda: datasets[0]), info)
     attack = build_attack(config, info, dataset, partition)
@@ -170,6 +175,7 @@ def build_federation(
         skip_diverged=config.train.on_nan == "skip",
         filters=(QuorumFilter(), *label_filters(config, attack, true_public_labels(dataset, partition, devices[0]))),
         client_context=(lambda client: attack.context_for_client(client, info)) if attack else None,
+        eval_every=config.train.eval_every,
     )
 
 

@@ -2,50 +2,125 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.storage.checkpoints import KEY_SEPARATOR
+from fedmosaic_cli.storage.tensor_files import TensorSource, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.federation import Federation, RunState
     from fedmosaic_cli.storage.runs import ArrayDict
+    from fedmosaic_cli.storage.tensor_files import Array, TensorFile
 
 KEY_ORDER = "key_order"
 """Key of the list of all keys, because files do not keep their order."""
 
 
+class StoredTensor(NamedTuple):
+    """A tensor in a file."""
+
+    file: TensorFile
+    name: str
+
+
+class StateArrays(TensorSource):
+    """Tensors of a state as arrays. Those on a GPU or in a file are copied when they are accessed."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor | StoredTensor]) -> None:
+        self._tensors = tensors
+
+    def spec(self, name: str) -> TensorSpec:
+        tensor = self._tensors[name]
+        if isinstance(tensor, StoredTensor):
+            return tensor.file.spec(tensor.name)
+        return TensorSpec(array_dtype(tensor.dtype), tuple(tensor.shape))
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self._tensors[name]
+        return tensor.file[tensor.name] if isinstance(tensor, StoredTensor) else to_array(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@lru_cache
+def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the type of arrays with the same values."""
+    return to_array(torch.empty(0, dtype=dtype)).dtype
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
 def to_arrays(parameters: Parameters) -> ArrayDict:
-    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in parameters.items()}
+    return {name: to_array(tensor) for name, tensor in parameters.items()}
 
 
-def to_tensors(arrays: ArrayDict, device: torch.device) -> Parameters:
+def to_tensors(arrays: Mapping[str, Array], device: torch.device) -> Parameters:
     """Copy arrays to tensors on a device."""
     return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
 
 
-def capture_state(state: RunState) -> tuple[ArrayDict, dict[str, Any]]:
-    """Return the state of server and clients: arrays, and other values."""
-    tree: State = {"server": state.server.state, **{f"client-{client.id}": client.state for client in state.clients}}
-    flat = flatten_state(tree)
-    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
-    values = {name: value for name, value in flat.items() if name not in tensors}
-    return to_arrays(tensors), {**values, KEY_ORDER: list(flat)}
+def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
+    """Return the state of server and clients: arrays, and other values. What is on disk is read when it is accessed."""
+    sources: dict[str, torch.Tensor | StoredTensor] = {}
+    values: dict[str, Any] = {}
+    order: list[str] = []
 
+    def add(flat: State) -> None:
+        for name, value in flat.items():
+            (sources if isinstance(value, torch.Tensor | StoredTensor) else values)[name] = value
+            order.append(name)
 
-def restore_state(federation: Federation, arrays: ArrayDict, values: dict[str, Any], finished_rounds: int) -> None:
-    """Restore what `capture_state` returned."""
-    state = federation.state
-    flat = {**to_tensors(arrays, torch.device("cpu")), **values}
-    order = flat.pop(KEY_ORDER, list(flat))  # checkpoints of version 0.1.0 do not keep the order
-    tree = unflatten_state({name: flat[name] for name in order})
-    state.server.state = params.models_to_device(tree.get("server", {}), federation.server_device)
+    add(flatten_state({"server": state.server.state}))
     for client in state.clients:
-        client.state = params.models_to_device(tree.get(f"client-{client.id}", {}), client.device)
+        name = f"client-{client.id}"
+        if getattr(client, "is_state_stored", False):
+            stored, other = client.state_store.read(client.id)
+            keys = other.pop(KEY_ORDER)
+            flat = {f"{name}/{key}": other[key] if key in other else StoredTensor(stored, key) for key in keys}
+            add(flat or {name: {}})
+        else:
+            add(flatten_state({name: client.state}))
+    return StateArrays(sources), {**values, KEY_ORDER: order}
+
+
+def restore_state(
+    federation: Federation, arrays: Mapping[str, Array], values: dict[str, Any], finished_rounds: int
+) -> None:
+    """Restore what `capture_state` returned, one client after the other."""
+    state = federation.state
+    # Checkpoints of version 0.1.0 do not keep the order.
+    names: dict[str, list[str]] = {}
+    for name in values.get(KEY_ORDER, [*arrays, *values]):
+        names.setdefault(name.partition(KEY_SEPARATOR)[0], []).append(name)
+
+    def part(owner: str, device: torch.device) -> State:
+        own = names.get(owner, [])
+        tensors = to_tensors({name: arrays[name] for name in own if name not in values}, torch.device("cpu"))
+        tree = unflatten_state({name: tensors[name] if name in tensors else values[name] for name in own})
+        return params.models_to_device(tree.get(owner, {}), device)
+
+    state.server.state = part("server", federation.server_device)
+    for client in state.clients:
+        client.state = part(f"client-{client.id}", client.device)
         client.round = finished_rounds
+        if hasattr(client, "release_state"):
+            client.release_state()
     state.finished = finished_rounds
 
 

@@ -12,12 +12,12 @@ from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset_withou
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
-from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE
 from fedmosaic_cli.engine.network_learner import parameter_groups
 from fedmosaic_cli.engine.traffic import planned_once_traffic, planned_traffic, upload_bits
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network
+from fedmosaic_cli.runner.memory_estimates import NetworkShape, process_bytes, step_bytes
 from fedmosaic_cli.storage.checkpoints import NUM_KEPT_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -43,9 +43,13 @@ class DataDimensions:
 
 def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
     """Estimate rounds, steps of all clients, memory, and the bits that a client sends and receives per round."""
+    process_mb = process_bytes() / 1e6
     info = estimated_federation_info(config, data)
     bits, once = planned_traffic(config.method, info), planned_once_traffic(config.method, info)
     modes = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
+    models_mb = (client_state_bytes(config, data) + shared_network_bytes(config, data)) / 1e6
+    step_mb = max(client_step_bytes(config, client, data, device, mode) for client, mode in modes.items()) / 1e6
+    is_known = data.data_mb is not None and device.type == "cpu"
     return {
         "rounds": config.train.rounds,
         "steps": None
@@ -55,8 +59,10 @@ def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device
         "workers": num_workers(config.train.workers, sum(map(len, config.client_groups.values())), device),
         "execution": " and ".join(sorted(set(modes.values()))),
         "data_mb": data.data_mb,
-        "models_mb": client_state_bytes(config, data) / 1e6,
-        "step_mb": max(step_bytes(config, client, data, device, mode) for client, mode in modes.items()) / 1e6,
+        "models_mb": models_mb,
+        "step_mb": step_mb,
+        "process_mb": process_mb,
+        "memory_mb": process_mb + (data.data_mb or 0.0) + models_mb + step_mb if is_known else None,
         "parameters": model_size(config.model_settings_for(0), data).num_parameters,
         "bits_up": bits.uplink_bits,
         "bits_down": bits.downlink_bits,
@@ -84,6 +90,24 @@ def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
     )
 
 
+def shared_network_bytes(config: RunConfig, data: DataDimensions) -> int:
+    """Return the size of what belongs to no client: the common initial model, and a network per learner."""
+    groups = len(config.client_groups) * (1 + len(config.method.needs.networks))
+    initial = model_size(config.model_settings_for(0), data).num_bytes
+    return initial + groups * max(model_size(model, data).num_bytes for model, _ in config.client_groups)
+
+
+def client_step_bytes(
+    config: RunConfig, client: int, data: DataDimensions, device: torch.device, execution: str
+) -> int:
+    """Return what workers need at a time to train and predict with the network of a client."""
+    model = config.model_settings_for(client)
+    if not model.is_network:
+        return 0
+    shape = NetworkShape(model, data.input_shape, data.num_classes)
+    return step_bytes(config, client, shape, model_size(model, data).num_bytes, device, execution)
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """The size of a network; 0 for other models."""
@@ -98,43 +122,6 @@ def execution_mode(config: RunConfig, client: int, data: DataDimensions, device:
     if not model.is_network:
         return "threads"
     return choose_execution(train, model, data.input_shape, config.group_size(client), device)
-
-
-def step_bytes(config: RunConfig, client: int, data: DataDimensions, device: torch.device, execution: str) -> int:
-    """Return the memory of concurrent training steps: activations and gradients.
-
-    Stacked execution also needs a copy of models and optimizer state.
-    """
-    model, train, alike = (
-        config.model_settings_for(client),
-        config.train_settings_for(client),
-        config.group_size(client),
-    )
-    if not model.is_network:
-        return 0
-    batch = train.batch_size * (2 if config.method.needs.public_set else 1)
-    weights = model_size(model, data).num_bytes
-    one = 2 * activation_bytes(model, data.input_shape, data.num_classes, batch) + weights
-    at_once, workers = min(alike, train.clients_per_round or alike), num_workers(train.workers, alike, device)
-    if execution == "stacked":
-        return min(at_once, workers * MAX_STACK_SIZE) * (one + weights * (1 + train.num_optimizer_copies))
-    return min(at_once, workers) * one
-
-
-@lru_cache
-def activation_bytes(model: ModelSettings, input_shape: tuple[int, int, int], num_classes: int, batch_size: int) -> int:
-    """Return the size of tensors that the forward pass of a batch saves for the backward pass, without weights."""
-    module = build_on_meta_device(model, input_shape, num_classes)
-    sizes: list[int] = []
-
-    def record(tensor: torch.Tensor) -> torch.Tensor:
-        source = tensor if tensor._base is None else tensor._base
-        sizes.append(0 if isinstance(source, torch.nn.Parameter) else tensor.numel() * tensor.element_size())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        module(torch.empty(batch_size, *input_shape, device="meta"))
-    return sum(sizes)
 
 
 def model_size(model: ModelSettings, data: DataDimensions) -> ModelSize:

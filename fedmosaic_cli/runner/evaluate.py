@@ -13,7 +13,7 @@ from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
 from fedmosaic_cli.engine.learner import ClientPredictor
 from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.errors import RequestError, RunFailedError
-from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.machine import collect_as_usual, tune_malloc
 from fedmosaic_cli.plugin_sources import plugin_failure
 from fedmosaic_cli.runner.accelerator_options import accelerator_options
 from fedmosaic_cli.runner.build import find_devices, pool_training_examples, with_poisoned_labels
@@ -110,6 +110,7 @@ def process_runs(
 
     use_single_thread()
     tune_malloc()
+    collect_as_usual()
     loaded: tuple[tuple[str, ...], DeviceDataset, Partition] | None = None
     for run in sorted(runs, key=lambda run: run.data_key):
         if loaded is None or loaded[0] != run.data_key:

@@ -13,10 +13,11 @@ from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
 from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
-from fedmosaic_cli.machine import tune_malloc
+from fedmosaic_cli.machine import collect_as_usual, tune_malloc
 from fedmosaic_cli.runner.accelerator_options import accelerator_options
 from fedmosaic_cli.runner.build import build_federation, find_devices
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
+from fedmosaic_cli.runner.client_state_files import client_state_files
 from fedmosaic_cli.runner.environment import FEDERATION_KEY, collect_environment
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
@@ -85,6 +86,7 @@ def run_experiment(
         return
     use_single_thread()
     tune_malloc()
+    collect_as_usual()
     remote = options.remote
     with open_federation(config, shards, files, data_dirs, options) as federation:
         environment = collect_environment(federation, shards, options.cli_args, config.plugins())
@@ -132,6 +134,11 @@ def open_federation(
     """Build the federation in its initial state, with clients in this process or at remote sites."""
     devices = find_devices(options.device)
     if options.remote is not None:
+        if config.train.eval_every != 1:
+            raise RequestError(
+                f"sites evaluate in every round (train.eval_every {config.train.eval_every}): remove it, or use "
+                "--engine local"
+            )
         with (
             accelerator_options(config.train, devices[0]),
             options.remote.open(config, shards, files, data_dirs, devices[0]) as federation,
@@ -144,8 +151,12 @@ def open_federation(
         raise RequestError(
             f"the run was started with clients at sites (--engine, {files.path}): continue it with --engine flower"
         )
-    with accelerator_options(config.train, devices[0]):
-        federation = build_federation(config, *load_shard_data(shards, data_dirs), devices, shards_digest=shards.digest)
+    data = load_shard_data(shards, data_dirs)
+    with (
+        accelerator_options(config.train, devices[0]),
+        client_state_files(config.train.client_state, files) as store,
+    ):
+        federation = build_federation(config, *data, devices, shards_digest=shards.digest, state_store=store)
         with federation.worker_pool:
             yield federation
 
@@ -297,6 +308,7 @@ def save_personal_models(files: RunDirectory, federation: Federation) -> dict[st
             model = federation.method.personal_model(client, received.for_client(client))
             if last is None or model is not last[0]:
                 last = model, to_arrays(model)
+            client.release_state(is_changed=False)
             yield task.client_id, last[1]
 
     return files.save_models(models())

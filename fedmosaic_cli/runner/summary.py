@@ -39,8 +39,8 @@ def plugin_section(config: RunConfig) -> dict[str, Any]:
 def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the results and conditions of a finished run.
 
-    `accuracy` is that of the last round. `best_round` is chosen on validation data if all clients have some; otherwise
-    it is chosen on test data and therefore biased.
+    `accuracy` is that of the last round. `best_round` is chosen among the evaluated rounds, on validation data if all
+    clients have some; otherwise it is chosen on test data and therefore biased.
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -70,7 +70,8 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
             direction: None if method.needs.pooled_data else sum(row[f"bits_{direction}"] for row in rows)
             for direction in ("up", "down")
         },
-        "evaluation": {"model": method.info.evaluates, "clients": "each on its own test part", "round": "last"},
+        "evaluation": {"model": method.info.evaluates, "clients": "each on its own test part", "round": "last"}
+        | ({} if config.train.eval_every == 1 else {"every": config.train.eval_every}),
         **{name: content[name] for name in ("attack", "defence") if name in content},
         **({} if unreported else honest_accuracy(last, sizes, config.attack.clients)),
     }
@@ -78,7 +79,8 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
 
 def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[float], sizes: list[int]) -> dict[str, Any]:
     """Return the accuracies of the last round, and the best round."""
-    rows = [row for logged in by_round.values() for row in logged]
+    evaluated = {n: logged for n, logged in by_round.items() if is_evaluated(logged)}
+    rows = [row for logged in evaluated.values() for row in logged]
     chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
     complete = {n: logged for n, logged in by_round.items() if all(row["accuracy"] is not None for row in logged)}
     scores = {number: fmean(row[chosen_by] for row in logged) for number, logged in complete.items()}
@@ -90,8 +92,14 @@ def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[floa
             "round": best,
             "client_mean": fmean(row["accuracy"] for row in complete[best]),
             "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
+            **({} if len(evaluated) == len(by_round) else {"chosen_among": len(evaluated)}),
         },
     }
+
+
+def is_evaluated(rows: list[dict[str, Any]]) -> bool:
+    """Return whether a round was evaluated. Otherwise no client has an accuracy, or a reason why there is none."""
+    return any(row["accuracy"] is not None or row.keys() & {"withheld", "not_evaluated"} for row in rows)
 
 
 def unreported_accuracy(clients: list[int]) -> dict[str, Any]:
@@ -140,7 +148,15 @@ def privacy_ledgers(config: RunConfig, federation: Federation) -> dict[int, Any]
     """
     if federation.remote_pool is not None and config.noise is not None:
         return planned_ledgers(config, federation.ctx.num_classes, federation.ctx.client_sizes)
-    return {client.id: client.state[LEDGER_KEY] for client in federation.state.clients if LEDGER_KEY in client.state}
+    if config.noise is None:
+        return {}
+    ledgers = {}
+    for client in federation.state.clients:
+        was_stored = client.is_state_stored
+        if LEDGER_KEY in client.state:
+            ledgers[client.id] = client.state[LEDGER_KEY]
+        client.release_state(is_changed=not was_stored)
+    return ledgers
 
 
 def skipped_round_counts(rows: list[dict[str, Any]]) -> dict[str, int]:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from fedmosaic_cli.errors import FedMosaicError, RequestError, ResourceError, RunStateError
 from fedmosaic_cli.schema import Record
@@ -27,14 +24,16 @@ from fedmosaic_cli.storage.files import (
     sha256,
     to_checksummed_json,
     to_json_bytes,
+    write_new_blocks,
     write_new_file,
 )
+from fedmosaic_cli.storage.tensor_files import TensorFile, layout_of, tensor_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from fedmosaic_cli.storage.runs import ArrayDict
+    from fedmosaic_cli.storage.tensor_files import Array
 
 T = TypeVar("T")
 
@@ -76,40 +75,43 @@ class Checkpoint:
 
     Attributes:
         round: Number of finished rounds.
-        arrays: Tensors of the state.
+        arrays: Tensors of the state; those of a checkpoint on the disk are read when they are accessed.
         values: JSON values of the state.
         logs: Contents of the log files so far, by name.
         metadata: Configuration, environment and differences from an uninterrupted run.
     """
 
     round: int
-    arrays: ArrayDict
+    arrays: Mapping[str, Array]
     values: dict[str, Any]
     logs: dict[str, bytes]
     metadata: dict[str, Any]
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically, verify it and remove the oldest ones."""
-    contents = {
-        TENSORS_FILE: save_tensors(checkpoint.arrays),
-        VALUES_FILE: to_json_bytes(checkpoint.values),
-        **checkpoint.logs,
-    }
+    """Write a checkpoint atomically, verify it and remove the oldest ones.
+
+    Tensors are written one by one, so that the state is not in memory twice.
+    """
+    layout = layout_of(checkpoint.arrays)
+    contents = {VALUES_FILE: to_json_bytes(checkpoint.values), **checkpoint.logs}
     require_no_link(folder)
     make_directories(folder)
     hint = "free some space, then continue with --resume"
-    require_free_space(folder, 2 * sum(map(len, contents.values())), hint)
+    require_free_space(folder, 2 * (layout.num_bytes + sum(map(len, contents.values()))), hint)
     path = folder / f"{CHECKPOINT_PREFIX}{checkpoint.round:05d}"
     with atomic_directory(path) as temporary:
+        digest = write_new_blocks(temporary / TENSORS_FILE, tensor_blocks(checkpoint.arrays, layout))
+        entries = {TENSORS_FILE: {"size": layout.num_bytes, "sha256": digest}}
         for name, data in contents.items():
             write_new_file(temporary / name, data)
+            entries[name] = {"size": len(data), "sha256": sha256(data)}
         manifest = {
             "schema": CHECKPOINT_SCHEMA,
             "round": checkpoint.round,
             **checkpoint.metadata,
             "logs": list(checkpoint.logs),
-            "files": {name: {"size": len(data), "sha256": sha256(data)} for name, data in contents.items()},
+            "files": entries,
         }
         write_new_file(temporary / CHECKPOINT_MANIFEST_FILE, to_checksummed_json(manifest))
     try:
@@ -178,12 +180,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         return Checkpoint(
             round=manifest["round"],
-            arrays=load_tensors(read_regular_file(path / TENSORS_FILE)),
+            arrays=TensorFile(path / TENSORS_FILE),
             values=read_json(path / VALUES_FILE),
             logs={name: read_regular_file(path / name) for name in manifest["logs"]},
             metadata={key: manifest[key] for key in ("config", "environment", "nonidentical")},
         )
-    except (OSError, RequestError, SafetensorError) as error:
+    except (OSError, RequestError) as error:
         raise RunStateError(f"cannot read a checkpoint, {error} ({path})") from None
 
 

@@ -58,6 +58,19 @@ def write_new_file(path: Path, data: bytes) -> None:
     write_and_close(syscalls.create_file(path), data)
 
 
+def write_new_blocks(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
+    """Write a file like `write_new_file`, from blocks that are made one after the other; return its SHA-256."""
+    digest = hashlib.sha256()
+    fd = syscalls.create_file(path)
+    try:
+        for block in blocks:
+            write_all(fd, [block])
+            digest.update(block)
+    finally:
+        os.close(fd)
+    return digest.hexdigest()
+
+
 def write_new_private_file(path: Path, data: bytes) -> None:
     """Write a file that only this user can read; it must not exist yet."""
     write_and_close(syscalls.create_private_file(path), data)
@@ -74,7 +87,7 @@ def write_and_close(fd: int, data: bytes) -> None:
         os.close(fd)
 
 
-def write_all(fd: int, blocks: Iterable[bytes]) -> None:
+def write_all(fd: int, blocks: Iterable[bytes | memoryview]) -> None:
     """Write all blocks; a single system call may write only a part."""
     for block in blocks:
         rest = memoryview(block)
@@ -114,6 +127,20 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     finally:
         os.close(fd)
     syscalls.fsync(path.parent)
+
+
+@contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to `path` that is removed at the end, or by a later process after a kill."""
+    make_directories(path.parent)
+    remove_stale_temporaries(path.parent)
+    fd, temporary = create_locked_temporary(path, create_and_open_directory)
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            remove_path(temporary)
+        os.close(fd)
 
 
 def make_directories(path: Path) -> list[Path]:

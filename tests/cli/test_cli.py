@@ -589,6 +589,9 @@ def test_dry_run_estimates_memory(invoke):
     }
     assert all(plan["execution"] == how and plan["device"] == "cpu" for how, plan in plans.items())
     assert 0 < plans["threads"]["step_mb"] < plans["stacked"]["step_mb"] < 10
+    for plan in plans.values():
+        parts = ("process_mb", "data_mb", "models_mb", "step_mb")
+        assert plan["memory_mb"] == pytest.approx(sum(plan[part] for part in parts))
 
 
 def test_out_of_memory_errors_distinguish_gpu_and_host():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmosaic_cli.engine.context import Training
 from fedmosaic_cli.engine.execution import lockstep, worker_pool
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import (
     ForwardContext,
@@ -16,6 +17,9 @@ from fedmosaic_cli.engine.execution.stacked.stacked_layers import (
     is_stackable,
     num_multiplications,
 )
+from fedmosaic_cli.engine.execution.stacked.stacked_trainer import StackedTrainer
+from fedmosaic_cli.engine.losses import UniformTargetLoss
+from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.methods.feddf import FedDF
@@ -26,7 +30,7 @@ from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.test_contract import VARIANTS
-from tests.toys import TOYS, close, from_disk, make_toy, mixed, models, personal_models, same
+from tests.toys import TOYS, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
 
 NETWORKS = {
     "mlp": (ModelSettings(hidden=(6, 5)), (1, 4, 4)),
@@ -114,7 +118,47 @@ def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
     assert dispatched == {("fit", 3): 2, ("predict", 3): 4}
     dispatched.clear()
     models(PFedMe(inner_steps=2), TOYS["uneven"].changed(execution="stacked", local_steps=5), rounds=1)
-    assert dispatched == {("gradient", 3): 10, ("predict", 3): 2}
+    assert dispatched == {("steps", 3): 1, ("predict", 3): 2}
+
+
+@hyperparameters
+class ThreeModels(Local):
+    """Clients train two more models, one of them with a public loss, together or one after the other."""
+
+    together: bool = True
+
+    def init_client(self, client, ctx):
+        super().init_client(client, ctx)
+        client.state |= {"half": client.initial_model, "public": client.initial_model}
+
+    def local_round(self, client, received, ctx):
+        uniform = UniformTargetLoss(torch.zeros(ctx.public_size, dtype=torch.int64), 0.5)
+        half = torch.arange(len(client.train_labels))[::2]
+        trainings = [Training("model"), Training("public", [uniform]), Training("half", examples=half)]
+        for own in [trainings] if self.together else [[training] for training in trainings]:
+            client.train_all(own)
+        return {}
+
+
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [16, 9, 8]], ids=["even", "uneven"])
+@pytest.mark.parametrize("changes", [{}, {"local_steps": None, "local_epochs": 2}, {"clients_per_round": 2}], ids=str)
+def test_models_trained_together_equal_models_trained_one_after_the_other_bit_for_bit(sizes, changes, monkeypatch):
+    steps = Counter()
+    original = StackedTrainer._step
+
+    def note(trainer, *args):
+        steps[len(trainer._clients)] += 1
+        original(trainer, *args)
+
+    monkeypatch.setattr(StackedTrainer, "_step", note)
+    toy = make_toy(sizes).changed(execution="stacked", **changes)
+    toy.dtype = torch.float32
+    states = [capture_state(run_toy(ThreeModels(together=both), toy).state) for both in (True, False)]
+    assert states[0][1] == states[1][1]
+    for name, array in states[0][0].items():
+        assert array.tobytes() == states[1][0][name].tobytes(), name
+    merges = changes == {}  # batches have one size: 4
+    assert (6 in steps) == merges
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from fedmosaic_cli.methods.local import Local
 from tests.methods.problems import server_model
 from tests.toys import TOYS, close, models, personal_models, run_toy, same
 
+RULE_STEP = SimpleNamespace(dot=params.dot)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
 
 
@@ -80,7 +83,7 @@ def test_alpha_gradient_is_the_derivative_of_the_loss_at_the_mixture():
 
     gradient = step.gradient(params.interpolate(private, copy, 0.4))
     difference = (loss(0.4 + 1e-6) - loss(0.4 - 1e-6)) / 2e-6
-    assert method.alpha_gradient(private, copy, gradient) == pytest.approx(difference, abs=1e-6)
+    assert method.alpha_gradient(RULE_STEP, private, copy, gradient) == pytest.approx(difference, abs=1e-6)
 
 
 @pytest.mark.parametrize("alpha_lr", [0.5, 1e3])

@@ -135,14 +135,14 @@ def test_folds_are_fixed_and_models_never_train_on_their_held_out_fold(monkeypat
     from fedmosaic_cli.engine.client import InProcessClient
 
     calls: list[tuple[int, str, frozenset[int]]] = []
-    original = InProcessClient.train
+    original = InProcessClient.train_all
 
-    def recorded(self, model, terms=(), proximal=None, private_weight=1.0, examples=None):
-        if examples is not None:
-            calls.append((self.id, model, frozenset(examples.tolist())))
-        original(self, model, terms, proximal, private_weight, examples)
+    def recorded(self, trainings):
+        parts = [(each.model, each.examples) for each in trainings if each.examples is not None]
+        calls.extend((self.id, model, frozenset(examples.tolist())) for model, examples in parts)
+        return original(self, trainings)
 
-    monkeypatch.setattr(InProcessClient, "train", recorded)
+    monkeypatch.setattr(InProcessClient, "train_all", recorded)
     run_toy(THREE, BIG.changed(rounds=8), rounds=4)
     sizes = [24, 18, 30]
     for client, size in enumerate(sizes):
@@ -281,13 +281,13 @@ def test_no_client_trains_more_often_than_predicted(method, monkeypatch):
     from fedmosaic_cli.engine.client import InProcessClient
 
     trained: list[int] = []
-    original = InProcessClient.train
+    original = InProcessClient.train_all
 
-    def counted(self, *args, **kwargs):
-        trained.append(self.id)
-        return original(self, *args, **kwargs)
+    def counted(self, trainings):
+        trained.extend([self.id] * len(trainings))
+        return original(self, trainings)
 
-    monkeypatch.setattr(InProcessClient, "train", counted)
+    monkeypatch.setattr(InProcessClient, "train_all", counted)
     run_toy(method, BIG.changed(rounds=10), rounds=10)
     most = max(trained.count(client) for client in range(3))
     predicted = method.costs(make_info(rounds=10)).local_rounds

@@ -72,13 +72,14 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
         )
     stdout_console().print(view)
     print_stdout("")
-    headings = ("run", "rounds", "steps", "data MB", "models MB", "step MB", "bits up", "bits down")
+    headings = ("run", "rounds", "steps", "data MB", "models MB", "step MB", "memory MB", "bits up", "bits down")
     work = Table(*headings, box=None, pad_edge=False)
     for run in runs:
         bits = [
             "raw data" if run[direction] is None else f"{run[direction]:,}" for direction in ("bits_up", "bits_down")
         ]
-        memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in ("data_mb", "models_mb", "step_mb")]
+        parts = ("data_mb", "models_mb", "step_mb", "memory_mb")
+        memory = ["?" if run[name] is None else f"{run[name]:,.1f}" for name in parts]
         steps = "?" if run["steps"] is None else f"{run['steps']:,}"
         path = f"{run['path']} (exists: needs --resume or another --runs-dir)" if run["exists"] else run["path"]
         work.add_row(path, f"{run['rounds']}", steps, *memory, *bits)
@@ -98,7 +99,10 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
     modes = dict.fromkeys(
         f"clients {EXECUTION_DESCRIPTIONS[run['execution']]}, workers: {run['workers']}" for run in runs
     )
-    print_stdout(
-        f"on {device}: {'; '.join(modes)}; memory is about the sum of data, models and step, plus that of torch"
+    memory_text = (
+        f"memory is the sum of data, models, step and {runs[0]['process_mb']:,.1f} MB for torch and this program"
+        if device.type == "cpu"
+        else "memory on the device is about the sum of data, models and step"
     )
+    print_stdout(f"on {device}: {'; '.join(modes)}; {memory_text}")
     print_stdout("bits are per client and exchange round; models include optimizer state; nothing was written")

@@ -7,6 +7,7 @@ all clients wait or are done, the worker that created the group handles all requ
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,72 +27,81 @@ class LockstepRequest:
     payload: Any
     result: Any = None
     error: BaseException | None = None
-    is_done: bool = False
 
 
 class LockstepGroup:
     """Clients that wait for each other, served by the thread that created the group.
 
     A single thread handles all requests because the memory allocator keeps the peak memory of every thread.
+
+    Attributes:
+        worker_id: The thread that handles requests.
+        num_waiting: Number of clients whose requests are being handled: all that are not done.
     """
 
     def __init__(self, num_clients: int) -> None:
         self.worker_id = threading.get_ident()
-        lock = threading.Lock()
-        self._response_ready = threading.Condition(lock)
-        self._requests_ready = threading.Condition(lock)
-        self._num_running = num_clients
-        self._num_unfinished = num_clients
+        # Each thread waits for its own lock, so that a pause wakes one thread only.
+        self._client_locks = [acquired_lock() for _ in range(num_clients)]
+        self._worker_lock = acquired_lock()
+        self._ready = deque(range(num_clients))
+        self.num_waiting = 0
         self._requests: list[LockstepRequest] = []
         self._abort_error: BaseException | None = None
 
     def run_client(self, client_index: int, function: Callable[[], T]) -> T:
         """Run `function` for one client. Other clients run only while it waits."""
-        with self._response_ready:
-            self._raise_if_aborted()
-            LOCKSTEP_CONTEXT.group, LOCKSTEP_CONTEXT.client_index = self, client_index
-            try:
-                return function()
-            finally:
-                LOCKSTEP_CONTEXT.group = None
-                self._num_unfinished -= 1
-                self._pause()
+        self._client_locks[client_index].acquire()
+        self._raise_if_aborted()
+        LOCKSTEP_CONTEXT.group, LOCKSTEP_CONTEXT.client_index = self, client_index
+        try:
+            return function()
+        finally:
+            LOCKSTEP_CONTEXT.group = None
+            self._continue_next()
 
     def submit(self, group_key: Hashable, handler: Callable[[list[Any]], list[Any]], payload: Any) -> Any:
         """Wait for the result of `payload`, computed together with all requests that have the same `group_key`."""
         request = LockstepRequest(LOCKSTEP_CONTEXT.client_index, group_key, handler, payload)
         self._requests.append(request)
-        self._pause()
-        self._response_ready.wait_for(lambda: request.is_done or self._abort_error)
-        self._raise_if_aborted()
+        self._continue_next()
+        self._client_locks[request.client_index].acquire()
         if request.error is not None:
             raise request.error
         return request.result
 
     def run(self) -> None:
         """Handle requests whenever all clients wait, until all are done."""
-        with self._requests_ready:
-            while self._num_unfinished:
-                self._requests_ready.wait_for(lambda: not self._num_running)
-                waiting, self._requests = sorted(self._requests, key=lambda request: request.client_index), []
-                dispatch(waiting)
-                self._num_running = len(waiting)
-                self._response_ready.notify_all()
+        while self._ready:
+            self._continue_next()
+            self._worker_lock.acquire()
+            # The clients run one after the other, so their requests are ordered.
+            waiting, self._requests = self._requests, []
+            self.num_waiting = len(waiting)
+            dispatch(waiting)
+            self._ready.extend(request.client_index for request in waiting)
 
     def abort(self, error: BaseException) -> None:
         """Raise an error in all clients, because one of them could not be started."""
-        with self._response_ready:
-            self._abort_error = error
-            self._response_ready.notify_all()
+        self._abort_error = error
+        for lock in self._client_locks:
+            lock.release()
 
-    def _pause(self) -> None:
-        self._num_running -= 1
-        if not self._num_running:
-            self._requests_ready.notify()
+    def _continue_next(self) -> None:
+        """Let the next client run, or the worker if all clients wait or are done."""
+        lock = self._client_locks[self._ready.popleft()] if self._ready else self._worker_lock
+        lock.release()
 
     def _raise_if_aborted(self) -> None:
         if self._abort_error is not None:
             raise RuntimeError("not all clients of a stack could be started") from self._abort_error
+
+
+def acquired_lock() -> threading.Lock:
+    """A lock that the next `acquire` waits for."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 def dispatch(requests: list[LockstepRequest]) -> None:
@@ -107,8 +117,6 @@ def dispatch(requests: list[LockstepRequest]) -> None:
         except BaseException as error:
             for request in group:
                 request.error = error
-    for request in requests:
-        request.is_done = True
 
 
 class LockstepContext(threading.local):

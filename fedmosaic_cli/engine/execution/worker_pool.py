@@ -90,7 +90,10 @@ class WorkerPool:
         group = LockstepGroup(len(job_indices))
         executor = self._executor("member", device)
         try:
-            futures = [executor.submit(group.run_client, index, partial(run_job, index)) for index in job_indices]
+            futures = [
+                executor.submit(group.run_client, position, partial(run_job, index))
+                for position, index in enumerate(job_indices)
+            ]
         except RuntimeError as error:
             group.abort(error)
             raise

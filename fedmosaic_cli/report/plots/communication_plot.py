@@ -93,7 +93,8 @@ def bytes_and_accuracy(run_curves: list[RunCurves]) -> tuple[Vector, Vector] | N
         return None
     num_bytes = nan_mean(np.stack(counted), axis=0) / 8
     accuracy = band_over_seeds([run.accuracy for run in run_curves]).mean
-    return (num_bytes[num_bytes > 0], accuracy[num_bytes > 0]) if num_bytes[-1] > 0 else None
+    shown = (num_bytes > 0) & np.isfinite(accuracy)
+    return (num_bytes[shown], accuracy[shown]) if num_bytes[-1] > 0 else None
 
 
 def set_bytes_axis(axes: Axes) -> None:

@@ -98,13 +98,17 @@ def read_figure_data(group: ComparisonGroup) -> FigureData:
 
 
 def read_complete_curves(path: Path, num_rounds: int) -> dict[str, Matrix]:
-    """The curves of a run, after a check that all rounds are present and all values are plausible."""
+    """The curves of a run, after a check that all rounds are present and all values are plausible.
+
+    A round that was not evaluated has no accuracy of any client.
+    """
     curves = load_round_curves(path)
     accuracy = curves.get("accuracy", np.full((1, 1), np.nan))
     fractions = [curves[name] for name in FRACTION_METRICS if name in curves]
     if (
         len(accuracy) != num_rounds
-        or np.isnan(accuracy).any()
+        or np.isnan(accuracy[-1]).any()
+        or np.any(np.isnan(accuracy).any(axis=1) != np.isnan(accuracy).all(axis=1))
         or any(np.any((matrix < 0) | (matrix > 1)) for matrix in fractions)
         or any(np.any(abs(matrix) > MAX_PLAUSIBLE_VALUE) for matrix in curves.values())
     ):

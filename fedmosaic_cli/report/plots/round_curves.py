@@ -74,11 +74,18 @@ def accuracy_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
         labelled = figure.subplots()
         draw_bands(labelled, bands, bands)
         set_round_and_percent_axes(labelled, num_rounds, "accuracy (%)")
+    note += evaluated_rounds_note(bands)
     if has_legend:
         add_legend_below(figure, names)
     add_title_and_note(figure, f"{group.label}: mean test accuracy of the clients", note)
     draw_line_labels({labelled: curve_labels(bands, *labelled.get_ylim())}, has_legend)
     return figure
+
+
+def evaluated_rounds_note(bands: Mapping[MethodKey, SeedBand]) -> str:
+    """The part of the note about methods that were not evaluated in every round; empty without any."""
+    fewer = [key for key, band in bands.items() if not np.isfinite(band.mean).all()]
+    return f" {joined_titles(fewer)}: not evaluated in every round." if fewer else ""
 
 
 def consensus_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
@@ -142,11 +149,14 @@ def draw_bands(
     """Draw a line for each mean, and a band for each method in `shaded`."""
     styles = styles or method_line_styles(list(bands))
     for key, band in bands.items():
-        rounds = np.arange(1, len(band.mean) + 1)
-        axes.plot(rounds, band.mean, **styles[key].plot_kwargs(len(rounds)))
+        known = np.isfinite(band.mean)
+        known[: known.argmax()] = True  # gaps are rounds that were not evaluated: the line connects the others
+        rounds = np.arange(1, len(known) + 1)[known]
+        axes.plot(rounds, band.mean[known], **styles[key].plot_kwargs(len(known)))
         if key in shaded:
             alpha = 0.22 if is_highlighted_method(key) else 0.09
-            axes.fill_between(rounds, band.low, band.high, color=styles[key].color, alpha=alpha, linewidth=0)
+            low, high = band.low[known], band.high[known]
+            axes.fill_between(rounds, low, high, color=styles[key].color, alpha=alpha, linewidth=0)
 
 
 def set_round_and_percent_axes(axes: Axes, num_rounds: int, y_label: str, first_round: int = 1) -> None:
@@ -190,7 +200,7 @@ def final_rounds_limits(
     means = [band.mean for band in bands.values() if low <= band.mean[-1] <= high]
     edges = [edge for key in shaded for edge in (bands[key].low, bands[key].high)]
     values = np.stack([*means, *edges])[:, num_skipped_rounds:]
-    return float(values.min()), float(values.max())
+    return float(np.nanmin(values)), float(np.nanmax(values))
 
 
 def out_of_range_note(bands: Mapping[MethodKey, SeedBand], low: float, high: float) -> str:

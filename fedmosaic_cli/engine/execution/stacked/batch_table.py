@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fedmosaic_cli.engine.augmentation import has_windows
+from fedmosaic_cli.engine.batching import num_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,13 +63,11 @@ class BatchTable:
 
     def __init__(self, example_sets: Sequence[Examples], local_batches: Sequence[list[Tensor]]) -> None:
         device = example_sets[0].device
-        self.batch_sizes = [[len(batch) for batch in batches] for batches in local_batches]
-        first, max_size = local_batches[0][0], max(size for sizes in self.batch_sizes for size in sizes)
-        longest = first.new_zeros(max_size, *first.shape[1:])
-        table = pad_sequence([pad_sequence([*batches, longest])[:, :-1].transpose(0, 1) for batches in local_batches])
+        self.batch_sizes = [list(map(num_rows, batches)) for batches in local_batches]
+        table = padded_table(local_batches, self.batch_sizes)
         on_device = table.to(device)
         self._windows: Tensor | None = None
-        if has_windows(first):
+        if has_windows(local_batches[0][0]):
             table, on_device, self._windows = table[..., 0], on_device[..., 0], on_device[..., 1]
         offsets = torch.tensor([0, *(len(examples) for examples in example_sets[:-1])]).cumsum(0)
         concat_indices = table + offsets[None, :, None]
@@ -77,6 +76,10 @@ class BatchTable:
         self._concat_indices = concat_indices.to(device)
         self._local_indices = on_device
         self._counts = pad_sequence([torch.tensor(sizes, dtype=torch.int64) for sizes in self.batch_sizes]).to(device)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Values of the concatenation of all sets, for all batches [steps, clients, batch]: one call for a round."""
+        return values[self._concat_indices]
 
     def step_batch(self, step_index: int, num_clients: int) -> StepBatch:
         """The batches of the first clients in one step."""
@@ -92,3 +95,13 @@ class BatchTable:
             mask=padding_mask(sizes, counts),
             windows=None if self._windows is None else self._windows[cells].T,
         )
+
+
+def padded_table(local_batches: Sequence[list[Tensor]], batch_sizes: list[list[int]]) -> Tensor:
+    """The batches [steps, clients, batch, ...] of the clients, padded with zeros."""
+    first, shape = local_batches[0][0], {(len(sizes), *sizes) for sizes in batch_sizes}
+    if len(shape) == 1 and len(set(batch_sizes[0])) == 1:
+        joined = torch.cat([batch for batches in local_batches for batch in batches])
+        return joined.view(len(local_batches), len(batch_sizes[0]), *first.shape).transpose(0, 1)
+    longest = first.new_zeros(max(size for sizes in batch_sizes for size in sizes), *first.shape[1:])
+    return pad_sequence([pad_sequence([*batches, longest])[:, :-1].transpose(0, 1) for batches in local_batches])

@@ -115,7 +115,7 @@ def as_pair(value: Any) -> tuple[int, int]:
 
 def unfold_clients(folded: Tensor, num_clients: int) -> Tensor:
     """[batch, clients * channels, ...] as [batch, clients, channels, ...]."""
-    return folded.view(len(folded), num_clients, -1, *folded.shape[2:])
+    return folded.view(folded.shape[0], num_clients, -1, *folded.shape[2:])
 
 
 def stacked_linear(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:

@@ -7,10 +7,11 @@ lockstep (see `engine.execution.lockstep`); requests of the same kind are comput
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -18,23 +19,34 @@ from fedmosaic_cli.engine.examples import copy_to_device
 from fedmosaic_cli.engine.execution.lockstep import current_group
 from fedmosaic_cli.engine.execution.stacked.batch_table import masked_means, padding_mask
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
+from fedmosaic_cli.engine.execution.stacked.stacked_steps import (
+    StackedSteps,
+    have_equal_numbers,
+    rule_key,
+    step_client,
+)
 from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     StackedClient,
     StackedTrainer,
-    task_group_key,
+    make_stacks,
+    merge_stacks,
     training_steps,
 )
+from fedmosaic_cli.engine.learner import Fit
 from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.engine.training import trains_batch_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
     from fedmosaic_cli.engine.context import Parameters, State
     from fedmosaic_cli.engine.examples import Examples
+    from fedmosaic_cli.engine.execution.lockstep import LockstepGroup
+    from fedmosaic_cli.engine.execution.stacked.stacked_steps import MeanLoss, StackedStepClient
     from fedmosaic_cli.engine.learner import TrainingLosses, TrainingTask
+    from fedmosaic_cli.engine.step_rules import StepTask
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,13 +63,20 @@ class StackedNetworkLearner(NetworkLearner):
         return self
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        group = current_group()
-        is_alone = any(getattr(term, "uses_module", False) for term in task.terms)
-        if group is None or is_alone or not any(map(task.options.is_trained, self.trainable_names)):
+        if current_group() is None or self._trains_alone(task):
             return super().fit(parameters, optimizer_state, task)
-        steps = training_steps(task, skip_singletons=trains_batch_norm(self, task.options))
-        client = StackedClient(parameters, optimizer_state, task, steps)
-        losses: TrainingLosses = group.submit((self, "fit", task_group_key(task)), self._fit_stacked, client)
+        return self.fit_all([Fit(parameters, optimizer_state, task)])[0]
+
+    def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
+        group = current_group()
+        if group is None or any(self._trains_alone(fit.task) for fit in fits):
+            return super().fit_all(fits)
+        losses: list[TrainingLosses] = []
+        pending = [self._stacked_client(fit) for fit in fits]
+        while pending:
+            trained: list[TrainingLosses] = group.submit((self, "fit"), partial(self._fit_group, group), pending)
+            losses += trained
+            pending = pending[len(trained) :]
         return losses
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
@@ -80,10 +99,51 @@ class StackedNetworkLearner(NetworkLearner):
         )
         return loss_and_gradient
 
-    def _fit_stacked(self, clients: list[StackedClient]) -> list[TrainingLosses]:
-        return apply_sorted(
-            clients, lambda client: client.sort_key, lambda clients: StackedTrainer(self, clients).run()
-        )
+    def take_steps(self, task: StepTask) -> float | None:
+        group = current_group()
+        if group is not None:
+            client = step_client(task, skip_singletons=bool(self.batch_norm_names))
+            loss: MeanLoss | None = group.submit((self, "steps", rule_key(task)), self._take_stacked_steps, client)
+            if loss is not None:
+                return loss.value
+        return super().take_steps(task)
+
+    def _take_stacked_steps(self, clients: list[StackedStepClient]) -> list[MeanLoss | None]:
+        """Take the steps of several clients. None asks a client to take its steps itself."""
+        if not have_equal_numbers(clients):
+            return [None] * len(clients)
+        return [*apply_sorted(clients, lambda client: -len(client.numbers), lambda own: StackedSteps(self, own).run())]
+
+    def _trains_alone(self, task: TrainingTask) -> bool:
+        """Whether a task cannot be stacked: a loss term calls the network, or no parameter is trained."""
+        uses_module = any(getattr(term, "uses_module", False) for term in task.terms)
+        return uses_module or not any(map(task.options.is_trained, self.trainable_names))
+
+    def _stacked_client(self, fit: Fit) -> StackedClient:
+        steps = training_steps(fit.task, skip_singletons=trains_batch_norm(self, fit.task.options))
+        return StackedClient(fit.parameters, fit.optimizer_state, fit.task, steps)
+
+    def _fit_group(self, group: LockstepGroup, requests: list[list[StackedClient]]) -> list[list[TrainingLosses]]:
+        """Train the models that clients submit at the same time, each client at least its first one.
+
+        If all clients of the group submit the same kinds of tasks, all models are trained.
+        """
+        kinds = [[client.group_key for client in clients] for clients in requests]
+        is_uniform = len(requests) == group.num_waiting and all(own == kinds[0] for own in kinds)
+        num_trained = len(kinds[0]) if is_uniform else 1
+        stacks = [
+            stack for number in range(num_trained) for stack in make_stacks([clients[number] for clients in requests])
+        ]
+        losses: dict[int, TrainingLosses] = {}
+        for merged in merge_stacks(stacks) if self._is_linear else [[stack] for stack in stacks]:
+            results = StackedTrainer(self, merged).run()
+            losses |= zip((id(client) for stack in merged for client in stack), results, strict=True)
+        return [[losses[id(client)] for client in clients[:num_trained]] for clients in requests]
+
+    @cached_property
+    def _is_linear(self) -> bool:
+        """Whether results for one client do not depend on how many are stacked, apart from the optimizer."""
+        return all(isinstance(layer, nn.Linear | nn.ReLU | nn.Flatten) for layer in self.template.body.children())
 
     def _predict_group(self, requests: list[tuple[Parameters, Examples]]) -> list[Tensor]:
         models, sets = zip(*requests, strict=True)

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.augmentation import join_windows
-from fedmosaic_cli.engine.batching import has_singleton_batch
+from fedmosaic_cli.engine.batching import has_singleton_batch, num_rows
 from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.engine.learner import TrainingLosses
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.engine.learner import TrainingTask
     from fedmosaic_cli.engine.network_learner import NetworkLearner
 
+# Models that are trained in one pass, of several models per client. It limits memory.
+MAX_MERGED_MODELS = 64
+
 
 @dataclass(frozen=True)
 class StackedClient:
@@ -41,6 +44,16 @@ class StackedClient:
     optimizer_state: State
     task: TrainingTask
     steps: list[tuple[Tensor, Tensor | None]]
+
+    @cached_property
+    def group_key(self) -> Hashable:
+        """Equal for clients that can be trained together."""
+        return task_group_key(self.task)
+
+    @cached_property
+    def batch_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The sizes of the private and the public batch of every step."""
+        return tuple((num_rows(private), 0 if public is None else num_rows(public)) for private, public in self.steps)
 
     @cached_property
     def sort_key(self) -> tuple[int, tuple[float, ...]]:
@@ -58,8 +71,8 @@ def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tens
     """The batches of the steps that `training.fit_network` would take."""
     with_public = any(term.uses_public for term in task.terms)
     public = task.schedule.public_batches if with_public else [None] * len(task.schedule.private_batches)
-    pairs = zip(task.schedule.private_batches, public, strict=True)
-    return [pair for pair in pairs if not (skip_singletons and has_singleton_batch(*pair))]
+    pairs = list(zip(task.schedule.private_batches, public, strict=True))
+    return [pair for pair in pairs if not has_singleton_batch(*pair)] if skip_singletons else pairs
 
 
 def task_group_key(task: TrainingTask) -> Hashable:
@@ -71,6 +84,27 @@ def task_group_key(task: TrainingTask) -> Hashable:
 
     terms = tuple((type(term), *options(term)) for term in task.terms)
     return terms, task.proximal is not None, task.correction is not None, task.options
+
+
+def make_stacks(clients: Sequence[StackedClient]) -> list[list[StackedClient]]:
+    """The clients that can be trained together, sorted."""
+    stacks: dict[Hashable, list[StackedClient]] = {}
+    for client in clients:
+        stacks.setdefault(client.group_key, []).append(client)
+    return [sorted(stack, key=lambda client: client.sort_key) for stack in stacks.values()]
+
+
+def merge_stacks(stacks: list[list[StackedClient]]) -> list[list[list[StackedClient]]]:
+    """Lists of stacks that one `StackedTrainer` can train: their batches have one shape, so none is padded."""
+    merged: dict[Hashable, list[list[StackedClient]]] = {}
+    for number, stack in enumerate(stacks):
+        shapes = {client.batch_shapes for client in stack}
+        merged.setdefault((stack[0].group_key, *shapes) if len(shapes) == 1 else number, []).append(stack)
+    return [
+        own[start : start + max(1, MAX_MERGED_MODELS // len(own[0]))]
+        for own in merged.values()
+        for start in range(0, len(own), max(1, MAX_MERGED_MODELS // len(own[0])))
+    ]
 
 
 @dataclass(frozen=True)
@@ -121,9 +155,14 @@ class StackedTerm:
 
 
 class StackedTrainer:
-    """Trains clients that are sorted by `sort_key`, so that those with steps left always come first."""
+    """Trains clients that are sorted by `sort_key`, so that those with steps left always come first.
 
-    def __init__(self, runner: NetworkLearner, clients: list[StackedClient]) -> None:
+    Several stacks take the same steps. Each has its own optimizer steps: some optimizers round the last elements of a
+    tensor in another way, so that stacking other clients would change the results.
+    """
+
+    def __init__(self, runner: NetworkLearner, stacks: list[list[StackedClient]]) -> None:
+        clients = [client for stack in stacks for client in stack]
         self._runner = runner
         self._clients = clients
         self._network = StackedNetwork(runner.template)
@@ -135,9 +174,10 @@ class StackedTrainer:
         self._frozen_layers = self._network.layers_without(self._trainable_names)
         # An optimizer treats the weights of clients with equal sort keys as one tensor.
         self._client_blocks: list[range] = []
-        for _, members in groupby(clients, key=lambda client: client.sort_key):
-            start = self._client_blocks[-1].stop if self._client_blocks else 0
-            self._client_blocks.append(range(start, start + len(list(members))))
+        for stack in stacks:
+            for _, members in groupby(stack, key=lambda client: client.sort_key):
+                start = self._client_blocks[-1].stop if self._client_blocks else 0
+                self._client_blocks.append(range(start, start + len(list(members))))
         self._parameter_blocks = {
             (block, name): self._stacked_weights[name][block.start : block.stop]
             for block in self._client_blocks
@@ -146,7 +186,8 @@ class StackedTrainer:
         self._optimizer_states: dict[Any, State] = {}
         tasks = [client.task for client in clients]
         self._terms = [StackedTerm(terms, runner) for terms in zip(*(task.terms for task in tasks), strict=True)]
-        self._private_weight = self._client_vector([task.private_weight for task in tasks])
+        private_weights = [task.private_weight for task in tasks]
+        self._private_weight = None if set(private_weights) == {1.0} else self._client_vector(private_weights)
         self._proximal: tuple[Parameters, Tensor] | None = None
         if proximal := [task.proximal for task in tasks if task.proximal]:
             anchor = {name: torch.stack([term.anchor[name] for term in proximal]) for name in self._trainable_names}
@@ -168,7 +209,7 @@ class StackedTrainer:
             self._save_optimizer_states()
             for name, tensor in self._stacked_weights.items():
                 torch._foreach_copy_([client.parameters[name] for client in self._clients], list(tensor.unbind()))
-        num_seen = [sum(len(private) for private, _ in client.steps) for client in self._clients]
+        num_seen = [sum(num_rows(private) for private, _ in client.steps) for client in self._clients]
         losses = [
             [total / count if count else None for total in totals]
             for totals, count in zip(self._loss_totals.T.tolist(), num_seen, strict=True)
@@ -187,14 +228,18 @@ class StackedTrainer:
                 [client.task.public for client in self._clients],
                 [[batch for _, batch in client.steps if batch is not None] for client in self._clients],
             )
-        labels = torch.cat([examples.targets for examples in private_sets])
+        labels = private.gather(torch.cat([examples.targets for examples in private_sets]))
         num_clients, weights = 0, self._stacked_weights
-        for step in range(len(self._clients[0].steps)):
-            num_active = sum(len(client.steps) > step for client in self._clients)
+        num_steps = [len(client.steps) for client in self._clients]
+        for step in range(num_steps[0]):
+            num_active = sum(count > step for count in num_steps)
             if num_active != num_clients:
                 num_clients, weights = num_active, self._leading_weights(num_active)
             public_batch = public.step_batch(step, num_clients) if public else None
-            self._step(weights, labels, private.step_batch(step, num_clients), public_batch)
+            private_batch = private.step_batch(step, num_clients)
+            self._step(
+                weights, labels[step, :num_clients, : max(private_batch.batch_sizes)], private_batch, public_batch
+            )
 
     def _leading_weights(self, num_clients: int) -> Parameters:
         """The weights of the first clients, sharing memory with the stack."""
@@ -207,18 +252,17 @@ class StackedTrainer:
         num_clients = len(private_batch.batch_sizes)
         with self._runner.autocast():
             outputs = self._forward(weights, private_batch, public_batch)
-            losses = cross_entropy(
-                outputs.private_logits.flatten(0, 1), labels[private_batch.concat_indices].flatten(), reduction="none"
-            )
+            losses = cross_entropy(outputs.private_logits.flatten(0, 1), labels.flatten(), reduction="none")
             values = [
                 private_batch.client_means(losses.view(num_clients, -1)),
                 *(term.client_losses(outputs) for term in self._terms),
             ]
-            total = self._private_weight[:num_clients] * values[0]
+            total = values[0] if self._private_weight is None else self._private_weight[:num_clients] * values[0]
             for term, value in zip(self._terms, values[1:], strict=True):
                 total = total + term.weight[:num_clients] * value
         # No client's loss depends on another client's weights, so the gradient of the sum contains all gradients.
-        stacked = torch.autograd.grad(total.sum(), [weights[name] for name in self._trainable_names])
+        own_weights = [weights[name] for name in self._trainable_names]
+        stacked = torch.autograd.grad(total, own_weights, grad_outputs=torch.ones_like(total))
         gradients = dict(zip(self._trainable_names, stacked, strict=True))
         with torch.no_grad():
             self._loss_totals[:, :num_clients] += torch.stack(values) * private_batch.counts
@@ -252,7 +296,7 @@ class StackedTrainer:
         image_indices = torch.cat([private_batch.image_indices, public_batch.image_indices])
         windows = join_windows(private_batch.windows, public_batch.windows)
         features, logits = self._features_and_logits(weights, image_indices, windows, None)
-        sizes = [len(private_batch.image_indices), len(public_batch.image_indices)]
+        sizes = [num_rows(private_batch.image_indices), num_rows(public_batch.image_indices)]
         logits, public_logits = logits.split(sizes, dim=1)
         return StackedOutputs(private_batch, features[:, : sizes[0]], logits, public_batch, public_logits)
 
