@@ -22,9 +22,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 PARENT_PID_VARIABLE = "FEDMOSAIC_PARENT"
 """Environment variable with the PID of the process whose death ends this one."""
 TOP_PAD_BYTES = 64 * 2**20
-RARE_COLLECTION = (100_000, 10, 10)
-USUAL_COLLECTION = (700, 10, 10)
-"""Thresholds of Python's garbage collector while modules load, and during a run."""
+STARTUP_GC_THRESHOLDS = (100_000, 10, 10)
+"""Thresholds of Python's garbage collector while modules load."""
+USUAL_GC_THRESHOLDS = gc.get_threshold()
+"""The thresholds of this version of Python."""
 
 
 def num_available_cores() -> int:
@@ -56,14 +57,14 @@ def collect_rarely() -> None:
     Loading torch and this program creates about a million objects that stay. With the usual thresholds a fifth of the
     time is spent on looking at them again and again.
     """
-    gc.set_threshold(*RARE_COLLECTION)
+    gc.set_threshold(*STARTUP_GC_THRESHOLDS)
 
 
 def collect_as_usual() -> None:
-    """End `collect_rarely`: what exists now is never looked at again. Does nothing without `collect_rarely`."""
-    if gc.get_threshold() == RARE_COLLECTION:
+    """End `collect_rarely`, and exclude all existing objects from garbage collection. Otherwise do nothing."""
+    if gc.get_threshold() == STARTUP_GC_THRESHOLDS:
         gc.freeze()
-        gc.set_threshold(*USUAL_COLLECTION)
+        gc.set_threshold(*USUAL_GC_THRESHOLDS)
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
-from fedmosaic_cli.machine import RARE_COLLECTION, USUAL_COLLECTION, collect_as_usual, collect_rarely
+from fedmosaic_cli.machine import STARTUP_GC_THRESHOLDS, USUAL_GC_THRESHOLDS, collect_as_usual, collect_rarely
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,9 @@ def unchanged_collector():
 @pytest.mark.unit
 def test_the_collector_is_as_usual_once_a_run_starts():
     collect_rarely()
-    assert gc.get_threshold() == RARE_COLLECTION
+    assert gc.get_threshold() == STARTUP_GC_THRESHOLDS
     collect_as_usual()
-    assert gc.get_threshold() == USUAL_COLLECTION
+    assert gc.get_threshold() == USUAL_GC_THRESHOLDS
     assert gc.get_freeze_count() > 0
     assert gc.isenabled()
 
@@ -41,4 +41,4 @@ def test_a_run_ends_the_rare_collection(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     collect_rarely()
     assert CliRunner().invoke(app, ["train", "--preset", "quickstart", "--rounds", "1", "-q"]).exit_code == 0
-    assert gc.get_threshold() == USUAL_COLLECTION
+    assert gc.get_threshold() == USUAL_GC_THRESHOLDS

@@ -177,6 +177,7 @@ class Experiment:
         from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
         from fedmosaic_cli.engine.rounds import run_rounds
         from fedmosaic_cli.machine import tune_malloc
+        from fedmosaic_cli.runner.accelerator_options import accelerator_options
         from fedmosaic_cli.runner.build import build_federation, check_networks, find_devices
         from fedmosaic_cli.runner.experiment import next_round
 
@@ -190,11 +191,12 @@ class Experiment:
             warn(method_warnings(plan))
             use_single_thread()
             tune_malloc()
-            federation = build_federation(config, dataset, partition, devices, shards_digest=shards.digest)
-            with federation.worker_pool:
-                rounds = run_rounds(federation, config.train.rounds)
-                while (record := next_round(rounds, config, no_files)) is not None:
-                    yield RoundResult(record.number, record.rows)
+            with accelerator_options(config.train, devices[0]):
+                federation = build_federation(config, dataset, partition, devices, shards_digest=shards.digest)
+                with federation.worker_pool:
+                    rounds = run_rounds(federation, config.train.rounds)
+                    while (record := next_round(rounds, config, no_files)) is not None:
+                        yield RoundResult(record.number, record.rows)
 
     def run(
         self,

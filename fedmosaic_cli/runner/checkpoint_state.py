@@ -90,9 +90,10 @@ def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
     for client in state.clients:
         name = f"client-{client.id}"
         if getattr(client, "is_state_stored", False):
-            stored, other = client.state_store.read(client.id)
-            keys = other.pop(KEY_ORDER)
-            flat = {f"{name}/{key}": other[key] if key in other else StoredTensor(stored, key) for key in keys}
+            stored, other, keys = client.state_store.read(client.id)
+            flat = {
+                f"{name}{KEY_SEPARATOR}{key}": other[key] if key in other else StoredTensor(stored, key) for key in keys
+            }
             add(flat or {name: {}})
         else:
             add(flatten_state({name: client.state}))

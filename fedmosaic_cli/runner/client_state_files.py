@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.runner.checkpoint_state import KEY_ORDER, StateArrays, flatten_state, to_tensors, unflatten_state
+from fedmosaic_cli.runner.checkpoint_state import StateArrays, flatten_state, to_tensors, unflatten_state
 from fedmosaic_cli.storage.files import (
     read_json,
     remove_path,
@@ -48,19 +48,19 @@ class ClientStateFiles:
         for path in (tensors_path, values_path):
             remove_path(path)
         write_new_blocks(tensors_path, tensor_blocks(arrays, layout_of(arrays)))
-        write_new_file(values_path, to_json_bytes({**values, KEY_ORDER: list(flat)}))
+        write_new_file(values_path, to_json_bytes({"values": values, "order": list(flat)}))
 
     def load(self, client_id: int, device: torch.device) -> State:
         """Read the state of a client."""
-        arrays, values = self.read(client_id)
+        arrays, values, order = self.read(client_id)
         flat = {**to_tensors(arrays, torch.device("cpu")), **values}
-        order = flat.pop(KEY_ORDER)
         return params.models_to_device(unflatten_state({name: flat[name] for name in order}), device)
 
-    def read(self, client_id: int) -> tuple[TensorFile, dict[str, Any]]:
-        """Return the tensors of a client, which are read when they are accessed, and the other values."""
+    def read(self, client_id: int) -> tuple[TensorFile, dict[str, Any], list[str]]:
+        """Return the tensors of a client, which are read when they are accessed, the other values, and all names."""
         tensors_path, values_path = self._paths(client_id)
-        return TensorFile(tensors_path), read_json(values_path)
+        content = read_json(values_path)
+        return TensorFile(tensors_path), content["values"], content["order"]
 
     def _paths(self, client_id: int) -> tuple[Path, Path]:
         return self._folder / f"{client_id}.safetensors", self._folder / f"{client_id}.json"

@@ -356,10 +356,10 @@ def read_votes(run: RecordedRun) -> dict[int, ConfidenceVotes]:
         raise RequestError(f"the run has no checkpoint, which keeps the votes ({path}): {MAKE_VOTES}")
     prefix = KEY_SEPARATOR.join(("server", VOTES_KEY, ""))
     parts: dict[int, dict[str, Any]] = {}
-    for name, array in checkpoint.arrays.items():
+    for name in checkpoint.arrays:
         if name.startswith(prefix):
             client, _, part = name.removeprefix(prefix).partition(KEY_SEPARATOR)
-            parts.setdefault(int(client), {})[part] = array
+            parts.setdefault(int(client), {})[part] = checkpoint.arrays[name]
     if not parts:
         method = run.summary["method"]
         problem = "a run of an earlier version" if method == "student" else f"a run of '{method}'"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -134,13 +135,24 @@ def joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
 class TensorFile(TensorSource):
     """The tensors of a file. Each access reads one tensor from the disk.
 
+    The file stays open, so it can be read after its name is removed. A file that changes is an error.
+
+    Args:
+        path: The file.
+        expected: Its status when its digest was checked; None if it was not.
+
     Raises:
-        RequestError: The file does not have the header that belongs to its tensors.
+        OSError: The file cannot be read.
+        RequestError: The file does not have the header that belongs to its tensors, or is not the checked one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expected: os.stat_result | None = None) -> None:
         self._path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        weakref.finalize(self, os.close, self._fd)
+        self._version = file_version(os.fstat(self._fd) if expected is None else expected)
         self._layout = read_layout(path)
+        self._require_unchanged()
 
     def spec(self, name: str) -> TensorSpec:
         return self._layout.specs[name]
@@ -149,20 +161,29 @@ class TensorFile(TensorSource):
         spec = self._layout.specs[name]
         array = np.empty(spec.shape, spec.dtype)
         rest = array.reshape(-1).view(np.uint8).data
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(self._layout.offsets[name])
-            while rest:
-                count = file.readinto(rest)
-                if not count:
-                    raise RequestError(f"the file ends too early ({self._path}): it was changed or is damaged")
-                rest = rest[count:]
+        position = self._layout.offsets[name]
+        while rest:
+            count = os.preadv(self._fd, [rest], position)
+            if not count:
+                raise RequestError(f"the file ends too early ({self._path}): it was changed or is damaged")
+            rest, position = rest[count:], position + count
+        self._require_unchanged()
         return array
+
+    def _require_unchanged(self) -> None:
+        if file_version(os.fstat(self._fd)) != self._version:
+            raise RequestError(f"the file changed while it was read ({self._path}): repeat the command")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.offsets)
 
     def __len__(self) -> int:
         return len(self._layout.offsets)
+
+
+def file_version(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what differs if a file was replaced or written."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_layout(path: Path) -> TensorLayout:

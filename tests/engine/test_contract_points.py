@@ -215,6 +215,7 @@ def shards(tmp_path_factory):
     return export_shards(tmp_path_factory.mktemp("shards"))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("name", PLUG_INS)
 @pytest.mark.parametrize("clients_per_round", [2, 3])
 def test_a_run_with_sites_equals_the_local_run(name, clients_per_round, shards, tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def run_until_fault(scenario, kind, at, run_command, home, backup) -> str:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_some_disk_failures_lose_nothing(scenario, run_command, tmp_path, monkeypatch, reference_run):
     """Test some of the points that the slow test covers."""
-    sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride=37 if scenario == "training" else 11)
+    sweep(scenario, run_command, tmp_path, monkeypatch, reference_run, stride=74 if scenario == "training" else 22)
 
 
 @pytest.mark.slow

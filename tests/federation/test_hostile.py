@@ -137,6 +137,7 @@ INVALID_RESPONSES = {
 }
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.parametrize("change_name", INVALID_RESPONSES)
 def test_an_invalid_response_counts_as_a_failure(change_name, shards, tmp_path):
     change, reason = INVALID_RESPONSES[change_name]

@@ -47,6 +47,7 @@ def test_first_step_has_no_proximal_gradient(toy):
     assert same(models(FedProx(mu=3.0), once, rounds=1), models(FedAvg(), once, rounds=1))
 
 
+@pytest.mark.thinned(every=2)
 @pytest.mark.usefixtures("quadratic")
 @pytest.mark.parametrize("mu", [0.3, 2.0])
 def test_many_steps_converge_to_the_proximal_optimum(mu):

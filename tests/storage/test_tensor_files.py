@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Iterator
 
@@ -139,3 +140,33 @@ def test_a_checkpoint_is_written_and_read_without_a_second_copy_of_its_state(tmp
     finally:
         tracemalloc.stop()
     assert peak < 4 * 4 * size, "at most a few of the 20 tensors are in memory at a time"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(safetensors.numpy.save({"a": np.zeros(3), "b": np.ones(3)}))
+    tensors = TensorFile(path)
+    assert tensors["a"].tolist() == [0, 0, 0]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\x01")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(RequestError, match="changed while it was read"):
+        _ = tensors["b"]
+
+
+def test_a_file_that_is_removed_can_still_be_read(tmp_path):
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(safetensors.numpy.save({"a": np.zeros(3)}))
+    tensors = TensorFile(path)
+    path.unlink()
+    assert tensors["a"].tolist() == [0, 0, 0]
+
+
+def test_a_file_that_was_replaced_since_its_digest_was_checked_is_refused(tmp_path):
+    path, other = tmp_path / "state.safetensors", tmp_path / "other"
+    for file in (path, other):
+        file.write_bytes(safetensors.numpy.save({"a": np.zeros(3)}))
+    checked = path.stat()
+    other.replace(path)
+    with pytest.raises(RequestError, match="changed while it was read"):
+        TensorFile(path, checked)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title
 from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure_with_axes
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, band_over_seeds, nan_mean
+from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, band_over_seeds, in_rounds_of_all, nan_mean
 from fedmosaic_cli.report.plots.line_labels import (
     LineLabel,
     add_legend_below,
@@ -92,7 +92,7 @@ def bytes_and_accuracy(run_curves: list[RunCurves]) -> tuple[Vector, Vector] | N
     if not counted:
         return None
     num_bytes = nan_mean(np.stack(counted), axis=0) / 8
-    accuracy = band_over_seeds([run.accuracy for run in run_curves]).mean
+    accuracy = band_over_seeds(in_rounds_of_all([run.accuracy for run in run_curves])).mean
     shown = (num_bytes > 0) & np.isfinite(accuracy)
     return (num_bytes[shown], accuracy[shown]) if num_bytes[-1] > 0 else None
 

@@ -147,6 +147,12 @@ def nan_mean(matrix: Matrix, axis: int) -> Vector:
     return mean
 
 
+def in_rounds_of_all(curves: Sequence[Vector]) -> list[Vector]:
+    """The curves without rounds in which one of them has no value. The mean over other seeds would not compare."""
+    is_known = np.isfinite(np.stack(curves)).all(axis=0)
+    return [np.where(is_known, curve, np.nan) for curve in curves]
+
+
 def band_over_seeds(curves: Sequence[Vector]) -> SeedBand:
     """The band of curves of equal length; NaN where no seed has a value."""
     known = np.ma.masked_invalid(np.stack(curves))

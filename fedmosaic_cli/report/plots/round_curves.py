@@ -9,7 +9,13 @@ import numpy as np
 
 from fedmosaic_cli.report.comparison import method_title, shares_labels
 from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, SeedBand, band_over_seeds, seed_band_note
+from fedmosaic_cli.report.plots.figure_data import (
+    FigureUnavailableError,
+    SeedBand,
+    band_over_seeds,
+    in_rounds_of_all,
+    seed_band_note,
+)
 from fedmosaic_cli.report.plots.line_labels import (
     LINE_HEIGHT_POINTS,
     LineLabel,
@@ -47,7 +53,10 @@ ORACLE_NOTE = "oracle: uses labels that are hidden from the federation"
 
 def accuracy_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
     """Mean accuracy of all clients over rounds per method; long runs have a second panel for the final rounds."""
-    bands = {key: band_over_seeds([run.accuracy for run in runs]) for key, runs in figure_data.curves_by_method.items()}
+    bands = {
+        key: band_over_seeds(in_rounds_of_all([run.accuracy for run in runs]))
+        for key, runs in figure_data.curves_by_method.items()
+    }
     if not bands:
         raise FigureUnavailableError("no run has a readable log")
     num_rounds = len(next(iter(bands.values())).mean)
