@@ -190,6 +190,12 @@ def test_rounds_in_memory_have_the_numbers_of_a_run_and_write_nothing():
     assert repr(rounds[0]).startswith("RoundResult(1: accuracy ")
 
 
+def test_rounds_in_memory_refuse_states_on_disk():
+    experiment = fedmosaic.Experiment("quickstart", "local", overrides={**SHORT, "train.client_state": "disk"})
+    with pytest.raises(fedmosaic.FedMosaicError, match="states cannot be on disk"):
+        next(experiment.rounds())
+
+
 def test_rounds_without_trust_have_none():
     (only,) = fedmosaic.Experiment("quickstart", "local", overrides={"train.rounds": 1}).rounds()
     assert only.trust is None

@@ -169,6 +169,7 @@ class Experiment:
 
         Raises:
             FedMosaicError: The data is missing, the device does not exist, or a client diverges.
+            RequestError: States of clients are configured to be on disk.
 
         Example:
             >>> for round in fedmosaic.Experiment("quickstart").rounds():
@@ -182,6 +183,8 @@ class Experiment:
         from fedmosaic_cli.runner.experiment import next_round
 
         config, no_files = self._config, RunDirectory(Path(os.devnull))
+        if config.train.client_state == "disk":
+            raise RequestError("rounds() writes nothing, so states cannot be on disk (train.client_state): use run()")
         with python_wording():
             plan = self._plan()
             shards = shard_set(self._find_shards(plan)[config.partition_seed])
