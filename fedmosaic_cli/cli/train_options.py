@@ -73,7 +73,7 @@ class TrainOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Rounds between two evaluations; the last round is evaluated.",
+            help="Evaluate every k-th round, and always the last one.",
             show_default="the preset's, or 1",
         ),
     ] = None

@@ -36,7 +36,7 @@ Message = dict[str, Any]
 ReceivedMessage = dict[str, Any]
 """A message as its receiver sees it: the values of its parts by name, without shared memory."""
 
-ClientNumber = Any
+PerClientScalar = Any
 """A number of a client: a `float` or, for several clients with stacked models, a float64 tensor [clients]."""
 
 OPTIMIZER_SUFFIX = ".optimizer"
@@ -216,16 +216,17 @@ class RuleStep(Step, Protocol):
     def optimizer_step(self, model: str, gradient: Parameters, lr: float | None = None) -> None:
         """Apply one step of the run's optimizer to `state[model]`, in place; see `Participant.optimizer_step`."""
 
-    def dot(self, first: Parameters, second: Parameters) -> ClientNumber:
+    def dot(self, first: Parameters, second: Parameters) -> PerClientScalar:
         """Return the inner product over the floating-point entries of `second`."""
 
 
 class StepRule(Protocol):
     """What a method does in one step.
 
-    `state` contains the entries of the client's state that the rule was given: models, and numbers as `ClientNumber`.
-    The rule may replace them. In stacked execution the tensors of several clients are stacked to [clients, ...], so a
-    rule uses elementwise operations and the functions of `engine.params`, and nothing else of the client.
+    `state` contains the entries of the client's state that the rule was given: models, and numbers of type
+    `PerClientScalar`. The rule may replace them. In stacked execution the tensors of several clients are stacked to
+    [clients, ...], so a rule uses elementwise operations and the functions of `engine.params`, and nothing else of the
+    client.
     """
 
     def __call__(self, step: RuleStep, state: State) -> None: ...

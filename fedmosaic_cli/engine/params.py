@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedmosaic_cli.engine.context import ClientNumber, Parameters, State
+    from fedmosaic_cli.engine.context import Parameters, PerClientScalar, State
 
 # The product of a few layers with larger weights exceeds single precision.
 MAX_ABS_WEIGHT = 1e8
@@ -85,7 +85,7 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
 
 
 def interpolate(
-    first: Parameters, second: Parameters, first_weight: ClientNumber, names: Collection[str] | None = None
+    first: Parameters, second: Parameters, first_weight: PerClientScalar, names: Collection[str] | None = None
 ) -> Parameters:
     """first_weight * first + (1 - first_weight) * second for the entries `names`, or for all.
 
@@ -102,7 +102,7 @@ def interpolate(
     return mixed
 
 
-def interpolate_tensors(first: Tensor, second: Tensor, first_weight: ClientNumber) -> Tensor:
+def interpolate_tensors(first: Tensor, second: Tensor, first_weight: PerClientScalar) -> Tensor:
     """first_weight * first + (1 - first_weight) * second. The second product is not rounded before the sum."""
     if isinstance(first_weight, int | float):
         return (first * first_weight).add_(second, alpha=1 - first_weight)
@@ -110,12 +110,12 @@ def interpolate_tensors(first: Tensor, second: Tensor, first_weight: ClientNumbe
     return mixed.addcmul_(second, per_client(1 - first_weight, first))
 
 
-def per_client(number: ClientNumber, tensor: Tensor) -> ClientNumber:
+def per_client(number: PerClientScalar, tensor: Tensor) -> PerClientScalar:
     """The factor of a tensor or, with a number per client, of stacked tensors [clients, ...]."""
     return number if isinstance(number, int | float) else number.to(tensor).view(-1, *[1] * (tensor.dim() - 1))
 
 
-def clamp(number: ClientNumber, lowest: float, highest: float) -> ClientNumber:
+def clamp(number: PerClientScalar, lowest: float, highest: float) -> PerClientScalar:
     """The number, or that of each client, limited to a range."""
     return min(max(number, lowest), highest) if isinstance(number, int | float) else number.clamp(lowest, highest)
 
@@ -128,7 +128,7 @@ def add_scaled(parameters: Parameters, direction: Parameters, scale: float) -> P
     }
 
 
-def scaled(parameters: Parameters, factor: ClientNumber) -> Parameters:
+def scaled(parameters: Parameters, factor: PerClientScalar) -> Parameters:
     """factor * parameters. Integer buffers are shared, not copied."""
     return {
         name: tensor * per_client(factor, tensor) if tensor.is_floating_point() else tensor

@@ -21,7 +21,18 @@ METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MAX_METRICS = 64
 # Names that the run itself logs.
 RESERVED_METRICS = {
-    *("round", "client", "lambda", "accuracy", "test_loss", "bits_up", "bits_down", "lost", "not_evaluated", "message"),
+    *(
+        "round",
+        "client",
+        "lambda",
+        "accuracy",
+        "test_loss",
+        "bits_up",
+        "bits_down",
+        "lost",
+        "evaluation_error",
+        "message",
+    ),
     *("left_out", "withheld", "received", "accepted", "abstained", "late", "rejected", "retried", "degraded"),
 }
 RESERVED_METRIC_SUFFIX = "_accuracy"

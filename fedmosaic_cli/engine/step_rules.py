@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedmosaic_cli.engine.context import ClientNumber, Parameters, State, Step, StepRule
+    from fedmosaic_cli.engine.context import Parameters, PerClientScalar, State, Step, StepRule
     from fedmosaic_cli.engine.examples import Examples
     from fedmosaic_cli.engine.network_learner import NetworkLearner
 
@@ -73,6 +73,6 @@ class SingleStep:
         state, options = self.task.optimizer_state(model), StepOptions(lr=lr)
         optimizer_step(self.learner.train_settings, self.task.state[model], gradient, state, options)
 
-    def dot(self, first: Parameters, second: Parameters) -> ClientNumber:
+    def dot(self, first: Parameters, second: Parameters) -> PerClientScalar:
         """Return the inner product of two models."""
         return params.dot(first, second)

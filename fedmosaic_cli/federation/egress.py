@@ -37,9 +37,9 @@ WITHHELD_TEXTS = {
 NUMBER_PATTERN = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 MAX_NUMBER_CHARS = 40
 PLACE_PATTERN = re.compile(r"\([^()]*[/\\][^()]*\)")
+"""A path in parentheses, where errors name a place. It may contain spaces."""
 PATH_PATTERN = re.compile(r"(?<!\S)(?!1/\d)\S*[/\\]\S*")
-"""The place of an error, in parentheses, that contains a path, which may have spaces; and a path elsewhere, but not a
-fraction such as 1/470."""
+"""A path elsewhere, but not a fraction such as 1/470."""
 
 
 @dataclass(frozen=True)

@@ -243,20 +243,20 @@ class RemoteClientPool:
                 self._cached_digests[client] = protocol.digest_parts(parts[client])
                 try:
                     self._eval_results[client] = decode_eval_result(response, client)
-                    self.clients[client].metrics.pop("not_evaluated", None)
+                    self.clients[client].metrics.pop("evaluation_error", None)
                 except ProtocolError as error:
                     failures[client] = str(error)
             self._log_unevaluated(failures)
         for handle in self.clients:
-            if handle.id not in self._eval_results and "not_evaluated" not in handle.metrics:
-                handle.log(not_evaluated=self.refusals.get(handle.id, "no response"))
+            if handle.id not in self._eval_results and "evaluation_error" not in handle.metrics:
+                handle.log(evaluation_error=self.refusals.get(handle.id, "no response"))
         if not self._eval_results:
             raise RunFailedError(f"no evaluation of any client is available ({self.run_id}): continue with --resume")
         return [self._eval_results.get(c.id, EvalResult(c.id, c.id, None, None, {})) for c in self.clients]
 
     def _log_unevaluated(self, failures: Mapping[int, str]) -> None:
         for client, reason in failures.items():
-            self.clients[client].log(not_evaluated=reason)
+            self.clients[client].log(evaluation_error=reason)
 
     def finish(self, server: InProcessServer, round_number: int) -> dict[int, dict[str, Any]]:
         """Let every site save its personal model, and return the headers of their responses.

@@ -76,7 +76,6 @@ class SumsOfOthers:
 
     def __init__(self, shape: tuple[int, ...], num_trimmed: int = 0) -> None:
         self._sums = RankedSums(shape, num_trimmed + 1)
-        self._shape = shape
 
     def add(self, values: FloatArray, cells: LabelArray | slice = slice(None)) -> None:
         """Add a client's non-negative values of these cells, by default of all; its other values are 0."""

@@ -24,9 +24,9 @@ from fedmosaic_cli.methods.fedavg import FedAvg
 if TYPE_CHECKING:
     from fedmosaic_cli.engine.context import (
         Client,
-        ClientNumber,
         FederationInfo,
         Parameters,
+        PerClientScalar,
         ReceivedMessage,
         RuleStep,
         State,
@@ -79,7 +79,7 @@ class APFL(FedAvg):
 
     def alpha_gradient(
         self, step: RuleStep, private: Parameters, model: Parameters, gradient: Parameters
-    ) -> ClientNumber:
+    ) -> PerClientScalar:
         """Return the derivative of the loss at the mixture with respect to alpha."""
         return step.dot(private, gradient) - step.dot(model, gradient)
 

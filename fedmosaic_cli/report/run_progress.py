@@ -87,7 +87,7 @@ class RoundHistory:
         """Add one row of the log."""
         number, accuracy, trust = row.get("round"), row.get("accuracy"), row.get("lambda")
         # Remote sites may keep their accuracy to themselves, and not every round is evaluated.
-        is_unreported = accuracy is None and bool(row.keys() & {"accuracy", "withheld", "not_evaluated"})
+        is_unreported = accuracy is None and bool(row.keys() & {"accuracy", "withheld", "evaluation_error"})
         is_valid = is_unreported or is_finite_number(accuracy)
         if not is_index(number) or not is_valid or not is_index(row.get("client"), minimum=0):
             self.has_invalid_rows = True

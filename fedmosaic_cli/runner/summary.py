@@ -98,8 +98,8 @@ def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[floa
 
 
 def is_evaluated(rows: list[dict[str, Any]]) -> bool:
-    """Return whether a round was evaluated. Otherwise no client has an accuracy, or a reason why there is none."""
-    return any(row["accuracy"] is not None or row.keys() & {"withheld", "not_evaluated"} for row in rows)
+    """Return whether a round was evaluated: a client has an accuracy, or a reason why it is missing."""
+    return any(row["accuracy"] is not None or row.keys() & {"withheld", "evaluation_error"} for row in rows)
 
 
 def unreported_accuracy(clients: list[int]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class ObservedPool(RemoteClientPool):
 
     def finalize(self, server: InProcessServer) -> dict[int, Traffic]:
         traffic = super().finalize(server)
-        self.unlogged = self.clients[HOSTILE].metrics.get("not_evaluated", "")
+        self.unlogged = self.clients[HOSTILE].metrics.get("evaluation_error", "")
         return traffic
 
     def finish(self, server: InProcessServer, round_number: int) -> dict[int, dict[str, Any]]:
@@ -192,7 +192,7 @@ class FuzzedCoordinator:
         arrays, _ = capture_state(RunState([], state.server))
         server = b"".join(name.encode() + array.tobytes() for name, array in sorted(arrays.items()))
         hostile = [row for row in rows if row["client"] == HOSTILE]
-        reasons = [row.get("lost") or row.get("not_evaluated") or rejected_upload(row) for row in hostile]
+        reasons = [row.get("lost") or row.get("evaluation_error") or rejected_upload(row) for row in hostile]
         reason = refusal or pool.unlogged or next((reason for reason in reasons if reason), "")
         if not reason and len(digests) < len(clients):
             reason = "no digest"

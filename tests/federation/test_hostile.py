@@ -168,7 +168,7 @@ def test_an_invalid_evaluation_keeps_the_last_one(metrics, shards, tmp_path):
     config = make_config(shards, "fedavg", tmp_path)
     change = changed_header(evaluation=metrics)
     files = run_with_changed_response(shards, tmp_path, config, change, protocol.EVALUATE, 2)
-    assert rows_of_round(files, 2)[1]["not_evaluated"] == "invalid_evaluation"
+    assert rows_of_round(files, 2)[1]["evaluation_error"] == "invalid_evaluation"
     assert rows_of_round(files, 2)[1]["accuracy"] == rows_of_round(files, 1)[1]["accuracy"]
 
 

@@ -160,7 +160,7 @@ def test_a_client_that_diverges_after_the_last_round_stops_a_simulation_or_is_sk
     with pytest.raises(RunFailedError, match="client 1 diverged in round 4 of fedavgft"):
         run(config, shards, tmp_path / "stop", None)
     remote = run(config, shards, tmp_path / "go-on", Sites(shards, tmp_path))
-    assert [row.get("not_evaluated") for row in remote.read_rounds()[-3:]] == [None, "diverged: its model", None]
+    assert [row.get("evaluation_error") for row in remote.read_rounds()[-3:]] == [None, "diverged: its model", None]
     shards, config = prepare("fedavgft", all_shards, tmp_path, "train.on_nan=skip")
     local = run(config, shards, tmp_path / "local")
     assert_equal_runs(run(config, shards, tmp_path / "remote", Sites(shards, tmp_path / "other")), local)

@@ -154,7 +154,7 @@ def execution_text(event: RunStarted) -> str:
 
 def round_metrics_text(event: RoundCompleted, accuracy_name: str = "accuracy") -> str:
     trust = "" if event.mean_trust is None else f"  lambda {event.mean_trust:.3f}"
-    is_withheld = any(row.keys() & {"withheld", "not_evaluated"} for row in event.log_rows)
+    is_withheld = any(row.keys() & {"withheld", "evaluation_error"} for row in event.log_rows)
     missing = "withheld" if is_withheld else "not evaluated"
     accuracy = missing if event.mean_accuracy is None else f"{100 * event.mean_accuracy:.2f}%"
     return f"{accuracy_name} {accuracy}{trust}"

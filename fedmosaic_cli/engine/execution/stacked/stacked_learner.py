@@ -63,13 +63,13 @@ class StackedNetworkLearner(NetworkLearner):
         return self
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        if current_group() is None or self._trains_alone(task):
+        if current_group() is None or self._is_unstackable(task):
             return super().fit(parameters, optimizer_state, task)
         return self.fit_all([Fit(parameters, optimizer_state, task)])[0]
 
     def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
         group = current_group()
-        if group is None or any(self._trains_alone(fit.task) for fit in fits):
+        if group is None or any(self._is_unstackable(fit.task) for fit in fits):
             return super().fit_all(fits)
         losses: list[TrainingLosses] = []
         pending = [self._stacked_client(fit) for fit in fits]
@@ -109,12 +109,12 @@ class StackedNetworkLearner(NetworkLearner):
         return super().take_steps(task)
 
     def _take_stacked_steps(self, clients: list[StackedStepClient]) -> list[MeanLoss | None]:
-        """Take the steps of several clients. None asks a client to take its steps itself."""
+        """Take the steps of several clients. Returns None for clients whose steps cannot be stacked."""
         if not have_equal_numbers(clients):
             return [None] * len(clients)
         return [*apply_sorted(clients, lambda client: -len(client.numbers), lambda own: StackedSteps(self, own).run())]
 
-    def _trains_alone(self, task: TrainingTask) -> bool:
+    def _is_unstackable(self, task: TrainingTask) -> bool:
         """Whether a task cannot be stacked: a loss term calls the network, or no parameter is trained."""
         uses_module = any(getattr(term, "uses_module", False) for term in task.terms)
         return uses_module or not any(map(task.options.is_trained, self.trainable_names))

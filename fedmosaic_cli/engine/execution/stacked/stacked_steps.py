@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedmosaic_cli.engine.context import ClientNumber, Parameters, State
+    from fedmosaic_cli.engine.context import Parameters, PerClientScalar, State
     from fedmosaic_cli.engine.execution.stacked.batch_table import StepBatch
     from fedmosaic_cli.engine.network_learner import NetworkLearner
     from fedmosaic_cli.engine.step_rules import StepTask
@@ -189,7 +189,7 @@ class StackedStep:
         """Apply one step of the run's optimizer to the models of all clients."""
         self.steps.optimizer_step(model, gradient, lr)
 
-    def dot(self, first: Parameters, second: Parameters) -> ClientNumber:
+    def dot(self, first: Parameters, second: Parameters) -> PerClientScalar:
         """Return the inner products of the clients' models [clients], on the CPU."""
         pairs = [(first[name], tensor) for name, tensor in second.items() if tensor.is_floating_point()]
         products = [(one * other).reshape(len(other), -1).sum(dim=1) for one, other in pairs]
