@@ -5,7 +5,6 @@ They do not withstand a third or more of the clients colluding with knowledge of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -64,9 +63,14 @@ def vote_matrix(labels: LabelArray, weights: FloatArray, num_classes: int) -> Fl
     return matrix
 
 
+def mean_vote_weight(labels: LabelArray, weights: FloatArray) -> float:
+    """The mean over the examples of a client's vote weights; 0 without examples."""
+    return float(vote_weights(labels, weights).mean()) if len(labels) else 0.0
+
+
 def normalised_weights(labels: LabelArray, weights: FloatArray) -> FloatArray:
     """Weights divided by the client's mean, at most MAX_RELATIVE_WEIGHT, so that clients have equal influence."""
-    mean = vote_weights(labels, weights).mean() if len(labels) else 0.0
+    mean = mean_vote_weight(labels, weights)
     return np.minimum(weights / mean, MAX_RELATIVE_WEIGHT) if mean > 0 else np.zeros_like(weights)
 
 
@@ -77,41 +81,9 @@ def capped_weights(labels: LabelArray, weights: FloatArray, totals: FloatArray, 
     return weights * (factor if weights.ndim == 1 else factor[:, None])
 
 
-def trimmed_vote_sums(
-    votes: Iterable[tuple[LabelArray, FloatArray]], shape: tuple[int, int], num_trimmed: int
-) -> FloatArray:
-    """Vote sums without the `num_trimmed` heaviest votes of every example and class."""
-    sums = RankedSums(shape, num_trimmed)
-    for labels, weights in votes:
-        sums.add(slice(None), vote_matrix(labels, weights, shape[1]).reshape(-1))
-    return sums.rest.reshape(shape)
-
-
 def num_trimmed_votes(trim_fraction: float, num_votes: int) -> int:
     """The number of votes that trimming drops per example and class."""
     return int(trim_fraction * num_votes + 1e-9)  # 0.29 * 100 is slightly below 29
-
-
-class RankedSums:
-    """The largest values of each cell, in decreasing order, and the sum of all smaller values.
-
-    Nothing is subtracted, so a small value counts exactly beside a large one.
-
-    Args:
-        shape: Shape of a client's values. The cells are those of the flattened array.
-        num_largest: Number of largest values per cell.
-    """
-
-    def __init__(self, shape: tuple[int, ...], num_largest: int) -> None:
-        self.largest = np.zeros((num_largest, math.prod(shape)))
-        self.rest = np.zeros(math.prod(shape))
-
-    def add(self, cells: LabelArray | slice, values: FloatArray) -> None:
-        """Add one non-negative value to each of these cells."""
-        for rank in self.largest:  # insert into the sorted ranks: the smaller value moves on to the next rank
-            previous = rank[cells]
-            rank[cells], values = np.maximum(previous, values), np.minimum(previous, values)
-        self.rest[cells] += values
 
 
 def update_agreement_ema(previous: Mapping[int, float], agreement: Mapping[int, float]) -> dict[int, float]:

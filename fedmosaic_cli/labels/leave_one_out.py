@@ -1,18 +1,20 @@
 """The vote of the other clients, for each client, from one tally of all votes.
 
-Two passes over the ballots replace one vote per client, so the time grows with the number of clients instead of its
+A few passes over the ballots replace one vote per client, so the time grows with the number of clients instead of its
 square. A client's votes are never subtracted from a sum that consists mainly of them, so that no small vote is lost.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmosaic_cli.cotraining import NO_LABEL
-from fedmosaic_cli.labels.defences import RankedSums, as_column, num_trimmed_votes, vote_matrix, vote_weights
+from fedmosaic_cli.labels.defences import as_column, num_trimmed_votes, vote_matrix, vote_weights
+from fedmosaic_cli.labels.vote_sums import VoteSums, trimmed_vote_sums
 from fedmosaic_cli.labels.voting import (
     NOISELESS_RATES,
     TIE_TOLERANCE,
@@ -22,6 +24,7 @@ from fedmosaic_cli.labels.voting import (
     is_winning_score,
     lower_and_higher_maxima,
     tie_tolerant_argmax,
+    winners_of_votes,
 )
 
 if TYPE_CHECKING:
@@ -53,42 +56,41 @@ def leave_one_out_votes(
     ballots = sorted(ballots, key=lambda ballot: ballot.client_id)
     if len(ballots) == 1:
         return {ballots[0].client_id: np.full(spec.public_size, NO_LABEL, dtype)}
-    if rules.vote == "trimmed" and rules.cap_share is not None:  # no formula: votes are capped before they are trimmed
-        return {
-            ballot.client_id: aggregate_votes(
-                [other for other in ballots if other is not ballot], rules, rates=rates
-            ).labels.astype(dtype)
-            for ballot in ballots
-        }
+    if rules.vote == "trimmed" and rules.cap_share is not None:
+        if can_caps_change_labels(ballots, rules, rates):  # one vote per client
+            return {
+                ballot.client_id: aggregate_votes(
+                    [other for other in ballots if other is not ballot], rules, rates=rates
+                ).labels.astype(dtype)
+                for ballot in ballots
+            }
+        rules = replace(rules, cap_share=None)
     tally = LeaveOneOutTally(ballots, rules, rates)
     return {ballot.client_id: tally.labels_without(ballot).astype(dtype) for ballot in ballots}
 
 
-class SumsOfOthers:
-    """Sums over the clients from which the values of one client can be left out.
+def can_caps_change_labels(ballots: Sequence[Ballot], rules: VotingRules, rates: ReportingRates) -> bool:
+    """False if caps cannot change the pseudo-labels of a trimmed vote, whichever client is left out."""
+    cap_share = rules.cap_share or 1.0
+    totals = VoteSums((ballots[0].spec.public_size,))
+    for ballot in ballots:
+        totals.add(vote_weights(*ballot_votes(ballot, rules)))
+    if not len(examples_with_caps(totals, cap_share)):
+        return False
+    # Fewer than 1 / cap_share clients are capped, and capped votes are the heaviest. So trimming drops them all if it
+    # drops at least as many. This holds if a client has one vote per example.
+    num_trimmed = num_trimmed_votes(rules.trim, len(ballots) - 1)
+    return not (has_single_votes(ballots[0].labels(), rates) and num_trimmed * cap_share >= 1)
 
-    Besides a client's own values, the largest values of the others can be left out of each cell (`num_trimmed`).
 
-    Args:
-        shape: Shape of a client's values. The cells are those of the flattened array.
-        num_trimmed: Number of largest values of the others that are left out of each cell.
-    """
+def examples_with_caps(totals: VoteSums, cap_share: float) -> NDArray[np.intp]:
+    """The examples on which a cap can reduce a vote after any client is left out."""
+    return np.flatnonzero(totals.largest > (1 - TIE_TOLERANCE) * cap_share * totals.rest)
 
-    def __init__(self, shape: tuple[int, ...], num_trimmed: int = 0) -> None:
-        self._sums = RankedSums(shape, num_trimmed + 1)
 
-    def add(self, values: FloatArray, cells: LabelArray | slice = slice(None)) -> None:
-        """Add a client's non-negative values of these cells, by default of all; its other values are 0."""
-        self._sums.add(cells, values.reshape(-1))
-
-    def without(self, own: FloatArray, cells: LabelArray | slice = slice(None)) -> FloatArray:
-        """The sums of these cells without a client's own values, in the shape of `own`.
-
-        An own value below the ranks is subtracted from a sum with a value that is at least as large.
-        """
-        own_values, last = own.reshape(-1), self._sums.largest[-1][cells]
-        rest = self._sums.rest[cells]
-        return np.where(own_values >= last, rest, last + rest - own_values).reshape(own.shape)
+def has_single_votes(labels: LabelArray, rates: ReportingRates) -> bool:
+    """True if a client changes the score of one class per example."""
+    return labels.ndim == 1 and rates == NOISELESS_RATES
 
 
 class LeaveOneOutTally:
@@ -105,36 +107,36 @@ class LeaveOneOutTally:
         shape = spec.public_size, spec.num_classes
         self._rules, self._rates, self._num_classes = rules, rates, spec.num_classes
         labels, weights = counted_votes(ballots[0], rules)
-        num_trimmed = num_trimmed_votes(rules.trim, len(ballots) - 1) if rules.vote == "trimmed" else 0
-        # A vote for one class changes one score. Then the classes need not be compared again for each client.
-        self._has_single_votes = labels.ndim == 1 and rates == NOISELESS_RATES and rules.vote != "trimmed"
+        self._has_single_votes = has_single_votes(labels, rates)
         self._first_cells = np.arange(0, math.prod(shape), spec.num_classes)
-        self._vote_sums = SumsOfOthers(shape, num_trimmed)
-        self._total_weights = SumsOfOthers(as_column(weights).shape)
+        self._vote_sums = VoteSums(shape)
+        self._total_weights = VoteSums(as_column(weights).shape)
         self._large: LargestTotals | None = None
         if rules.vote == "weighted" and rules.cap_share is not None:
             self._large = LargestTotals(rules.cap_share, len(ballots), *shape)
-            self._example_totals = SumsOfOthers((spec.public_size,))
-        tally = VoteTally(*shape)
+            self._example_totals = VoteSums((spec.public_size,))
         for ballot in ballots:
-            self._add(ballot, tally)
-        if self._has_single_votes:
-            maxima = lower_and_higher_maxima(tally.weight_sums)
-            self._lower, self._higher = (maximum.reshape(-1) for maximum in maxima)
-            self._winner_among_others = winners_among_other_classes(tally.weight_sums).reshape(-1)
+            self._add(ballot)
+        if rules.vote == "trimmed":
+            num_trimmed = num_trimmed_votes(rules.trim, len(ballots) - 1)
+            self._vote_sums = trimmed_vote_sums(ballots, rules, {}, num_trimmed)
+        if self._has_single_votes:  # then the classes need not be compared again for each client
+            scores = self._vote_sums.total.reshape(shape)
+            self._lower, self._higher = (maximum.reshape(-1) for maximum in lower_and_higher_maxima(scores))
+            self._winner_among_others = winners_among_other_classes(scores).reshape(-1)
         self._capped_rows = np.empty(0, int)
         if self._large is not None:
-            self._capped_rows = self._large.rows_with_caps(tally.weight_sums.sum(axis=1))
+            self._capped_rows = examples_with_caps(self._example_totals, self._large.cap_share)
 
-    def _add(self, ballot: Ballot, tally: VoteTally) -> None:
+    def _add(self, ballot: Ballot) -> None:
         labels, weights = counted_votes(ballot, self._rules)
         totals = vote_weights(labels, weights)
-        tally.add_votes(labels, weights)
-        if labels.ndim == 1:
-            self._vote_sums.add(totals, self._first_cells + labels)
-        else:
-            self._vote_sums.add(vote_matrix(labels, weights, self._num_classes))
         self._total_weights.add(as_column(weights))
+        if self._rules.vote != "trimmed":
+            if labels.ndim == 1:
+                self._vote_sums.add(totals, self._first_cells + labels)
+            else:
+                self._vote_sums.add(vote_matrix(labels, weights, self._num_classes))
         if self._large is not None:
             self._example_totals.add(totals)
             self._large.add(ballot.client_id, labels, weights, totals)
@@ -175,7 +177,7 @@ class LargestTotals:
     """
 
     def __init__(self, cap_share: float, num_clients: int, public_size: int, num_classes: int) -> None:
-        self._cap_share = cap_share
+        self.cap_share = cap_share
         count = min(num_clients, math.ceil(1 / cap_share) + 1)
         self._totals = np.zeros((count, public_size))
         self._smallest = np.zeros(public_size)
@@ -194,14 +196,9 @@ class LargestTotals:
         self._weights[cells] = np.broadcast_to(as_column(weights), self._votes.shape[1:])[rows]
         self._smallest[rows] = self._totals[:, rows].min(axis=0)
 
-    def rows_with_caps(self, example_totals: FloatArray) -> NDArray[np.intp]:
-        """The examples on which a cap can reduce a vote after any client is left out."""
-        largest = self._totals.max(axis=0)
-        return np.flatnonzero(largest > (1 - TIE_TOLERANCE) * self._cap_share * (example_totals - largest))
-
     def apply_caps(self, client_id: int, totals: FloatArray, rest: VoteTally, rows: LabelArray | slice) -> None:
         """Reduce the votes of the other clients to their largest share of `totals` on some examples, in place."""
-        limits = self._cap_share * totals
+        limits = self.cap_share * totals
         own = self._totals[:, rows]
         is_capped = (own > limits) & (self._owners[:, rows] != client_id)
         factors = np.divide(limits, own, out=np.ones_like(own), where=is_capped)
@@ -210,12 +207,14 @@ class LargestTotals:
 
 
 def winners_among_other_classes(scores: FloatArray) -> NDArray[np.int64]:
-    """For each example and class: the winning class if this class had no votes."""
-    winners = np.empty(scores.shape, np.int64)
-    for label in range(scores.shape[1]):
+    """For each example and class: the winning class if this class had no votes; NO_LABEL if no class had."""
+    rows = np.arange(len(scores))
+    winners = np.repeat(winners_of_votes(scores)[:, None], scores.shape[1], axis=1)
+    # A class that neither wins nor has the highest score does not affect the result.
+    for labels in (tie_tolerant_argmax(scores), scores.argmax(axis=1)):
         others = scores.copy()
-        others[:, label] = 0.0
-        winners[:, label] = tie_tolerant_argmax(others)
+        others[rows, labels] = 0.0
+        winners[rows, labels] = winners_of_votes(others)
     return winners
 
 

@@ -1,7 +1,7 @@
 """Aggregation of clients' votes into one pseudo-label per public example.
 
 Ballots are decoded one by one in the order of client ids and summed in float64. So the result does not depend on their
-order of arrival, and memory does not limit the number of clients.
+order of arrival, and memory does not limit the number of clients. Trimmed votes are decoded in blocks of examples.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedmosaic_cli.labels.defences import (
     capped_weights,
     normalised_weights,
     num_trimmed_votes,
-    trimmed_vote_sums,
     vote_weights,
 )
+from fedmosaic_cli.labels.vote_sums import trimmed_vote_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,6 +111,11 @@ def tie_tolerant_argmax(scores: FloatArray) -> NDArray[np.int64]:
     return winners
 
 
+def winners_of_votes(sums: FloatArray) -> NDArray[np.int64]:
+    """The class with the largest sum of votes in each row, the lowest one in a tie; NO_LABEL without votes."""
+    return np.where(sums.any(axis=1), tie_tolerant_argmax(sums), NO_LABEL)
+
+
 @dataclass(frozen=True)
 class VoteResult:
     """The result of a vote.
@@ -157,17 +162,15 @@ def aggregate_votes(
     size = ballots[0].spec.public_size, ballots[0].spec.num_classes
     weighted, majority = VoteTally(*size), VoteTally(*size)
     weight: dict[int, float] = {}
-    votes = []
     for ballot, labels, weights in weighted_ballots(ballots, rules, reputation or {}):
         weighted.add_votes(labels, weights)
         majority.add_votes(labels, np.full(len(labels), reputation_of(ballot, reputation or {})))
         weight[ballot.client_id] = float(vote_weights(labels, weights).sum())
-        if rules.vote == "trimmed":
-            votes.append((labels, weights))
     used = majority if rules.vote == "majority" else weighted
     if rules.vote == "trimmed":
         used = VoteTally(*size)
-        used.weight_sums[:] = trimmed_vote_sums(votes, size, num_trimmed_votes(rules.trim, len(votes)))
+        sums = trimmed_vote_sums(ballots, rules, reputation or {}, num_trimmed_votes(rules.trim, len(ballots)))
+        used.weight_sums[:] = sums.total.reshape(size)
         # An example whose votes are all trimmed has no votes.
         used.total_weights = weighted.total_weights * used.weight_sums.any(axis=1, keepdims=True)
     labels, total = used.winning_labels(rates, previous_labels), sum(weight.values())
@@ -231,7 +234,7 @@ def leave_one_out_agreement(
             agreement[ballot.client_id] = mean_or_zero(is_winning_score(rest, lower[cells], higher[cells]))
         else:
             rest = subtract_own_votes(majority.weight_sums, labels * weight)
-            consensus = np.where(rest.any(axis=1), tie_tolerant_argmax(rest), NO_LABEL)
+            consensus = winners_of_votes(rest)
             agreement[ballot.client_id] = agreement_rate(labels, consensus)
     return agreement
 
