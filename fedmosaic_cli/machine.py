@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 # From malloc.h: the largest free block kept at the end of the heap, the padding of each request to the system, and the
 # number of blocks that may be mapped one by one.
@@ -22,6 +22,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 PARENT_PID_VARIABLE = "FEDMOSAIC_PARENT"
 """Environment variable with the PID of the process whose death ends this one."""
 TOP_PAD_BYTES = 64 * 2**20
+TUNABLES_VARIABLE, TUNABLES = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
+RESTARTED_VARIABLE = "FEDMOSAIC_RESTARTED"
+"""Environment variable of a process that was started again, with the user's value of GLIBC_TUNABLES or ""."""
 STARTUP_GC_THRESHOLDS = (100_000, 10, 10)
 """Thresholds of Python's garbage collector while modules load."""
 USUAL_GC_THRESHOLDS = gc.get_threshold()
@@ -43,12 +46,60 @@ def tune_malloc() -> bool:
     A training step frees its activations and the next step allocates the same sizes again. By default glibc returns
     large blocks to the system in between, and every returned page costs a page fault.
     """
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
-    if not hasattr(libc, "gnu_get_libc_version"):
+    libc = find_glibc()
+    if libc is None:
         return False
     options = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: MAX_INT32, M_TOP_PAD: TOP_PAD_BYTES}
-    accepted = [libc.mallopt(option, value) for option, value in options.items()]  # type: ignore[union-attr]
+    accepted = [libc.mallopt(option, value) for option, value in options.items()]
     return all(accepted)
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc."""
+    libc = find_glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def find_glibc() -> ctypes.CDLL | None:
+    """Return the C library of this process if it is glibc."""
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    return libc if hasattr(libc, "gnu_get_libc_version") else None
+
+
+def restart_without_malloc_caches(commands: Collection[str]) -> None:
+    """Start this process again without glibc's cache of small blocks per thread, if it runs one of these commands.
+
+    For the alignment of tensors, glibc cuts a few bytes off each block. The cache gives these pieces to small objects,
+    which then separate the large blocks around them. Freed blocks cannot be merged, and later steps get new memory.
+    glibc reads this option only when a process starts.
+
+    Does nothing if the user has set the option, or if the process is not the command alone, e.g. with a profiler. The
+    second process restores the user's environment, because the option is not meant for the processes that it starts.
+    """
+    if RESTARTED_VARIABLE in os.environ:
+        restore_tunables()
+        return
+    words, arguments = sys.orig_argv[1:], sys.argv[1:]
+    program = words[: len(words) - len(arguments)]
+    is_module = program in (["-m", "fedmosaic_cli"], ["-u", "-m", "fedmosaic_cli"])
+    is_script = [os.path.basename(word) for word in program] == ["fedmosaic"]  # noqa: PTH119 - pathlib loads slowly
+    if not ((is_module or is_script) and arguments and arguments[0] in commands):
+        return
+    own = os.environ.get(TUNABLES_VARIABLE, "")
+    if TUNABLES.partition("=")[0] in own or find_glibc() is None:
+        return
+    environment = {**os.environ, TUNABLES_VARIABLE: f"{own}:{TUNABLES}" if own else TUNABLES, RESTARTED_VARIABLE: own}
+    with suppress(OSError):  # the command runs with the caches, and may need more memory
+        os.execve(sys.executable, [sys.executable, *words], environment)
+
+
+def restore_tunables() -> None:
+    """Restore the environment from before the restart. glibc has read the option."""
+    own = os.environ.pop(RESTARTED_VARIABLE)
+    os.environ.pop(TUNABLES_VARIABLE, None)
+    if own:
+        os.environ[TUNABLES_VARIABLE] = own
 
 
 def collect_rarely() -> None:

@@ -32,7 +32,7 @@ from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.storage.shards import read_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     import pandas as pd
     from torch import nn
@@ -178,9 +178,10 @@ class Experiment:
         from fedmosaic_cli.engine.execution.worker_pool import use_single_thread
         from fedmosaic_cli.engine.rounds import run_rounds
         from fedmosaic_cli.machine import tune_malloc
-        from fedmosaic_cli.runner.accelerator_options import accelerator_options
+        from fedmosaic_cli.runner.accelerator_options import with_accelerator_options
         from fedmosaic_cli.runner.build import build_federation, check_networks, find_devices
         from fedmosaic_cli.runner.experiment import next_round
+        from fedmosaic_cli.runner.unused_options import unused_option_warnings
 
         config, no_files = self._config, RunDirectory(Path(os.devnull))
         if config.train.client_state == "disk":
@@ -194,12 +195,16 @@ class Experiment:
             warn(method_warnings(plan))
             use_single_thread()
             tune_malloc()
-            with accelerator_options(config.train, devices[0]):
+
+            def results() -> Generator[RoundResult, None, None]:
                 federation = build_federation(config, dataset, partition, devices, shards_digest=shards.digest)
+                warn(unused_option_warnings(config.train, federation.client_devices, federation.execution))
                 with federation.worker_pool:
                     rounds = run_rounds(federation, config.train.rounds)
                     while (record := next_round(rounds, config, no_files)) is not None:
                         yield RoundResult(record.number, record.rows)
+
+            yield from with_accelerator_options(config.train, devices[0], results())
 
     def run(
         self,
@@ -383,7 +388,7 @@ def consume_events(events: Iterable[Event], handlers: Iterable[EventHandler]) ->
             handler(event)
         if isinstance(event, RunFailed):
             raise event.error
-        if isinstance(event, RunResumed):
+        if isinstance(event, RunStarted | RunResumed):
             warn(event.warnings)
         if isinstance(event, RunFinished):
             summary = event.summary

@@ -1,8 +1,9 @@
-"""What the messages of a run reveal: its rounds are repeated in memory to query each client about candidates."""
+"""What the messages of a run reveal: its rounds are repeated to query each client about candidates."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from fedmosaic_cli.labels.voting import Ballot
 from fedmosaic_cli.methods.fedct import FedCT
 from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.checkpoint_state import to_arrays
+from fedmosaic_cli.runner.client_state_files import client_state_files
 from fedmosaic_cli.seeds import derive_rng
 
 if TYPE_CHECKING:
@@ -113,19 +115,26 @@ def replay_run(
     all_candidates: Sequence[MembershipCandidates],
     on_progress: ProgressCallback,
 ) -> ReplayResult:
-    """Repeat all rounds of a run in memory and query the clients after each message."""
+    """Repeat all rounds of a run and query the clients after each message.
+
+    States of clients are where the run had them: in memory, or in a temporary directory of the run
+    (`train.client_state`).
+    """
     config, rounds = run.config, run.config.train.rounds
     candidates_by_client = {candidates.client_id: candidates for candidates in all_candidates}
     sums: dict[int, Any] = {}
     num_messages: Counter[int] = Counter()
-    federation = build_federation(config, device_data.dataset, partition, [device_data.device])
     on_progress("replaying the run", 0, rounds)
-    with federation.worker_pool:
+    with ExitStack() as resources:
+        store = resources.enter_context(client_state_files(config.train.client_state, run.files))
+        federation = build_federation(config, device_data.dataset, partition, [device_data.device], state_store=store)
+        resources.enter_context(federation.worker_pool)
         for record in run_rounds(federation, rounds):
             senders = {row["client"] for row in record.rows if row["bits_up"]}
             for client in federation.state.clients:
                 if client.id in senders & candidates_by_client.keys():
                     view = round_message_scores(client, federation, candidates_by_client[client.id], config)
+                    client.release_state(is_changed=False)
                     sums[client.id] = sums.get(client.id, 0.0) + np.stack([view.scores, view.correctness])
                     num_messages[client.id] += 1
             on_progress("replaying the run", record.number, rounds)
@@ -148,6 +157,7 @@ def matches_saved_models(run: FinishedRun, federation: Federation) -> bool:
     """Return whether every client's model equals its saved model, bit for bit."""
     for client in federation.state.clients:
         model = to_arrays(federation.method.personal_model(client, ServerView(federation).for_client(client)))
+        client.release_state(is_changed=False)
         saved = run.files.load_model(client.id, run.summary.get("models", {}))
         if model.keys() != saved.keys() or any(model[name].tobytes() != saved[name].tobytes() for name in model):
             return False

@@ -46,7 +46,8 @@ def shadow_confidences(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Train shadow models of one client, each alone on a random half of the candidates.
 
-    They train with the client's settings and its number of steps per round, for `rounds` rounds.
+    They train with the client's settings and its number of steps per round, for `rounds` rounds. Their states are in
+    memory whatever `train.client_state` is, because only the shadow models of one client exist at a time.
 
     Returns:
         Confidences and training masks, both [models, candidates].

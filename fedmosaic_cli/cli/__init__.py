@@ -7,11 +7,14 @@ import sys
 from io import TextIOWrapper
 
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal, install_signal_handlers, write_stderr_unbuffered
-from fedmosaic_cli.machine import collect_rarely, die_with_parent
+from fedmosaic_cli.machine import collect_rarely, die_with_parent, restart_without_malloc_caches
+
+TRAINING_COMMANDS = {"train", "baseline"}
 
 
 def main() -> None:
     """Run the console script."""
+    restart_without_malloc_caches(TRAINING_COMMANDS)
     install_signal_handlers()
     collect_rarely()
     for name in ("stdout", "stderr"):

@@ -106,7 +106,7 @@ def evaluate(
 
     --privacy runs a membership-inference audit instead and writes privacy.json: how well an attacker distinguishes a
     client's training examples from unused examples of the same classes, by the client's messages (of the last round,
-    and of all rounds, for which the run is replayed in memory) and by its model.
+    and of all rounds, for which the run is replayed) and by its model.
 
     \b
     [bold]Examples[/bold]

@@ -86,6 +86,7 @@ def train(
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --preset quickstart --set model.name=cnn --augment crop
     fedmosaic train --preset quickstart --execution threads --workers 1
+    fedmosaic train --preset quickstart --eval-every 5 --set train.client_state=disk
     fedmosaic train --preset quickstart --rounds 60 --resume --stop-timeout 5
     fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
     fedmosaic train --preset quickstart --tensorboard && tensorboard --logdir runs
@@ -237,6 +238,7 @@ def run_and_report(
     """Make the runs, show their progress and print their results."""
     finished: list[tuple[PlannedRun, dict[str, Any]]] = []
     failures: list[RunFailedError] = []
+    shown_warnings: set[str] = set()
     with (
         catch_stop_signals(options.stop_timeout) as stop,
         make_run_progress_view(options.quiet or options.as_json, len(plan.runs)) as progress,
@@ -264,7 +266,7 @@ def run_and_report(
                 print_stderr(f"stopped {where} {run.label}: continue with --resume and the same options")
                 raise typer.Exit(stop.exit_code)
             else:
-                show_event(run, event, progress)
+                show_event(run, event, progress, shown_warnings)
     show_results(finished, shards, options, data_dirs)
     if failures and len(plan.runs) == 1:
         raise failures[0]
@@ -275,11 +277,17 @@ def run_and_report(
         raise typer.Exit(stop.exit_code)
 
 
-def show_event(run: PlannedRun, event: RunEvent | RunPreparing, progress: RunProgressView) -> None:
-    """Show an event of a run that continues."""
+def show_event(
+    run: PlannedRun, event: RunEvent | RunPreparing, progress: RunProgressView, shown_warnings: set[str]
+) -> None:
+    """Show an event of a run that continues. Warnings at the start are shown for the first run that has them."""
     if isinstance(event, RunPreparing):
         progress.on_prepare(run.label, run.config.train.rounds)
     elif isinstance(event, RunStarted):
+        for warning in event.warnings:
+            if warning not in shown_warnings:
+                shown_warnings.add(warning)
+                print_stderr(f"warning: {warning}")
         progress.on_start(event)
     elif isinstance(event, RunResumed):
         for warning in event.warnings:

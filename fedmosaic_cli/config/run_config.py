@@ -53,6 +53,7 @@ RESUME_SAFE_KEYS = {
     "train.rounds",
     "train.workers",
     "train.cuda_streams",
+    "train.cuda_graphs",
     "train.images",
     "train.checkpoint_every",
     "train.eval_every",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedmosaic_cli.engine.augmentation import has_windows
-from fedmosaic_cli.engine.examples import copy_to_device
+from fedmosaic_cli.engine.execution.transfers import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -27,12 +27,14 @@ class Batch:
         image_indices: Positions in the shared array of images.
         windows: Flips and crops; None without augmentation.
         pixels: The images on the device, if they are there already.
+        joint_pixels: The same, followed by those of the other batch of the step.
     """
 
     local_indices: Tensor
     image_indices: Tensor
     windows: Tensor | None = None
     pixels: Tensor | None = None
+    joint_pixels: Tensor | None = None
 
     def __len__(self) -> int:
         return num_rows(self.local_indices)
@@ -63,7 +65,7 @@ def resolve_indices(examples: Examples, local_batches: list[Tensor]) -> list[Bat
         return []
     sizes = list(map(num_rows, local_batches))
     joined = torch.cat(local_batches)
-    on_device = copy_to_device(joined, examples.device)
+    on_device = to_device(joined, examples.device)
     at_images = on_device if examples.indices.device == on_device.device else joined  # images may be on the host
     windows: Sequence[Tensor | None] = [None] * len(sizes)
     if has_windows(joined):

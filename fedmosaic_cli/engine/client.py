@@ -10,6 +10,7 @@ import torch
 
 from fedmosaic_cli.engine import augmentation, batching, optim, params, training
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, Training, TrainResult
+from fedmosaic_cli.engine.execution.transfers import to_host
 from fedmosaic_cli.engine.learner import BatchSchedule, ClientPredictor, Fit, StepOptions, TrainingTask
 from fedmosaic_cli.engine.losses import mean_cross_entropy
 from fedmosaic_cli.engine.network_learner import NetworkLearner
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 class StateStore(Protocol):
-    """Where the states of clients are while they do not compute."""
+    """Storage for the states of idle clients."""
 
     def save(self, client_id: int, state: State) -> None:
         """Keep the state of a client, in place of an older one."""
@@ -108,6 +109,7 @@ class InProcessClient:
         self._num_total_clients = num_total_clients
         self._use_system_rng = use_system_rng
         self._round_state: State = {}
+        self._round_batches: dict[tuple[Any, ...], Any] = {}
         self._before_training: Callable[[int], None] = lambda num_steps: None
 
     @property
@@ -150,6 +152,7 @@ class InProcessClient:
     def begin_round(self, round_number: int) -> None:
         """Start a round with empty metrics."""
         self.round = round_number
+        self._round_batches.clear()
         self._clear_metrics()
         self.is_skipped = False
 
@@ -175,8 +178,9 @@ class InProcessClient:
         self.is_skipped = True
 
     def finish_round(self) -> None:
-        """Discard optimizer state that is not kept between rounds."""
+        """Discard batches, and optimizer state that is not kept between rounds."""
         self._round_state.clear()
+        self._round_batches.clear()
 
     @property
     def lr(self) -> float:
@@ -226,22 +230,22 @@ class InProcessClient:
         network: str | None = None,
     ) -> TrainResult:
         training = Training(
-            model,
-            terms,
-            proximal,
-            private_weight,
-            examples,
-            parameters,
-            correction,
-            epochs,
-            steps,
-            batch_size,
-            lr,
-            optimizer,
-            max_grad_norm,
-            weight_decay,
-            stream,
-            network,
+            model=model,
+            terms=terms,
+            proximal=proximal,
+            private_weight=private_weight,
+            examples=examples,
+            parameters=parameters,
+            correction=correction,
+            epochs=epochs,
+            steps=steps,
+            batch_size=batch_size,
+            lr=lr,
+            optimizer=optimizer,
+            max_grad_norm=max_grad_norm,
+            weight_decay=weight_decay,
+            stream=stream,
+            network=network,
         )
         return self.train_all([training])[0]
 
@@ -257,7 +261,7 @@ class InProcessClient:
         model, stream = training.model, training.stream
         if training.epochs is not None and training.steps is not None:
             raise FedMosaicError("both epochs and steps are given (client.train): use one of them")
-        private = self.private if training.examples is None else self.private.subset(training.examples)
+        private = self.private if training.examples is None else self._subset(training.examples)
         batches = self._private_batches(stream, private, training.epochs, training.steps, training.batch_size)
         self._before_training(len(batches))
         with_public = any(term.uses_public for term in training.terms)
@@ -301,7 +305,7 @@ class InProcessClient:
         return TrainResult(losses.private, tuple(losses.terms), losses.num_steps, used_lr)
 
     def steps(self, *streams: str, examples: Tensor | None = None) -> Iterator[Step]:
-        private = self.private if examples is None else self.private.subset(examples)
+        private = self.private if examples is None else self._subset(examples)
         batches = {stream: self._private_batches(stream, private) for stream in ("private", *streams)}
         seed = derive_seed(self._seed, "layers", self.id, self.round)
         self._before_training(len(batches["private"]))
@@ -315,7 +319,9 @@ class InProcessClient:
         seed = derive_seed(self._seed, "layers", self.id, self.round)
         self._before_training(len(batches["private"]))
         state = {name: self.state[name] for name in entries}
+        require_models_and_numbers(state)
         loss = self._network.take_steps(StepTask(rule, state, self._optimizer_state, self.private, batches, seed))
+        require_models_and_numbers(state)
         self.state |= state
         self._log_step_loss(loss, not streams and self._covers_all(batches["private"]))
 
@@ -324,21 +330,23 @@ class InProcessClient:
         optim.optimizer_step(settings, self.state[model], gradient, self._optimizer_state(model), options)
 
     def gradient(self, parameters: Parameters, stream: str) -> Parameters:
-        batch = batching.resolve_indices(self.private, self._private_batches(stream)[:1])[0]
-        if self._network.batch_norm_names and len(batch) == 1:
-            # Batch statistics of a single example are undefined, so there is no gradient.
+        batches = batching.resolve_indices(self.private, self._private_batches(stream)[:1])
+        if not batches or (self._network.batch_norm_names and len(batches[0]) == 1):
+            # Without examples there is no gradient, nor with one example whose batch statistics are undefined.
             return {n: torch.zeros_like(t) for n, t in parameters.items() if n not in self._network.buffer_names}
-        inputs, labels = self.private.batch_inputs(batch), self.private.targets[batch.local_indices]
+        inputs = self.private.batch_inputs(batches[0])
+        labels = self.private.targets[batches[0].local_indices]
         return self._network.gradient(parameters, inputs, labels, update_running_stats=False)[1]
 
     def running_statistics(self, parameters: Parameters) -> Parameters:
         return self._network.running_statistics(parameters, self.private)
 
     def private_loss(self, parameters: Parameters) -> float:
-        return mean_cross_entropy(self.predict_private(parameters).log_softmax(dim=1), self.private.targets)
+        return self.learner.evaluate(parameters, self.private)[1]
 
     def validation_loss(self, parameters: Parameters) -> float:
-        return mean_cross_entropy(self.predict_validation(parameters).cpu().log_softmax(dim=1), self.validation_labels)
+        logits = to_host(self.predict_validation(parameters))
+        return mean_cross_entropy(logits.log_softmax(dim=1), self.validation_labels)
 
     def predict_private(self, parameters: Parameters, network: str | None = None) -> Tensor:
         return self._learner(network).predict(parameters, self.private)
@@ -354,7 +362,7 @@ class InProcessClient:
 
     def predict_public(self, parameters: Parameters, network: str | None = None) -> Tensor:
         # These predictions are processed in float64 and sent, neither of which needs the GPU.
-        return self._learner(network).predict(parameters, self.public).cpu()
+        return to_host(self._learner(network).predict(parameters, self.public))
 
     def rng(self, purpose: str) -> np.random.Generator:
         return derive_rng(self._seed, purpose, self.id, self.round)
@@ -437,9 +445,13 @@ class InProcessClient:
         public: list[Tensor] = []
         if with_public:
             name = "public" if stream == "private" else f"public-{stream}"
-            size = batch_size or self._train_settings.batch_size
-            public = batching.step_batches(len(self.public), size, len(private_batches), self._torch_generator(name))
-            public = self._augmented(public, name)
+            size, count = batch_size or self._train_settings.batch_size, len(private_batches)
+
+            def draw() -> list[Tensor]:
+                drawn = batching.step_batches(len(self.public), size, count, self._torch_generator(name))
+                return self._augmented(drawn, name)
+
+            public = self._once_per_round((name, size, count), draw)
         return BatchSchedule(private_batches, public)
 
     def _private_batches(
@@ -451,18 +463,36 @@ class InProcessClient:
         batch_size: int | None = None,
     ) -> list[Tensor]:
         """The private batches of a training, with the configured number of steps or epochs unless one is given."""
-        train, generator = self._train_settings, self._torch_generator(stream)
+        train = self._train_settings
         count, size = len(self.private if examples is None else examples), batch_size or train.batch_size
         if epochs is None and steps is None:
             epochs, steps = (train.local_epochs, None) if train.local_steps is None else (None, train.local_steps)
         if not count:
             return []
-        if steps is not None:
-            batches = batching.step_batches(count, size, steps * self._num_round_clients, generator)
-        else:
-            batches = batching.epoch_batches(count, size, epochs or 0, generator)
-            batches = batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
-        return self._augmented(batches, stream)
+
+        def draw() -> list[Tensor]:
+            generator = self._torch_generator(stream)
+            if steps is not None:
+                batches = batching.step_batches(count, size, steps * self._num_round_clients, generator)
+            else:
+                batches = batching.epoch_batches(count, size, epochs or 0, generator)
+                batches = batches[: -(-self._num_round_clients * len(batches) // self._num_total_clients)]
+            return self._augmented(batches, stream)
+
+        return self._once_per_round((stream, count, size, epochs, steps), draw)
+
+    def _subset(self, examples: Tensor) -> Examples:
+        """Some of the private examples."""
+        key = "subset", id(examples)
+        # The positions are kept with their subset, so that no other tensor gets their identity.
+        return self._once_per_round(key, lambda: (examples, self.private.subset(examples)))[1]
+
+    def _once_per_round(self, key: tuple[Any, ...], compute: Callable[[], T]) -> T:
+        """What a client needs for several trainings of a round, e.g. the batches of one stream for several models."""
+        if key not in self._round_batches:
+            self._round_batches[key] = compute()
+        value: T = self._round_batches[key]
+        return value
 
     def _augmented(self, batches: list[Tensor], stream: str) -> list[Tensor]:
         """The batches with random flips and crops of their images, if configured."""
@@ -475,3 +505,13 @@ class InProcessClient:
 
     def _torch_generator(self, *purpose: str) -> Generator:
         return torch.Generator().manual_seed(derive_seed(self._seed, *purpose, self.id, self.round))
+
+
+def require_models_and_numbers(state: State) -> None:
+    """Raise FedMosaicError if a step rule reads or makes something else."""
+    for name, value in state.items():
+        if not isinstance(value, dict | int | float):
+            raise FedMosaicError(
+                f"state['{name}'] is of type {type(value).__name__} (client.take_steps): a step rule works on models "
+                "and numbers"
+            )

@@ -225,8 +225,8 @@ class StepRule(Protocol):
 
     `state` contains the entries of the client's state that the rule was given: models, and numbers of type
     `PerClientScalar`. The rule may replace them. In stacked execution the tensors of several clients are stacked to
-    [clients, ...], so a rule uses elementwise operations and the functions of `engine.params`, and nothing else of the
-    client.
+    [clients, ...], floating-point numbers to [clients], and only clients with equal integers are stacked. So a rule
+    uses elementwise operations and the functions of `engine.params`, and nothing else of the client.
     """
 
     def __call__(self, step: RuleStep, state: State) -> None: ...

@@ -13,7 +13,7 @@ import torch
 
 from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.engine.learner import TrainingLosses
-from fedmosaic_cli.engine.losses import PseudoLabelLoss, mean_cross_entropy, select_labelled
+from fedmosaic_cli.engine.losses import PseudoLabelLoss, count_and_loss, mean_cross_entropy, select_labelled
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.models.sklearn_estimators import build_estimator, limit_sklearn_threads
 
@@ -85,6 +85,9 @@ class EstimatorLearner:
             probabilities[:, estimator.classes_] = np.maximum(predicted, MIN_PROBABILITY)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return torch.as_tensor(np.log(probabilities), dtype=examples.dtype, device=examples.device)
+
+    def evaluate(self, parameters: Parameters, examples: Examples) -> tuple[float, float]:
+        return count_and_loss(self.predict(parameters, examples), examples.targets)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         raise FedMosaicError(f"a {self.model_settings.name} has no features (model.name): this method needs a network")

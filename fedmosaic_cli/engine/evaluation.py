@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.engine.losses import mean_cross_entropy
+from fedmosaic_cli.engine.losses import count_and_loss, mean_cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +49,14 @@ class ClassificationMetrics:
 
 def evaluate_model(learner: Learner, parameters: Parameters, examples: Examples) -> Score:
     """Accuracy over all classes and mean cross-entropy."""
-    return score_logits(learner.predict(parameters, examples), examples)
+    num_correct, loss = learner.evaluate(parameters, examples)
+    return Score(num_correct / len(examples), loss, len(examples))
 
 
 def score_logits(logits: Tensor, examples: Examples) -> Score:
     """Accuracy and mean cross-entropy of predictions."""
-    labels = examples.targets
-    correct = (logits.argmax(dim=1) == labels).sum()
-    return Score(correct.item() / len(examples), mean_cross_entropy(logits.log_softmax(dim=1), labels), len(examples))
+    num_correct, loss = count_and_loss(logits, examples.targets)
+    return Score(num_correct / len(examples), loss, len(examples))
 
 
 def classification_metrics(logits: Tensor, labels: Tensor, with_confusion: bool = True) -> ClassificationMetrics:

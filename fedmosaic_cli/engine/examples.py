@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedmosaic_cli.engine.augmentation import augment_images, join_windows
+from fedmosaic_cli.engine.execution.transfers import copy_to_device, to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,10 +52,10 @@ class Examples:
 
     def subset(self, indices: Tensor) -> Examples:
         """The examples at these positions of the set."""
-        at_images = indices.to(self.indices.device)
+        at_images = to_device(indices, self.indices.device)
         labels = None
         if self.labels is not None:
-            at_labels = at_images if self.labels.device == at_images.device else indices.to(self.labels.device)
+            at_labels = at_images if self.labels.device == at_images.device else to_device(indices, self.labels.device)
             labels = self.labels[at_labels]
         return replace(self, indices=self.indices[at_images], labels=labels)
 
@@ -68,8 +69,7 @@ class Examples:
         if following is not None:
             image_indices = torch.cat([image_indices, following.image_indices])
             windows = join_windows(windows, following.windows)
-            if pixels is not None and following.pixels is not None:
-                pixels = torch.cat([pixels, following.pixels])
+            pixels = batch.joint_pixels
         return self.normalised_images(image_indices, windows) if pixels is None else self._normalised(pixels, windows)
 
     def normalised_images(self, image_indices: Tensor, windows: Tensor | None = None) -> Tensor:
@@ -94,8 +94,3 @@ class Examples:
         if windows is not None:
             pixels = augment_images(pixels, windows)
         return pixels.movedim(-1, -3).to(self.dtype).div_(127.5).sub_(1.0)
-
-
-def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device, asynchronously on CUDA only: elsewhere the source may be freed too early."""
-    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -24,7 +24,7 @@ def with_prefetched_images(examples: Examples, steps: Sequence[StepBatches]) -> 
     """Yield the batches of each step with their images on the device.
 
     A second thread gathers the images of a step, in pinned memory for CUDA, while the step before is computed. Images
-    that are on the device already are left to the step.
+    that are on the device already are not prefetched.
 
     Args:
         examples: Any set that shares the array of images.
@@ -39,7 +39,7 @@ def with_prefetched_images(examples: Examples, steps: Sequence[StepBatches]) -> 
             pixels = examples.to_network_device(gathered.result())
             if number < len(steps):
                 gathered = executor.submit(examples.gather_pixels, step_image_indices(steps[number]))
-            with_images = replace(private, pixels=pixels[: len(private)])
+            with_images = replace(private, pixels=pixels[: len(private)], joint_pixels=pixels)
             yield with_images, None if public is None else replace(public, pixels=pixels[len(private) :])
 
 

@@ -110,5 +110,8 @@ class Learner(Protocol):
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Logits [examples, classes] in evaluation mode, without side effects."""
 
+    def evaluate(self, parameters: Parameters, examples: Examples) -> tuple[float, float]:
+        """Number of correct predictions and mean cross-entropy on labelled examples, in evaluation mode."""
+
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Inputs of the head [examples, width] in evaluation mode, without side effects."""

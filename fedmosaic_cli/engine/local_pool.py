@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.client_pool import ClientResult, EvalResult
 from fedmosaic_cli.engine.evaluation import evaluate_model, score_logits
 from fedmosaic_cli.engine.execution.worker_pool import ClientJob
@@ -18,6 +18,7 @@ from fedmosaic_cli.engine.messages import (
     require_declared,
     send_message,
 )
+from fedmosaic_cli.engine.method import has_prediction_rule
 from fedmosaic_cli.engine.round_log import require_loggable
 from fedmosaic_cli.engine.traffic import broadcast_traffic, client_traffic
 from fedmosaic_cli.errors import DivergenceError
@@ -165,7 +166,7 @@ def finalize_client(
 @contextmanager
 def rollback_diverged(client: InProcessClient, skip_diverged: bool) -> Iterator[None]:
     """Restore the state of a client that diverges, if `skip_diverged`. Otherwise the error is raised."""
-    state_before = copy.deepcopy(client.state) if skip_diverged else {}
+    state_before = params.copy_state(client.state) if skip_diverged else {}
     try:
         yield
     except DivergenceError:
@@ -179,6 +180,8 @@ def evaluate_client(method: Method, client: InProcessClient, task: EvalTask, rec
     personal, shared = method.personal_model(client, received), method.global_model(client, received)
 
     def score_personal(examples: Examples) -> Score:
+        if not has_prediction_rule(method):
+            return evaluate_model(client.learner, personal, examples)
         return score_logits(method.predict(personal, client.predictor, examples), examples)
 
     score = score_personal(task.test)

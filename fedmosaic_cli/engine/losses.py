@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from fedmosaic_cli.cotraining import NO_LABEL
 from fedmosaic_cli.cotraining.label_noise import noisy_log_probs
+from fedmosaic_cli.engine.execution.transfers import read_scalars
 
 if TYPE_CHECKING:
     import torch
@@ -223,4 +224,21 @@ def select_labelled(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_cross_entropy(log_probs: Tensor, labels: Tensor) -> float:
     """The mean cross-entropy of log-probabilities [examples, classes] for labels [examples]."""
-    return -log_probs.gather(1, labels[:, None]).mean().item()
+    return -read_scalars(mean_log_prob(log_probs, labels))[0]
+
+
+def mean_log_prob(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """The mean log-probability of the labels: the negative cross-entropy."""
+    return log_probs.gather(-1, labels[..., None]).squeeze(-1).mean(dim=-1)
+
+
+def count_and_loss(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The number of correct predictions and the mean cross-entropy of logits [examples, classes]."""
+    num_correct, log_prob = read_scalars(*count_and_log_prob(logits, labels))
+    return num_correct, -log_prob
+
+
+def count_and_log_prob(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of correct predictions and the mean log-probability of labels [..., examples]."""
+    num_correct = (logits.argmax(dim=-1) == labels).sum(dim=-1)
+    return num_correct, mean_log_prob(logits.log_softmax(dim=-1), labels)

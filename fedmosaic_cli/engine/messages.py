@@ -129,7 +129,12 @@ class NamedTensors(Part):
         return checked_tensors(decode_tensors(data), self.template(route.ctx), route.device)
 
     def deliver(self, value: Parameters, route: Route) -> Parameters:
-        return {name: detached_copy(tensor, route.device) for name, tensor in value.items()}
+        from fedmosaic_cli.engine.params import copy_tensors
+
+        detached = {name: tensor.detach() for name, tensor in value.items()}
+        if all(tensor.device == route.device for tensor in detached.values()):
+            return copy_tensors(detached)
+        return {name: tensor.to(route.device, copy=True) for name, tensor in detached.items()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedmosaic_cli.engine import params, step_rules, training
 from fedmosaic_cli.engine.eval_batches import eval_batch_size
-from fedmosaic_cli.engine.execution.lockstep import current_worker_id
+from fedmosaic_cli.engine.execution.lockstep import current_worker_id, without_group
+from fedmosaic_cli.engine.execution.stacked.stacked_layers import is_stackable
+from fedmosaic_cli.engine.losses import count_and_loss
 from fedmosaic_cli.models.architectures import as_classifier, build_network
 from fedmosaic_cli.models.registered_models import MODELS
 
@@ -78,7 +80,9 @@ class NetworkLearner:
         self.batch_norm_names = batch_norm_names(self.template)
         self.trainable_names = [name for name, tensor in self.template.named_parameters() if tensor.requires_grad]
         self.groups = parameter_groups(self.template)
-        self.has_random_layers = has_random_layers(self.template) or model_settings.name in MODELS
+        # The code of a plug-in network is unknown, unless it is a sequence of known layers.
+        is_unknown = model_settings.name in MODELS and not is_stackable(self.template)
+        self.has_random_layers = has_random_layers(self.template) or is_unknown
 
     @property
     def stack_key(self) -> Hashable:
@@ -98,10 +102,12 @@ class NetworkLearner:
         if not self.has_random_layers:
             yield
             return
-        with GLOBAL_RNG_LOCK, torch.random.fork_rng():
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with GLOBAL_RNG_LOCK, torch.random.fork_rng(gpus):
             torch.default_generator.manual_seed(seed)
-            if self.device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+            for gpu in gpus:
+                with torch.cuda.device(gpu):
+                    torch.cuda.manual_seed(seed)
             yield
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -114,7 +120,8 @@ class NetworkLearner:
         return {name: tensor.detach() for name, tensor in self._new_module(seed).state_dict().items()}
 
     def fit(self, parameters: Parameters, optimizer_state: State, task: TrainingTask) -> TrainingLosses:
-        with self.seeded_layers(task.seed):
+        # The clients of a group share the module, so none of them may wait while one trains it.
+        with without_group(), self.seeded_layers(task.seed):
             return training.fit_network(self, parameters, optimizer_state, task)
 
     def fit_all(self, fits: Sequence[Fit]) -> list[TrainingLosses]:
@@ -122,6 +129,9 @@ class NetworkLearner:
 
     def predict(self, parameters: Parameters, examples: Examples) -> Tensor:
         return self._run_in_batches(self.bound_module(parameters).eval(), examples, self.num_classes)
+
+    def evaluate(self, parameters: Parameters, examples: Examples) -> tuple[float, float]:
+        return count_and_loss(self.predict(parameters, examples), examples.targets)
 
     def features(self, parameters: Parameters, examples: Examples) -> Tensor:
         """Inputs of the head [examples, width] in evaluation mode, without side effects."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
+
+from fedmosaic_cli.engine.execution.transfers import read_scalars, read_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -18,7 +21,29 @@ MAX_ABS_WEIGHT = 1e8
 
 
 def clone(parameters: Parameters) -> Parameters:
-    return {name: tensor.detach().clone() for name, tensor in parameters.items()}
+    """A copy of a model."""
+    return copy_tensors({name: tensor.detach() for name, tensor in parameters.items()})
+
+
+def copy_tensors(tensors: Parameters) -> Parameters:
+    """Copies of tensors, by one kernel if all are on one device and of one type."""
+    import torch
+
+    copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    if tensors:
+        torch._foreach_copy_(list(copies.values()), list(tensors.values()))
+    return copies
+
+
+def copy_state(state: State) -> State:
+    """A copy of a state. Of a tensor that is a row of a stack, only the row is copied."""
+    copied: State = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            copied[name] = copy_state(value)
+        else:
+            copied[name] = value.detach().clone() if hasattr(value, "detach") else deepcopy(value)
+    return copied
 
 
 def to_device(state: State, device: torch.device) -> State:
@@ -52,9 +77,8 @@ def is_bounded(state: State) -> bool:
     for value in values:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             tensors.setdefault(value.device, []).append(value)
-    return all(
-        bool((torch.stack(torch._foreach_norm(group, torch.inf)) < MAX_ABS_WEIGHT).all()) for group in tensors.values()
-    )
+    norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in tensors.values()]
+    return all(norm < MAX_ABS_WEIGHT for device_norms in norms for norm in read_values(device_norms))
 
 
 def leaves(state: State) -> list[Any]:
@@ -72,16 +96,17 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
     if len(models) == 1:
         return clone(models[0])
     shares = [weight / sum(weights) for weight in weights]
-    mean: Parameters = {}
-    for name, first in models[0].items():
-        if not first.is_floating_point():
-            mean[name] = torch.stack([model[name] for model in models]).amax(dim=0)
-            continue
-        total = first * shares[0]
+    names = [name for name, tensor in models[0].items() if tensor.is_floating_point()]
+    totals: Sequence[Tensor] = ()
+    if names:
+        totals = torch._foreach_mul([models[0][name] for name in names], shares[0])
         for model, share in zip(models[1:], shares[1:], strict=True):
-            total.add_(model[name], alpha=share)
-        mean[name] = total
-    return mean
+            torch._foreach_add_(totals, [model[name] for name in names], alpha=share)
+    means = dict(zip(names, totals, strict=True))
+    return {
+        name: means[name] if name in means else torch.stack([model[name] for model in models]).amax(dim=0)
+        for name in models[0]
+    }
 
 
 def interpolate(
@@ -145,12 +170,12 @@ def zeros_like(parameters: Parameters) -> Parameters:
 
 def squared_distance(first: Parameters, second: Parameters) -> float:
     """The squared Euclidean distance over the floating-point entries of both."""
-    return float(
-        sum(
+    return read_sum(
+        [
             (tensor - second[name]).square().sum()
             for name, tensor in first.items()
             if name in second and tensor.is_floating_point()
-        )
+        ]
     )
 
 
@@ -164,4 +189,10 @@ def exclude(parameters: Parameters, names: Collection[str]) -> Parameters:
 
 def dot(first: Parameters, second: Parameters) -> float:
     """The inner product over the floating-point entries of `second`."""
-    return float(sum((first[name] * tensor).sum() for name, tensor in second.items() if tensor.is_floating_point()))
+    return read_sum([(first[name] * tensor).sum() for name, tensor in second.items() if tensor.is_floating_point()])
+
+
+def read_sum(terms: Sequence[Tensor]) -> float:
+    """The sum of tensors without dimensions; 0 without any."""
+    total: Any = sum(terms)
+    return read_scalars(total)[0] if terms else 0.0

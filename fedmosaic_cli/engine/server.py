@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.execution.cuda_streams import wait_for_current_stream
+from fedmosaic_cli.engine.execution.lockstep import without_group
 from fedmosaic_cli.engine.round_log import require_loggable
 from fedmosaic_cli.errors import FedMosaicError
 from fedmosaic_cli.seeds import derive_rng
@@ -136,8 +137,10 @@ class PublicTrainer:
 
     def result(self, round_number: int, key: str, compute: Callable[[Server], T]) -> T:
         """Return `compute(trainer)`, from the first call with this round and key."""
-        with self._lock:
+        with self._lock, without_group():
             if (round_number, key) not in self._results:
+                # Clients use the results of the current round only.
+                self._results = {own: value for own, value in self._results.items() if own[0] == round_number}
                 self._server.begin_round(round_number)
                 self._server.state = {}
                 self._results[round_number, key] = compute(self._server)

@@ -25,7 +25,7 @@ class StepTask:
     """A client's steps with a custom update rule.
 
     Attributes:
-        rule: What a step does.
+        rule: The update rule, called once per step.
         state: The models and numbers that the rule works on; updated.
         optimizer_state: Returns the optimizer state of a model of `state`.
         private: Training examples.

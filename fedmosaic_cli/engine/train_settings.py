@@ -16,7 +16,7 @@ AugmentMode = Literal["none", "flip", "crop", "crop-flip"]
 # Settings added later: omitted at their defaults, so that the files of older runs stay the same.
 OMITTED_IF_DEFAULT = (
     *("augment", "tf32", "cudnn_benchmark", "deterministic", "stacked_convolution", "cuda_streams"),
-    *("eval_every", "client_state"),
+    *("eval_every", "client_state", "cuda_graphs"),
 )
 
 
@@ -43,6 +43,8 @@ class TrainSettings(ConfigSection):
         workers, execution, precision, images: How to compute; see docs/performance.md.
         stacked_convolution: How stacked clients compute convolutions; see `engine.execution.stacked`.
         cuda_streams: Number of streams per GPU for clients that are trained one by one.
+        cuda_graphs: Whether training steps of stacked clients are replayed as CUDA graphs; see
+            `engine.execution.step_graph`.
         tf32, cudnn_benchmark, deterministic: Options of torch for CUDA; see `runner.accelerator_options`.
     """
 
@@ -71,6 +73,7 @@ class TrainSettings(ConfigSection):
     deterministic: bool = False
     stacked_convolution: Literal["grouped", "matmul"] = "grouped"
     cuda_streams: Annotated[int, Field(ge=1, le=32)] = 1
+    cuda_graphs: bool = False
     client_state: Literal["memory", "disk"] = "memory"
 
     @model_validator(mode="after")

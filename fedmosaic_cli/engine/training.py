@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine import batching, params
+from fedmosaic_cli.engine.execution.transfers import read_scalars, read_values
 from fedmosaic_cli.engine.image_prefetch import with_prefetched_images
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
@@ -118,7 +119,7 @@ def run_steps(
         num_seen += len(private_batch)
     module.zero_grad(set_to_none=True)
     # One read for all losses, because each waits for the device.
-    means = (torch.stack(totals) / num_seen).tolist() if num_seen else [None] * len(totals)
+    means = read_values(torch.stack(totals) / num_seen) if num_seen else [None] * len(totals)
     return TrainingLosses(means[0], means[1:], num_steps)
 
 
@@ -231,7 +232,7 @@ class ManualSteps:
 
     def mean_loss(self) -> float | None:
         """The mean over all batches on which a gradient was computed; None without any."""
-        return (self._loss_total / self._num_seen).item() if self._num_seen else None
+        return read_scalars(self._loss_total / self._num_seen)[0] if self._num_seen else None
 
 
 def batch_gradient(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.engine.execution.transfers import read_values
 from fedmosaic_cli.engine.messages import PerClient, Tensors, Weights
 from fedmosaic_cli.engine.method import Costs, Method, MethodInfo, Needs, hyperparameters
 
@@ -72,7 +73,8 @@ class FedFomo(Method):
         order = [others[position] for position in rng.permutation(len(others))]
         is_random = rng.random() < self.epsilon - self.epsilon_decay * (server.round - 1)
         if scores is not None and not is_random:
-            order.sort(key=lambda client: -scores[client].item())
+            values = read_values(scores)
+            order.sort(key=lambda client: -values[client])
         return {"models": {client: models[str(client)] for client in order[: self.num_models]}}
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:

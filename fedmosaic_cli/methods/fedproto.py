@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedmosaic_cli.engine.execution.transfers import to_device
 from fedmosaic_cli.engine.losses import ToDeviceMixin
 from fedmosaic_cli.engine.messages import Tensors
 from fedmosaic_cli.engine.method import Method, MethodInfo, Needs, hyperparameters
@@ -93,17 +94,17 @@ class FedProto(Method):
         return {"prototypes": server.state["prototypes"]} if "prototypes" in server.state else {}
 
     def local_round(self, client: Client, received: ReceivedMessage, ctx: FederationInfo) -> Message:
-        terms = []
+        terms, labels = [], client.train_labels
         if received and self.mu:
             prototypes = received["prototypes"]
-            labels = client.train_labels.to(prototypes["means"].device)
+            labels = to_device(labels, prototypes["means"].device)
             has_target = (prototypes["counts"] > 0).to(prototypes["means"].dtype)
             terms = [PrototypeLoss(prototypes["means"][labels], has_target[labels], self.mu)]
         client.train("model", terms)
         features = client.private_features(client.state["model"])
-        counts = client.class_counts.to(features)
+        counts = to_device(client.class_counts.to(features.dtype), features.device)
         sums = features.new_zeros(ctx.num_classes, features.shape[1])
-        sums.index_add_(0, client.train_labels.to(features.device), features)
+        sums.index_add_(0, to_device(labels, features.device), features)
         return {"prototypes": {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, ReceivedMessage], ctx: FederationInfo) -> None:

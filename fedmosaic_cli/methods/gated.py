@@ -8,7 +8,6 @@ class distribution and that of the public set.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +18,7 @@ from fedmosaic_cli.cotraining.crossfit import brier_scores, gate_decision, strat
 from fedmosaic_cli.cotraining.expertise import entropy_expertise, frequency_expertise
 from fedmosaic_cli.cotraining.logit_adjustment import shift_to_public_set
 from fedmosaic_cli.cotraining.trust import MIN_TRUST, agreement_trust, weighted_agreement
+from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.context import OPTIMIZER_SUFFIX, Training
 from fedmosaic_cli.engine.losses import AdjustedPseudoLabelLoss, UniformTargetLoss, select_labelled
 from fedmosaic_cli.engine.method import Costs, Needs, UsedIf, hyperparameters
@@ -373,4 +373,4 @@ def copy_model_state(client: Client, source: str, target: str) -> None:
     """Copy a model and its optimizer state to another key."""
     for suffix in ("", OPTIMIZER_SUFFIX):
         if source + suffix in client.state:
-            client.state[target + suffix] = deepcopy(client.state[source + suffix])
+            client.state[target + suffix] = params.copy_state(client.state[source + suffix])

@@ -100,7 +100,8 @@ def as_classifier(module: nn.Module, input_shape: tuple[int, int, int]) -> Class
     Raises:
         RequestError: The module has no linear layer, or its outputs are not those of its last linear layer.
     """
-    if isinstance(module, Classifier) or (hasattr(module, "features") and isinstance(module.head, nn.Linear)):
+    has_parts = hasattr(module, "features") and isinstance(getattr(module, "head", None), nn.Linear)
+    if isinstance(module, Classifier) or has_parts:
         return module  # type: ignore[return-value]
     return SplitModule(module, input_shape)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from fedmosaic_cli.engine import params
+from fedmosaic_cli.errors import RunFailedError
 from fedmosaic_cli.storage.checkpoints import KEY_SEPARATOR
-from fedmosaic_cli.storage.tensor_files import TensorSource, TensorSpec
+from fedmosaic_cli.storage.tensor_files import FORMAT_NAMES, TensorSource, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.storage.runs import ArrayDict
     from fedmosaic_cli.storage.tensor_files import Array, TensorFile
 
+TENSOR_TYPES = {getattr(torch, name) for name in FORMAT_NAMES}
+"""The types of tensors that files can hold."""
 KEY_ORDER = "key_order"
 """Key of the list of all keys, because files do not keep their order."""
 
@@ -86,6 +90,7 @@ def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
             (sources if isinstance(value, torch.Tensor | StoredTensor) else values)[name] = value
             order.append(name)
 
+    require_storable(state.server.state, "server")
     add(flatten_state({"server": state.server.state}))
     for client in state.clients:
         name = f"client-{client.id}"
@@ -96,6 +101,7 @@ def capture_state(state: RunState) -> tuple[StateArrays, dict[str, Any]]:
             }
             add(flat or {name: {}})
         else:
+            require_storable(client.state, name)
             add(flatten_state({name: client.state}))
     return StateArrays(sources), {**values, KEY_ORDER: order}
 
@@ -123,6 +129,47 @@ def restore_state(
         if hasattr(client, "release_state"):
             client.release_state()
     state.finished = finished_rounds
+
+
+def require_storable(tree: State, owner: str, path: tuple[str, ...] = ()) -> None:
+    """Raise RunFailedError for an entry of a state that a file would not hold, or not with the same type."""
+    for key, value in tree.items():
+        if not isinstance(key, str) or KEY_SEPARATOR in key:
+            where = f"'{KEY_SEPARATOR.join(path)}' in the state of {owner}" if path else f"the state of {owner}"
+            raise RunFailedError(f"the key {key!r} cannot be stored ({where}): use strings without {KEY_SEPARATOR}")
+        own = (*path, key)
+        if isinstance(value, dict):
+            require_storable(value, owner, own)
+        elif problem := storage_problem(value):
+            name = KEY_SEPARATOR.join(own)
+            raise RunFailedError(
+                f"{problem} cannot be stored ('{name}' in the state of {owner}): use dense tensors of a supported "
+                "type, finite numbers, strings, and dictionaries of these; a list may hold numbers, strings, lists and "
+                "dictionaries, but no tensors"
+            )
+
+
+def storage_problem(value: Any) -> str | None:
+    """Return what a value is if a file cannot hold it; None if it can."""
+    if isinstance(value, torch.Tensor):
+        is_stored = value.layout == torch.strided and value.dtype in TENSOR_TYPES
+        return None if is_stored else f"a tensor of type {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, list):
+        return next(filter(None, map(list_problem, value)), None)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"the number {value}"
+    return None if value is None or isinstance(value, int | float | str) else f"a value of type {type(value).__name__}"
+
+
+def list_problem(value: Any) -> str | None:
+    """Return what an element of a list is if a file cannot hold it; None if it can."""
+    if isinstance(value, torch.Tensor):
+        return "a list of tensors"
+    if not isinstance(value, dict):
+        return storage_problem(value)
+    if not all(isinstance(key, str) for key in value):
+        return "a list of dictionaries with other keys than strings"
+    return next(filter(None, map(list_problem, value.values())), None)
 
 
 def flatten_state(tree: State, prefix: str = "") -> State:

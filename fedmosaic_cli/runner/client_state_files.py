@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedmosaic_cli.engine import params
-from fedmosaic_cli.runner.checkpoint_state import StateArrays, flatten_state, to_tensors, unflatten_state
+from fedmosaic_cli.runner.checkpoint_state import (
+    StateArrays,
+    flatten_state,
+    require_storable,
+    to_tensors,
+    unflatten_state,
+)
 from fedmosaic_cli.storage.files import (
     read_json,
     remove_path,
@@ -40,6 +46,7 @@ class ClientStateFiles:
 
     def save(self, client_id: int, state: State) -> None:
         """Write the state of a client, in place of an older one."""
+        require_storable(state, f"client-{client_id}")
         flat = flatten_state(state)
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
         values = {name: value for name, value in flat.items() if name not in tensors}
@@ -57,10 +64,13 @@ class ClientStateFiles:
         return params.models_to_device(unflatten_state({name: flat[name] for name in order}), device)
 
     def read(self, client_id: int) -> tuple[TensorFile, dict[str, Any], list[str]]:
-        """Return the tensors of a client, which are read when they are accessed, the other values, and all names."""
+        """Return the tensors of a client, which are read when they are accessed, the other values, and all names.
+
+        Each access opens the file: a checkpoint refers to the files of all clients at the same time.
+        """
         tensors_path, values_path = self._paths(client_id)
         content = read_json(values_path)
-        return TensorFile(tensors_path), content["values"], content["order"]
+        return TensorFile(tensors_path, keep_open=False), content["values"], content["order"]
 
     def _paths(self, client_id: int) -> tuple[Path, Path]:
         return self._folder / f"{client_id}.safetensors", self._folder / f"{client_id}.json"

@@ -17,10 +17,12 @@ from fedmosaic_cli.engine.traffic import planned_once_traffic, planned_traffic, 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.sharing import EXTENSION_KEY, LabelSharing
 from fedmosaic_cli.models.architectures import build_network
-from fedmosaic_cli.runner.memory_estimates import NetworkShape, process_bytes, step_bytes
+from fedmosaic_cli.runner.memory_estimates import NetworkShape, base_bytes, concurrent_bytes, step_bytes
 from fedmosaic_cli.storage.checkpoints import NUM_KEPT_CHECKPOINTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.data.data_settings import DataSettings
@@ -43,12 +45,12 @@ class DataDimensions:
 
 def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device) -> dict[str, Any]:
     """Estimate rounds, steps of all clients, memory, and the bits that a client sends and receives per round."""
-    process_mb = process_bytes() / 1e6
+    process_mb = base_bytes() / 1e6
     info = estimated_federation_info(config, data)
     bits, once = planned_traffic(config.method, info), planned_once_traffic(config.method, info)
     modes = {clients[0]: execution_mode(config, clients[0], data, device) for clients in config.client_groups.values()}
-    models_mb = (client_state_bytes(config, data) + shared_network_bytes(config, data)) / 1e6
-    step_mb = max(client_step_bytes(config, client, data, device, mode) for client, mode in modes.items()) / 1e6
+    models_mb = (resident_state_bytes(config, data, device, modes) + shared_network_bytes(config, data)) / 1e6
+    step_mb = all_step_bytes(config, data, device, modes) / 1e6
     is_known = data.data_mb is not None and device.type == "cpu"
     return {
         "rounds": config.train.rounds,
@@ -72,21 +74,52 @@ def estimate_costs(config: RunConfig, data: DataDimensions, device: torch.device
 
 
 def disk_bytes(config: RunConfig, data: DataDimensions) -> int:
-    """Return an upper bound of disk space: checkpoints, two more while one is written, and personal models."""
-    weights = sum(
-        len(clients) * model_size(model, data).num_bytes for (model, _), clients in config.client_groups.items()
-    )
-    return (NUM_KEPT_CHECKPOINTS + 2) * client_state_bytes(config, data) + weights
+    """Return an upper bound of disk space: checkpoints, two more while one is written, models, and states on disk."""
+    groups, info = config.client_groups, estimated_federation_info(config, data)
+    weights = sum(len(clients) * model_size(model, data).num_bytes for (model, _), clients in groups.items())
+    states = all_state_bytes(config, data)
+    uploads = sum(map(len, groups.values())) * upload_bits(config.method, info) // 8  # the server may keep them
+    return (NUM_KEPT_CHECKPOINTS + 2) * (states + uploads) + weights + (states if has_stored_states(config) else 0)
 
 
-def client_state_bytes(config: RunConfig, data: DataDimensions) -> int:
-    """Return the size of the state of all clients at the end of a round, with their uploads."""
+def all_state_bytes(config: RunConfig, data: DataDimensions) -> int:
+    """Return the size of the states of all clients at the end of a round: models and optimizer states."""
     info = estimated_federation_info(config, data)
-    upload_bytes = upload_bits(config.method, info) // 8
-    return sum(
-        len(clients)
-        * (int(num_model_copies(config, clients[0], info) * model_size(model, data).num_bytes) + upload_bytes)
-        for (model, _), clients in config.client_groups.items()
+    return sum(len(clients) * state_bytes(config, clients[0], data, info) for clients in config.client_groups.values())
+
+
+def state_bytes(config: RunConfig, client: int, data: DataDimensions, info: FederationInfo) -> int:
+    """Return the size of the state of a client at the end of a round."""
+    num_bytes = model_size(config.model_settings_for(client), data).num_bytes
+    return int(num_model_copies(config, client, info) * num_bytes)
+
+
+def has_stored_states(config: RunConfig) -> bool:
+    """Whether the states of idle clients are on disk. A client with pooled data is never idle."""
+    return config.train.client_state == "disk" and not config.method.needs.pooled_data
+
+
+def resident_state_bytes(
+    config: RunConfig, data: DataDimensions, device: torch.device, modes: Mapping[int, str]
+) -> int:
+    """Return the size of the states in memory, and of the uploads of a round.
+
+    With states on disk, those of the clients that compute at the same time are in memory.
+
+    Args:
+        config: The run.
+        data: The dimensions of its data.
+        device: Where the clients compute.
+        modes: How the clients of each group are executed, by the first client of the group.
+    """
+    info = estimated_federation_info(config, data)
+    num_clients = sum(map(len, config.client_groups.values()))
+    num_participants = min(config.train.clients_per_round or num_clients, num_clients)
+    uploads = num_participants * upload_bits(config.method, info) // 8
+    if not has_stored_states(config):
+        return all_state_bytes(config, data) + uploads
+    return uploads + concurrent_bytes(
+        config, device, modes, lambda client, group_size: group_size * state_bytes(config, client, data, info)
     )
 
 
@@ -97,15 +130,18 @@ def shared_network_bytes(config: RunConfig, data: DataDimensions) -> int:
     return initial + groups * max(model_size(model, data).num_bytes for model, _ in config.client_groups)
 
 
-def client_step_bytes(
-    config: RunConfig, client: int, data: DataDimensions, device: torch.device, execution: str
-) -> int:
-    """Return what workers need at a time to train and predict with the network of a client."""
-    model = config.model_settings_for(client)
-    if not model.is_network:
-        return 0
-    shape = NetworkShape(model, data.input_shape, data.num_classes)
-    return step_bytes(config, client, shape, model_size(model, data).num_bytes, device, execution)
+def all_step_bytes(config: RunConfig, data: DataDimensions, device: torch.device, modes: Mapping[int, str]) -> int:
+    """Return what workers need at a time to train and predict; for `modes` see `resident_state_bytes`."""
+
+    def group_bytes(client: int, group_size: int) -> int:
+        model = config.model_settings_for(client)
+        if not model.is_network:
+            return 0
+        shape = NetworkShape(model, data.input_shape, data.num_classes)
+        num_bytes = model_size(model, data).num_bytes
+        return step_bytes(config, client, shape, num_bytes, device, modes[client], group_size)
+
+    return concurrent_bytes(config, device, modes, group_bytes)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ class RunPreparing:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The federation is built and the first round is about to start."""
+    """The federation is built and the first round is about to start; `warnings` name options without effect."""
 
     devices: list[torch.device]
     execution: str
     num_workers: int
+    warnings: list[str]
 
 
 @dataclass(frozen=True)

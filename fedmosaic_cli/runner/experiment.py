@@ -14,7 +14,7 @@ from fedmosaic_cli.engine.local_pool import ServerView
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.errors import DivergenceError, RequestError, RunFailedError, RunStateError
 from fedmosaic_cli.machine import collect_as_usual, tune_malloc
-from fedmosaic_cli.runner.accelerator_options import accelerator_options
+from fedmosaic_cli.runner.accelerator_options import with_accelerator_options
 from fedmosaic_cli.runner.build import build_federation, find_devices
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state, to_arrays
 from fedmosaic_cli.runner.client_state_files import client_state_files
@@ -39,11 +39,15 @@ from fedmosaic_cli.runner.summary import (
     privacy_ledgers,
     skipped_round_counts,
 )
+from fedmosaic_cli.runner.unused_options import unused_option_warnings
 from fedmosaic_cli.storage import checkpoints
 from fedmosaic_cli.storage.runs import DIGESTS_FILE, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    import torch
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
@@ -87,14 +91,32 @@ def run_experiment(
     use_single_thread()
     tune_malloc()
     collect_as_usual()
+    devices = find_devices(options.device)
+    events = record_experiment(config, shards, files, data_dirs, options, devices, damaged)
+    yield from with_accelerator_options(config.train, devices[0], events)
+
+
+def record_experiment(
+    config: RunConfig,
+    shards: ShardSet,
+    files: RunDirectory,
+    data_dirs: DataDirs,
+    options: RunOptions,
+    devices: list[torch.device],
+    damaged: list[Path],
+) -> Generator[RunEvent, None, None]:
+    """Run and record an experiment that is not finished, or whose files are `damaged`; see `run_experiment`."""
     remote = options.remote
-    with open_federation(config, shards, files, data_dirs, options) as federation:
+    with open_federation(config, shards, files, data_dirs, options, devices) as federation:
         environment = collect_environment(federation, shards, options.cli_args, config.plugins())
         environment |= remote.environment(federation) if remote else {}
         resumed, origin, logs = restore_or_start(
             config, files, federation, environment, shards.manifest, data_dirs, options.allow_nonidentical
         )
-        yield RunStarted(federation.client_devices, federation.execution, federation.worker_pool.num_workers)
+        clients, execution = federation.client_devices, federation.execution
+        # The devices and the execution of remote clients are not known here.
+        unused = [] if remote else unused_option_warnings(config.train, clients, execution)
+        yield RunStarted(clients, execution, federation.worker_pool.num_workers, unused)
         if resumed is not None:
             replaced = [f"the file is missing or damaged ({path}); it is created again" for path in damaged]
             yield RunResumed(resumed.round, replaced + resumed.warnings)
@@ -129,20 +151,21 @@ def run_experiment(
 
 @contextmanager
 def open_federation(
-    config: RunConfig, shards: ShardSet, files: RunDirectory, data_dirs: DataDirs, options: RunOptions
+    config: RunConfig,
+    shards: ShardSet,
+    files: RunDirectory,
+    data_dirs: DataDirs,
+    options: RunOptions,
+    devices: list[torch.device],
 ) -> Iterator[Federation]:
     """Build the federation in its initial state, with clients in this process or at remote sites."""
-    devices = find_devices(options.device)
     if options.remote is not None:
         if config.train.eval_every != 1:
             raise RequestError(
                 f"sites evaluate in every round (train.eval_every {config.train.eval_every}): remove it, or use "
                 "--engine local"
             )
-        with (
-            accelerator_options(config.train, devices[0]),
-            options.remote.open(config, shards, files, data_dirs, devices[0]) as federation,
-        ):
+        with options.remote.open(config, shards, files, data_dirs, devices[0]) as federation:
             yield federation
         return
     manifest = checkpoints.read_newest_manifest(files.checkpoints_dir)
@@ -152,10 +175,7 @@ def open_federation(
             f"the run was started with clients at sites (--engine, {files.path}): continue it with --engine flower"
         )
     data = load_shard_data(shards, data_dirs)
-    with (
-        accelerator_options(config.train, devices[0]),
-        client_state_files(config.train.client_state, files) as store,
-    ):
+    with client_state_files(config.train.client_state, files) as store:
         federation = build_federation(config, *data, devices, shards_digest=shards.digest, state_store=store)
         with federation.worker_pool:
             yield federation

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.federation import Federation
+    from fedmosaic_cli.engine.train_settings import TrainSettings
     from fedmosaic_cli.storage.shards import ShardSet
 
 # Only methods with one exchange log one of these; the last one says that the exchange failed.
@@ -39,8 +40,8 @@ def plugin_section(config: RunConfig) -> dict[str, Any]:
 def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the results and conditions of a finished run.
 
-    `accuracy` is that of the last round. `best_round` is chosen among the evaluated rounds, on validation data if all
-    clients have some; otherwise it is chosen on test data and therefore biased.
+    `accuracy` is that of the last round. `best_round` is chosen on validation data if all clients have some; otherwise
+    it is chosen on test data and therefore biased.
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -48,6 +49,7 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
     last = [row["accuracy"] for row in by_round[config.train.rounds]]
     unreported = [row["client"] for row in by_round[config.train.rounds] if row["accuracy"] is None]
     sizes = shards.test_sizes()
+    planned = planned_evaluations(by_round, config.train)
     method, content = config.method, config.to_dict()
     return {
         "schema": SUMMARY_SCHEMA,
@@ -65,7 +67,7 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
         "train": {key: value for key, value in content["train"].items() if f"train.{key}" not in RESUME_SAFE_KEYS},
         "clients": content["clients"],
         "shards": {"digest": shards.digest, "parameters": shards.manifest["parameters"], "clients": len(sizes)},
-        **(unreported_accuracy(unreported) if unreported else accuracy_sections(by_round, last, sizes)),
+        **(unreported_accuracy(unreported) if unreported else accuracy_sections(planned, len(by_round), last, sizes)),
         "bits": {
             direction: None if method.needs.pooled_data else sum(row[f"bits_{direction}"] for row in rows)
             for direction in ("up", "down")
@@ -77,8 +79,27 @@ def build_summary(config: RunConfig, shards: ShardSet, rows: list[dict[str, Any]
     }
 
 
-def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[float], sizes: list[int]) -> dict[str, Any]:
-    """Return the accuracies of the last round, and the best round."""
+def planned_evaluations(
+    by_round: dict[int, list[dict[str, Any]]], train: TrainSettings
+) -> dict[int, list[dict[str, Any]]]:
+    """Return the rounds that an uninterrupted run with these settings evaluates.
+
+    A run that was continued with more rounds has also evaluated its former last round. The log keeps this evaluation.
+    """
+    return {n: logged for n, logged in by_round.items() if n % train.eval_every == 0 or n == train.rounds}
+
+
+def accuracy_sections(
+    by_round: dict[int, list[dict[str, Any]]], num_rounds: int, last: list[float], sizes: list[int]
+) -> dict[str, Any]:
+    """Return the accuracies of the last round, and the best round.
+
+    Args:
+        by_round: The logs of the rounds among which the best one is chosen, and of the last round.
+        num_rounds: Number of all rounds.
+        last: The accuracies of the last round.
+        sizes: Number of test examples of each client.
+    """
     evaluated = {n: logged for n, logged in by_round.items() if is_evaluated(logged)}
     rows = [row for logged in evaluated.values() for row in logged]
     chosen_by = "val_accuracy" if all("val_accuracy" in row for row in rows) else "accuracy"
@@ -92,7 +113,7 @@ def accuracy_sections(by_round: dict[int, list[dict[str, Any]]], last: list[floa
             "round": best,
             "client_mean": fmean(row["accuracy"] for row in complete[best]),
             "chosen_on": "validation" if chosen_by == "val_accuracy" else "test",
-            **({} if len(evaluated) == len(by_round) else {"chosen_among": len(evaluated)}),
+            **({} if len(evaluated) == num_rounds else {"chosen_among": len(evaluated)}),
         },
     }
 

@@ -10,6 +10,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,7 +107,7 @@ def layout_of(arrays: Mapping[str, Array]) -> TensorLayout:
 
 
 def tensor_blocks(arrays: Mapping[str, Array], layout: TensorLayout) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file. Small tensors are joined; a large one is its own memory."""
+    """Yield the content of a file. Small tensors are joined; large tensors are yielded without a copy."""
 
     def parts() -> Iterator[bytes | memoryview]:
         yield layout.header
@@ -133,26 +134,29 @@ def joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
 
 
 class TensorFile(TensorSource):
-    """The tensors of a file. Each access reads one tensor from the disk.
-
-    The file stays open, so it can be read after its name is removed. A file that changes is an error.
+    """The tensors of a file. Each access reads one tensor from the disk. A file that changes is an error.
 
     Args:
         path: The file.
         expected: Its status when its digest was checked; None if it was not.
+        keep_open: Keep the file open, so that it can be read after its name is removed. Otherwise each access opens it:
+            a process may have about a thousand open files.
 
     Raises:
         OSError: The file cannot be read.
         RequestError: The file does not have the header that belongs to its tensors, or is not the checked one.
     """
 
-    def __init__(self, path: Path, expected: os.stat_result | None = None) -> None:
+    def __init__(self, path: Path, expected: os.stat_result | None = None, keep_open: bool = True) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        weakref.finalize(self, os.close, self._fd)
-        self._version = file_version(os.fstat(self._fd) if expected is None else expected)
-        self._layout = read_layout(path)
-        self._require_unchanged()
+        fd = open_for_reading(path)
+        close = weakref.finalize(self, os.close, fd)
+        self._version = file_version(os.fstat(fd) if expected is None else expected)
+        self._layout = read_layout(fd, path)
+        self._require_unchanged(fd)
+        self._fd = fd if keep_open else None
+        if not keep_open:
+            close()
 
     def spec(self, name: str) -> TensorSpec:
         return self._layout.specs[name]
@@ -162,16 +166,28 @@ class TensorFile(TensorSource):
         array = np.empty(spec.shape, spec.dtype)
         rest = array.reshape(-1).view(np.uint8).data
         position = self._layout.offsets[name]
-        while rest:
-            count = os.preadv(self._fd, [rest], position)
-            if not count:
-                raise RequestError(f"the file ends too early ({self._path}): it was changed or is damaged")
-            rest, position = rest[count:], position + count
-        self._require_unchanged()
+        with self._opened() as fd:
+            while rest:
+                count = os.preadv(fd, [rest], position)
+                if not count:
+                    raise RequestError(f"the file ends too early ({self._path}): it was changed or is damaged")
+                rest, position = rest[count:], position + count
+            self._require_unchanged(fd)
         return array
 
-    def _require_unchanged(self) -> None:
-        if file_version(os.fstat(self._fd)) != self._version:
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._fd is not None:
+            yield self._fd
+            return
+        fd = open_for_reading(self._path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _require_unchanged(self, fd: int) -> None:
+        if file_version(os.fstat(fd)) != self._version:
             raise RequestError(f"the file changed while it was read ({self._path}): repeat the command")
 
     def __iter__(self) -> Iterator[str]:
@@ -181,17 +197,22 @@ class TensorFile(TensorSource):
         return len(self._layout.offsets)
 
 
+def open_for_reading(path: Path) -> int:
+    """Open a file, but not through a symbolic link, and return its descriptor."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def file_version(status: os.stat_result) -> tuple[int, int, int, int]:
     """Return what differs if a file was replaced or written."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def read_layout(path: Path) -> TensorLayout:
-    """Read the header of a file and check that it is the one that `tensor_layout` makes for its tensors."""
+def read_layout(fd: int, path: Path) -> TensorLayout:
+    """Read the header of an open file and check that it is the one that `tensor_layout` makes for its tensors."""
     types = {name: np.dtype(dtype) for dtype, name in FORMAT_NAMES.items()}
     problem = RequestError(f"not a file of tensors ({path}): it was changed or is damaged")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with open(fd, "rb", closefd=False) as file:
+        size = os.fstat(fd).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if length > size - LENGTH_BYTES:
             raise problem

@@ -1,11 +1,11 @@
 """Kernels and waits of a round on a simulated accelerator, and the round time that they predict.
 
-`python -m tests.accelerator.round_costs [METHOD ...] [--lines]` prints them for all methods or for some; with `--lines`
-also the lines of fedmosaic where the host waits.
+`python -m tests.accelerator.round_costs [METHOD ...] [--steps N] [--cuda-graphs] [--lines]` prints them for all methods
+or for some; with `--lines` also the lines of fedmosaic where the host waits.
 
 The model of a round in which arithmetic costs nothing: 6 us to launch a kernel, and 20 us for every time that the host
-waits for the device, by a read or a copy between host and device. It shows what a fast GPU would spend on a small
-network beside computing. It is no measurement.
+waits for the device, by a read, a copy between host and device, or the capture of a graph. The replay of a graph counts
+as one kernel. The model shows what a fast GPU would spend on a small network beside computing. It is no measurement.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fedmosaic_cli.engine.rounds import run_rounds
+from tests.accelerator import simulated_graph  # noqa: F401 - provides the graphs of simulated devices
 from tests.accelerator.simulated_device import record_operations, register
 from tests.test_contract import VARIANTS
 from tests.toys import make_toy
@@ -47,9 +48,10 @@ class RoundCost:
 
 
 @cache
-def round_cost(name: str, execution: str, steps: int, clients: int) -> RoundCost:
+def round_cost(name: str, execution: str, steps: int, clients: int, cuda_graphs: bool = False) -> RoundCost:
     """Count the operations of a whole round: training of all clients, aggregation and evaluation."""
-    toy = make_toy([EXAMPLES] * clients).changed(execution=execution, local_steps=steps, rounds=COUNTED_ROUND + 1)
+    train = {"execution": execution, "local_steps": steps, "rounds": COUNTED_ROUND + 1, "cuda_graphs": cuda_graphs}
+    toy = make_toy([EXAMPLES] * clients).changed(**train)
     federation = toy.federation(VARIANTS[name], devices=[register()])
     with federation.worker_pool:
         list(run_rounds(federation, COUNTED_ROUND - 1))
@@ -62,15 +64,20 @@ def main() -> None:
     """Print a table of all methods in both executions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=list(VARIANTS), metavar="METHOD")
+    parser.add_argument("--steps", type=int, default=3, help="steps per round")
+    parser.add_argument("--cuda-graphs", action="store_true", help="with train.cuda_graphs")
     parser.add_argument("--lines", action="store_true", help="print where the host waits")
     arguments = parser.parse_args()
     columns = ("method", "execution", "kernels", "waits", "ms", "waits/client", "waits/step", "kernels/step")
-    print("6 clients, 3 steps; waits per client are those of 6 clients less those of 3")  # noqa: T201
+    steps = arguments.steps
+    print(f"6 clients, {steps} steps; waits per client are those of 6 clients less those of 3")  # noqa: T201
     print(("{:18} {:8}" + "{:>13}" * 6).format(*columns))  # noqa: T201
     for name in arguments.methods:
         for execution in ("threads", "stacked"):
-            cost = round_cost(name, execution, steps=3, clients=6)
-            fewer_clients, more_steps = round_cost(name, execution, 3, 3), round_cost(name, execution, 6, 6)
+            cost, fewer_clients, more_steps = (
+                round_cost(name, execution, number, clients, arguments.cuda_graphs)
+                for number, clients in ((steps, 6), (steps, 3), (steps + 3, 6))
+            )
             per_client = (cost.waits - fewer_clients.waits) / 3
             per_step, kernels = (more_steps.waits - cost.waits) / 3, (more_steps.kernels - cost.kernels) / 3
             print(  # noqa: T201

@@ -33,7 +33,7 @@ DLPACK_DEVICE_OFFSET = 8
 COPY, READ = "_copy_from", "_local_scalar_dense"
 SYNCHRONISING = ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal")
 """Operations whose results have a size that depends on values, or whose result is a Python value: the host waits."""
-PACKAGE = "fedmosaic_cli"
+PACKAGE, TRANSFERS = "fedmosaic_cli", "execution/transfers.py"
 
 
 class Operations:
@@ -65,6 +65,15 @@ class Operations:
 RECORDS: list[Operations] = []
 
 
+class CaptureContext(threading.local):
+    """The graph that this thread captures; see `tests.accelerator.simulated_graph`."""
+
+    graph: Any = None
+
+
+CAPTURE = CaptureContext()
+
+
 @contextmanager
 def record_operations() -> Iterator[Operations]:
     """Count the operations within this context, in all threads."""
@@ -77,11 +86,11 @@ def record_operations() -> Iterator[Operations]:
 
 
 def calling_line() -> str:
-    """Return the innermost line of fedmosaic on this thread's stack as FILE:LINE."""
+    """Return the innermost line of fedmosaic on this thread's stack as FILE:LINE, outside the functions that copy."""
     frame = sys._getframe()
     while frame is not None:
         _, separator, path = frame.f_code.co_filename.partition(f"{PACKAGE}/")
-        if separator:
+        if separator and not path.endswith(TRANSFERS):
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return "outside fedmosaic"
@@ -203,7 +212,10 @@ def alias(tensor: torch.Tensor, size: Any, stride: Any, storage_offset: int | No
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or on the device."""
-    for record in RECORDS:
+    graph = CAPTURE.graph
+    if graph:
+        graph.begin_call(COPY, source.device != target.device, (target, source), {})
+    for record in [] if graph else RECORDS:
         if source.device == target.device:
             record.count_kernel(COPY)
         elif is_simulated(source) and is_simulated(target):
@@ -212,11 +224,15 @@ def copy_tensor(source: torch.Tensor, target: torch.Tensor, non_blocking: bool =
             record.count_wait("to host" if is_simulated(source) else "to device")
     into, content = (to_cpu(tensor) if is_simulated(tensor) else tensor for tensor in (target, source))
     into.copy_(content)
+    if graph:
+        graph.end_call(torch.ops.aten.copy_.default, target)
     return target
 
 
 def read_scalar(tensor: torch.Tensor) -> Any:
     """Read the value of a tensor with one element."""
+    if CAPTURE.graph:
+        CAPTURE.graph.begin_call(READ, True, (tensor,), {})
     for record in RECORDS:
         record.count_wait("read")
     return to_cpu(tensor).item()
@@ -230,6 +246,9 @@ def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> A
     if kwargs.get("device") is not None:
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    graph, waits = CAPTURE.graph, name.split(".")[0] in SYNCHRONISING
+    if graph:
+        graph.begin_call(name, waits, args, kwargs)
     on_cpu = tree_map(lambda value: to_cpu(value) if is_simulated(value) else value, (args, kwargs))
     results = operation(*on_cpu[0], **on_cpu[1])
     simulated = [value for value in leaves if is_simulated(value)]
@@ -252,10 +271,12 @@ def run_on_cpu(operation: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> A
         return view
 
     wrapped = tree_map(wrap, results)
-    for record in RECORDS:
+    if graph:
+        graph.end_call(operation, wrapped)
+    for record in [] if graph else RECORDS:
         if is_kernel and not name.startswith("empty"):
             record.count_kernel(name)
-        if name.split(".")[0] in SYNCHRONISING:
+        if waits:
             record.count_wait(name)
     return wrapped
 

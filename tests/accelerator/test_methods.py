@@ -9,8 +9,10 @@ import torch
 
 from fedmosaic_cli.engine import params
 from fedmosaic_cli.engine.context import Parameters
-from fedmosaic_cli.engine.method import Method
+from fedmosaic_cli.engine.losses import DistillationLoss
+from fedmosaic_cli.engine.method import Method, hyperparameters
 from fedmosaic_cli.engine.rounds import run_rounds
+from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.accelerator.simulated_device import register
 from tests.test_contract import VARIANTS
@@ -104,6 +106,29 @@ def test_mixed_models_equal_those_of_the_cpu(name, execution):
     """A network and two classifiers of scikit-learn."""
     toy = mixed(TOYS["uneven"]).changed(execution=execution)
     assert_equal_on(VARIANTS[name], toy, [register(), register(1)])
+
+
+@hyperparameters
+class FixedTeacher(Local):
+    """Targets are on the device for the clients `on_device`, and on the host for all others."""
+
+    on_device: tuple[int, ...] = ()
+
+    def local_round(self, client, received, ctx):
+        targets = torch.arange(3, dtype=torch.float64).repeat(len(client.train_labels), 1)
+        device = register() if client.id in self.on_device else CPU
+        client.train("model", [DistillationLoss(targets.to(device), 0.5, 2.0)])
+        return {}
+
+
+@pytest.mark.parametrize("on_device", [(1,), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_targets_may_be_on_the_host_or_on_the_device(execution, on_device):
+    toy = TOYS["uneven"].changed(execution=execution)
+    rows, models = results(FixedTeacher(on_device=on_device), toy, [register()])
+    expected_rows, expected_models = results(FixedTeacher(), toy, [register()])
+    assert rows == expected_rows
+    assert same(models, expected_models)
 
 
 @pytest.mark.parametrize("part", ["model", "labels"])

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmosaic_cli.api.api_errors import FedMosaicWarning
+from fedmosaic_cli.api.experiments import Experiment
 from fedmosaic_cli.audit.membership_audit import AuditSettings, run_membership_audits
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.site import Site
 from fedmosaic_cli.federation.site_shards import load_site_shard
+from fedmosaic_cli.methods.fedavg import FedAvg
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.accelerator_options import AcceleratorOptions
 from fedmosaic_cli.runner.evaluate import RunEvaluated, evaluate_saved_models
@@ -145,18 +148,50 @@ def test_a_run_with_sites_on_accelerators_equals_the_run_on_the_cpu(
     assert_equal_runs(remote, run_on(method, "local", CPU), "federation", "lost")
 
 
-@pytest.mark.parametrize("option", ["tf32", "cudnn_benchmark", "deterministic"])
+@pytest.fixture
+def seen(monkeypatch) -> list[AcceleratorOptions]:
+    """Return the options of torch during each local round of FedAvg."""
+    seen, local_round = [], FedAvg.local_round
+
+    def note(*arguments):
+        seen.append(AcceleratorOptions.current())
+        return local_round(*arguments)
+
+    monkeypatch.setattr(FedAvg, "local_round", note)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("option", "attribute", "value"),
+    [
+        ("tf32", "matmul_precision", "high"),
+        ("cudnn_benchmark", "cudnn_benchmark", True),
+        ("deterministic", "deterministic", True),
+    ],
+)
 def test_options_of_torch_hold_during_a_run_and_are_part_of_its_configuration(
-    option, shards, tmp_path, use_devices, run_on
+    option, attribute, value, shards, tmp_path, use_devices, run_on, seen
 ):
     """The kernels of the simulated device ignore them."""
-    seen = []
+    before, between = AcceleratorOptions.current(), []
+    assert getattr(before, attribute) != value
     config = make_config(shards, "fedavg", tmp_path, f"train.{option}=true")
     use_devices(register())
     (tmp_path / "run").mkdir()
     for _ in run_experiment(config, shards, RunDirectory(tmp_path / "run"), DataDirs(tmp_path), RunOptions()):
-        seen.append(getattr(AcceleratorOptions.current(), option))
-    assert seen == [True] * len(seen)
-    assert getattr(AcceleratorOptions.current(), option) is False
+        between.append(AcceleratorOptions.current())
+    assert {getattr(options, attribute) for options in seen} == {value}
+    assert set(between) == {before}
     assert f"{option}: true" in (tmp_path / "run" / "config.yaml").read_text()
     assert_equal_runs(RunDirectory(tmp_path / "run"), run_on("fedavg", "plain", CPU), "train")
+
+
+def test_options_of_torch_hold_during_rounds_in_memory(use_devices, seen):
+    use_devices(register())
+    experiment = Experiment("quickstart", method="fedavg", overrides={"train.rounds": 2, "train.tf32": True})
+    before = AcceleratorOptions.current()
+    assert before.matmul_precision == "highest"
+    with pytest.warns(FedMosaicWarning, match=r"train.tf32 .* no client is on a CUDA device"):
+        between = [AcceleratorOptions.current() for _ in experiment.rounds()]
+    assert {options.matmul_precision for options in seen} == {"high"}
+    assert between == [before, before]

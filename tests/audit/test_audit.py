@@ -31,6 +31,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import build_federation
 from fedmosaic_cli.runner.checkpoint_state import to_arrays
+from fedmosaic_cli.runner.client_state_files import ClientStateFiles
 from fedmosaic_cli.runner.device_dataset import DeviceDataset
 from fedmosaic_cli.runner.evaluate import load_finished_run, load_run_data
 from fedmosaic_cli.storage.runs import RunDirectory
@@ -110,6 +111,30 @@ def test_a_replay_reproduces_the_saved_models(auditable_runs):
     candidates = candidates_per_client(dataset, partition, 0)
     replay = replay_run(other, device_data, partition, candidates, print)
     assert not replay.is_identical, "another seed gives another run"
+
+
+def test_the_audit_of_a_run_with_states_on_disk_is_the_same(auditable_runs, tmp_path, monkeypatch):
+    """The replay has them on disk too, in a directory that it removes; shadow models are in memory."""
+    monkeypatch.chdir(auditable_runs.parent)
+    command = ("train", "--preset", "quickstart-label-skew", "--name", "quickstart", "--set", "data.clients=2")
+    command += ("--rounds", "4", "--quiet", "--set", "methods.fedmosaic.warmup_rounds=2")
+    done = CliRunner().invoke(app, [*command, "--set", "train.client_state=disk", "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.stderr
+    stores, saved = [], []
+    save = ClientStateFiles.save
+
+    def build(*args, state_store, **options):
+        stores.append(state_store)
+        return build_federation(*args, state_store=state_store, **options)
+
+    monkeypatch.setattr("fedmosaic_cli.audit.replay.build_federation", build)
+    monkeypatch.setattr(ClientStateFiles, "save", lambda *args: (saved.append(args[1]), save(*args)))
+    on_disk = audited(tmp_path, "run", num_shadow_models=4)
+    assert set(saved) == {0, 1}
+    assert on_disk == audited(auditable_runs, FEDMOSAIC, num_shadow_models=4)
+    assert on_disk["replay_identical"] is True
+    assert [store is not None for store in stores] == [True, False]
+    assert not [path for path in (tmp_path / "run").iterdir() if "client-state" in path.name]
 
 
 def test_a_replay_with_other_models_is_noted(auditable_runs, monkeypatch):

@@ -81,6 +81,22 @@ def test_a_resumed_run_is_identical(invoke):
     assert models("once") == models("twice")
 
 
+@pytest.mark.parametrize("validation", [(), ("--set", "data.val_fraction=0.2")], ids=["test", "validation"])
+def test_an_extended_run_has_the_summary_of_a_run_in_one_go(invoke, validation):
+    """Its former last round stays in the log with its evaluation, but cannot be the best round."""
+    every = ("--eval-every", "4", *validation)
+    invoke(*SHORT, *every, "--run-dir", "once")
+    invoke(*SHORT[:4], "3", *SHORT[5:], *every, "--run-dir", "extended")
+    invoke(*SHORT, *every, "--run-dir", "extended", "--resume")
+    evaluated = [
+        {row["round"] for row in rows(folder) if row["accuracy"] is not None} for folder in ("once", "extended")
+    ]
+    assert evaluated == [{4, 5}, {3, 4, 5}]
+    assert summary("extended") == summary("once")
+    assert summary("extended")["best_round"]["chosen_among"] == 2
+    assert models("extended") == models("once")
+
+
 def test_reports_and_watch_show_such_runs(invoke):
     for method in ("local", "fedavg"):
         invoke(*SHORT, "--rounds", "6", "--eval-every", "4", "--method", method)
@@ -96,6 +112,11 @@ def test_reports_and_watch_show_such_runs(invoke):
 def test_progress_says_that_a_round_is_not_evaluated(invoke):
     shown = invoke(*SHORT[:-1], "--eval-every", "5").output
     assert shown.count("accuracy not evaluated") == 4
+
+
+def test_the_suggested_baselines_are_evaluated_in_the_same_rounds(invoke):
+    output = invoke(*SHORT[:-1], "--eval-every", "2").stdout
+    assert "next: fedmosaic baseline all --preset quickstart --rounds 5 --eval-every 2 " in output
 
 
 def test_curves_connect_evaluated_rounds_and_say_so():

@@ -63,11 +63,3 @@ def test_the_memory_of_a_layer_is_that_of_its_inputs_outputs_and_weights():
 
 def test_networks_that_cannot_be_measured_have_small_batches():
     assert eval_batch_size(Unusual(), (1, 2, 2), GPU) == CPU_EVAL_BATCH_SIZE
-
-
-def test_a_network_that_needs_values_has_the_smallest_batches():
-    class NeedsValues(torch.nn.Module):
-        def forward(self, images):
-            raise TypeError("no values")
-
-    assert eval_batch_size(NeedsValues(), (1, 8, 8), torch.device("meta")) == 128

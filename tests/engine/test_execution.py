@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedmosaic_cli.engine import optim, params
 from fedmosaic_cli.engine.context import FederationInfo, ProximalTerm
 from fedmosaic_cli.engine.execution import lockstep
-from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id
+from fedmosaic_cli.engine.execution.lockstep import LockstepGroup, current_group, current_worker_id, without_group
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.execution.worker_pool import MAX_STACK_SIZE, ClientJob, WorkerPool, group_jobs
 from fedmosaic_cli.engine.federation import init_state
@@ -184,6 +184,38 @@ class TestLockstepGroup:
 
     def test_there_is_no_current_group_outside_a_group(self):
         assert current_group() is None
+
+    def test_clients_compute_together_even_if_some_of_them_also_transfer_values(self):
+        """Otherwise a client that reads a value would be trained in another stack, with other last bits."""
+        handled = []
+
+        def note(contents):
+            handled.append(contents)
+            return contents
+
+        def part(number):
+            def work(group):
+                for transfer in range(number % 3):
+                    group.submit("read", note, f"read {transfer} of {number}", is_transfer=True)
+                return group.submit("fit", note, f"fit {number}")
+
+            return work
+
+        self.run([part(number) for number in range(4)])
+        assert handled == [
+            ["read 0 of 1", "read 0 of 2"],
+            ["read 1 of 2"],
+            ["fit 0", "fit 1", "fit 2", "fit 3"],
+        ]
+
+    def test_a_client_that_computes_for_all_submits_no_request(self):
+        def part(group):
+            with without_group():
+                assert current_group() is None
+                assert current_worker_id() == group.worker_id
+            return current_group() is group
+
+        assert self.run([part] * 2)[0] == {0: True, 1: True}
 
 
 class TestWorkerPool:

@@ -75,6 +75,16 @@ def test_prefetched_images_are_those_of_the_batches(client, steps, monkeypatch):
         assert torch.equal(found[1].pixels, images[public.image_indices])
 
 
+def test_joint_images_of_a_step_are_not_copied_again(client, steps, monkeypatch):
+    monkeypatch.setattr(Examples, "to_network_device", lambda self, pixels: pixels)
+    monkeypatch.setattr(Examples, "_normalised", lambda self, pixels, windows: pixels)
+    on_host = replace(client.private, device=META)
+    for found, step in zip(with_prefetched_images(on_host, steps), steps, strict=True):
+        joint = on_host.batch_inputs(*found)
+        assert joint.data_ptr() == found[0].pixels.data_ptr()
+        assert torch.equal(joint, client.private.images[torch.cat([batch.image_indices for batch in step])])
+
+
 def test_no_steps_need_no_images(client):
     assert list(with_prefetched_images(replace(client.private, device=META), [])) == []
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.context import Training
@@ -18,7 +19,7 @@ from fedmosaic_cli.engine.execution.stacked.stacked_layers import (
     num_multiplications,
 )
 from fedmosaic_cli.engine.execution.stacked.stacked_trainer import StackedTrainer
-from fedmosaic_cli.engine.losses import UniformTargetLoss
+from fedmosaic_cli.engine.losses import TargetLoss, UniformTargetLoss
 from fedmosaic_cli.engine.method import hyperparameters
 from fedmosaic_cli.engine.rounds import run_rounds
 from fedmosaic_cli.methods.fedct import FedCT
@@ -27,7 +28,9 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.local import Local
 from fedmosaic_cli.methods.pfedme import PFedMe
 from fedmosaic_cli.models.architectures import ARCHITECTURES, build_network
+from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.runner.checkpoint_state import capture_state, restore_state
 from tests.test_contract import VARIANTS
 from tests.toys import TOYS, close, from_disk, make_toy, mixed, models, personal_models, run_toy, same
@@ -70,6 +73,14 @@ def test_clients_with_and_without_optimizer_state_can_be_stacked():
         check(Local(), TOYS["uneven"].changed(clients_per_round=2, local_steps=None, **optimizer))
 
 
+@pytest.mark.parametrize("sizes", [(8, 0, 5), (8, 5, 0)], ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "perfedavg", "apfl", "pfedme", "fedct", "gated"])
+def test_clients_without_examples_can_be_stacked(name, sizes):
+    toy = make_toy(list(sizes)).changed(optimizer="sgd")
+    check(VARIANTS[name], toy)
+    check(VARIANTS[name], toy.changed(augment="crop", local_steps=None, local_epochs=2))
+
+
 def check(method, toy):
     separate, stacked = toy.federation(method), toy.changed(execution="stacked").federation(method)
     assert (separate.execution, stacked.execution) == ("threads", "stacked")
@@ -104,6 +115,33 @@ def test_stacked_runs_are_reproducible_with_any_workers_and_after_resume(method,
     assert same(list(personal_models(resumed).values()), list(personal_models(uninterrupted).values()))
 
 
+@dataclass(frozen=True)
+class ClassWeightedLoss(TargetLoss):
+    """Cross-entropy with weights of the classes."""
+
+    class_weights: torch.Tensor
+    log_key = "loss_weighted"
+    uses_public = False
+
+    def example_losses(self, logits, targets):
+        return cross_entropy(logits, targets, weight=self.class_weights, reduction="none")
+
+
+@hyperparameters
+class WeightedClasses(Local):
+    """Each client weighs the classes in another way."""
+
+    def local_round(self, client, received, ctx):
+        weights = torch.arange(1, 1 + ctx.num_classes, dtype=torch.float64) ** client.id
+        client.train("model", [ClassWeightedLoss(client.train_labels, 0.5, weights)])
+        return {}
+
+
+@pytest.mark.parametrize("toy", ["even", "uneven", "epochs"])
+def test_tensors_besides_the_targets_of_a_loss_are_those_of_each_client(toy):
+    check(WeightedClasses(), TOYS[toy])
+
+
 def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
     """Otherwise the tests above would compare equal code paths."""
     dispatched = Counter()
@@ -115,10 +153,10 @@ def test_requests_of_all_clients_are_dispatched_together(monkeypatch):
 
     monkeypatch.setattr(lockstep, "dispatch", note)
     models(FedCT(), TOYS["uneven"].changed(execution="stacked"), rounds=2)
-    assert dispatched == {("fit", 3): 2, ("predict", 3): 4}
+    assert dispatched == {("fit", 3): 2, ("predict", 3): 2, ("evaluate", 3): 2}
     dispatched.clear()
     models(PFedMe(inner_steps=2), TOYS["uneven"].changed(execution="stacked", local_steps=5), rounds=1)
-    assert dispatched == {("steps", 3): 1, ("predict", 3): 2}
+    assert dispatched == {("steps", 3): 1, ("evaluate", 3): 2}
 
 
 @hyperparameters
@@ -203,6 +241,121 @@ def test_all_architectures_but_transformers_are_stackable():
     }
     assert {name for name, stackable in stackable_by_name.items() if not stackable} == {"vit", "vit-tiny"}
     assert {name for name, stackable in stackable_by_name.items() if stackable} == NETWORKS.keys()
+
+
+def plain_network(num_classes):
+    return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU()), 3, num_classes)
+
+
+class ScaledFeatures(Classifier):
+    def __init__(self, num_classes):
+        super().__init__(plain_network(3).body, 3, num_classes)
+
+    def features(self, inputs):
+        return self.body(inputs * 5 + 1)
+
+
+class ScaledOutputs(ScaledFeatures):
+    features = Classifier.features
+
+    def forward(self, inputs):
+        return 2 * self.head(self.features(inputs))
+
+
+class WithoutBody(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(4, num_classes)
+
+    def features(self, inputs):
+        return inputs.flatten(1)
+
+    def forward(self, inputs):
+        return self.head(self.features(inputs))
+
+
+def with_hook(num_classes):
+    network = plain_network(num_classes)
+    network.body[1].register_forward_hook(lambda layer, inputs, outputs: outputs + 1)
+    return network
+
+
+def with_backward_hook(num_classes):
+    network = plain_network(num_classes)
+    network.body[2].register_full_backward_hook(lambda layer, inputs, outputs: (2 * inputs[0],))
+    return network
+
+
+def with_backward_pre_hook(num_classes):
+    network = plain_network(num_classes)
+    network.body[2].register_full_backward_pre_hook(lambda layer, outputs: (2 * outputs[0],))
+    return network
+
+
+def double(inputs):
+    return 2 * inputs
+
+
+def flatten_and_double(inputs):
+    return 2 * inputs.flatten(1)
+
+
+def with_replaced_layer_function(num_classes):
+    network = plain_network(num_classes)
+    network.body[2].forward = double
+    return network
+
+
+def with_replaced_body_function(num_classes):
+    network = Classifier(nn.Sequential(nn.Flatten()), 4, num_classes)
+    network.body.forward = flatten_and_double
+    return network
+
+
+def with_unused_weights(num_classes):
+    network = plain_network(num_classes)
+    network.unused = nn.Linear(2, 2)
+    return network
+
+
+def with_repeated_layer(num_classes):
+    relu = nn.ReLU()
+    return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), relu, nn.Linear(3, 3), relu), 3, num_classes)
+
+
+def with_shared_weights(num_classes):
+    network = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 4)), 4, num_classes)
+    network.body[2].weight = network.body[1].weight
+    return network
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        ScaledFeatures,
+        ScaledOutputs,
+        WithoutBody,
+        with_hook,
+        with_backward_hook,
+        with_backward_pre_hook,
+        with_replaced_layer_function,
+        with_replaced_body_function,
+        with_unused_weights,
+        with_repeated_layer,
+        with_shared_weights,
+    ],
+)
+def test_networks_with_own_code_are_trained_one_by_one(factory, monkeypatch):
+    monkeypatch.setitem(MODELS, "own", factory)
+    toy = TOYS["even"].changed(models={client: ModelSettings(name="own") for client in range(3)})
+    assert not is_stackable(factory(3))
+    assert same(models(Local(), toy), models(Local(), toy.changed(execution="auto")))
+
+
+def test_plugin_networks_of_known_layers_are_stacked(monkeypatch):
+    monkeypatch.setitem(MODELS, "own", plain_network)
+    toy = TOYS["even"].changed(models={client: ModelSettings(name="own") for client in range(3)})
+    check(Local(), toy)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given
@@ -194,3 +196,44 @@ def test_reset_optimizer_state_is_discarded_after_the_round():
         with federation.worker_pool:
             next(run_rounds(federation, 1))
         assert all(("model.optimizer" in client.state) == kept for client in federation.state.clients)
+
+
+def test_batches_of_a_stream_are_drawn_once_per_round(monkeypatch):
+    client = TOYS["even"].federation(Local()).state.clients[0]
+    drawn, draw = [], batching.step_batches
+
+    def note(*args):
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(batching, "step_batches", note)
+    client.state["other"] = client.initial_model
+    for number in (1, 2):
+        client.begin_round(number)
+        client.train("model")
+        client.train("other")
+        client.train("other", steps=2)
+        client.train("other", stream="another")
+        client.finish_round()
+    assert len(drawn) == 6
+    assert not all(map(torch.equal, drawn[0], drawn[3])), "each round has other batches"
+
+
+def test_random_layers_of_a_client_draw_from_the_generator_of_its_gpu(monkeypatch):
+    gpu, calls = torch.device("cuda:1"), []
+
+    @contextmanager
+    def entered(*what):
+        calls.append(what)
+        yield
+        calls.append("end")
+
+    learner = TOYS["even"].federation(Local()).state.clients[0].learner
+    learner.has_random_layers, learner.device = True, gpu
+    with torch.random.fork_rng(devices=[]):
+        monkeypatch.setattr(torch.random, "fork_rng", lambda devices: entered("fork", *devices))
+        monkeypatch.setattr(torch.cuda, "device", lambda device: entered("device", device))
+        monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: calls.append(("seed", seed)))
+        with learner.seeded_layers(5):
+            calls.append("step")
+    assert calls == [("fork", gpu), ("device", gpu), ("seed", 5), "end", "step", "end"]

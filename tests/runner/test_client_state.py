@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,29 @@ def test_results_of_all_methods_are_identical(name, tmp_path):
     assert list(found[2]) == list(expected[2])
 
 
+MANY_CLIENTS = """
+import resource, sys
+from pathlib import Path
+from fedmosaic_cli.methods.local import Local
+from fedmosaic_cli.runner.checkpoint_state import capture_state
+from fedmosaic_cli.runner.client_state_files import ClientStateFiles
+from tests.toys import make_toy
+
+federation = make_toy([2] * 150).federation(Local())
+for client in federation.state.clients:
+    client.state_store = ClientStateFiles(Path(sys.argv[1]))
+    client.release_state()
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+arrays, _ = capture_state(federation.state)
+print(len({name.partition("/")[0] for name, array in arrays.items() if array.size}))
+"""
+
+
+def test_a_checkpoint_of_more_clients_than_files_may_be_open(tmp_path):
+    done = subprocess.run([sys.executable, "-c", MANY_CLIENTS, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("150\n", "")
+
+
 @pytest.mark.parametrize("name", ["ditto", "fedmosaic", "fedavgft"])
 def test_a_restored_run_is_identical(name, tmp_path):
     method, toy = METHODS[name](), TOYS["uneven"]
@@ -91,7 +116,7 @@ def test_files_of_runs_are_identical_and_scratch_files_are_removed(execution, tm
     assert not [path for path in Path("memory").rglob("*.yaml") if "client_state" in path.read_text()]
 
 
-def test_a_stopped_run_continues_with_the_other_place(tmp_path, monkeypatch):
+def test_a_stopped_run_continues_with_states_stored_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [*SHORT, "--run-dir", "whole"]).exit_code == 0
     short = [*SHORT[:4], "2", *SHORT[5:], "--run-dir", "parts"]

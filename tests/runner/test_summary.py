@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedmosaic_cli.runner.summary import accuracy_sections
+from fedmosaic_cli.engine.train_settings import TrainSettings
+from fedmosaic_cli.runner.summary import accuracy_sections, planned_evaluations
 
 SIZES = [10, 30]
 # Test accuracy is highest in round 1, validation accuracy in round 2.
@@ -21,7 +22,7 @@ def best_round(test, validation=None):
         ]
         for number, accuracies in test.items()
     }
-    return accuracy_sections(by_round, list(test[max(test)]), SIZES)["best_round"]
+    return accuracy_sections(by_round, len(by_round), list(test[max(test)]), SIZES)["best_round"]
 
 
 def test_best_round_is_that_of_validation_data_where_test_data_disagree():
@@ -45,7 +46,16 @@ def test_first_of_equally_good_rounds_is_the_best():
     assert best_round(TEST, equal)["round"] == 1
 
 
+def test_an_additional_evaluation_of_a_continued_run_is_not_chosen():
+    """A run of one round was continued to four."""
+    by_round = {number: [{"accuracy": value} for value in values] for number, values in TEST.items()}
+    planned = planned_evaluations({**by_round, 4: by_round[2]}, TrainSettings(rounds=4, eval_every=3))
+    assert list(planned) == [3, 4]
+    best = accuracy_sections(planned, 4, list(TEST[2]), SIZES)["best_round"]
+    assert (best["round"], best["chosen_among"]) == (3, 2), "round 1 has a higher accuracy"
+
+
 def test_results_are_those_of_the_last_round():
     by_round = {number: [{"accuracy": value} for value in values] for number, values in TEST.items()}
-    accuracy = accuracy_sections(by_round, list(TEST[3]), SIZES)["accuracy"]
+    accuracy = accuracy_sections(by_round, len(by_round), list(TEST[3]), SIZES)["accuracy"]
     assert accuracy["per_client"] == [0.6, 0.6]

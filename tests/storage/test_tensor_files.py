@@ -142,10 +142,11 @@ def test_a_checkpoint_is_written_and_read_without_a_second_copy_of_its_state(tmp
     assert peak < 4 * 4 * size, "at most a few of the 20 tensors are in memory at a time"
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+@pytest.mark.parametrize("keep_open", [True, False])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, keep_open):
     path = tmp_path / "state.safetensors"
     path.write_bytes(safetensors.numpy.save({"a": np.zeros(3), "b": np.ones(3)}))
-    tensors = TensorFile(path)
+    tensors = TensorFile(path, keep_open=keep_open)
     assert tensors["a"].tolist() == [0, 0, 0]
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x01")
@@ -170,3 +171,20 @@ def test_a_file_that_was_replaced_since_its_digest_was_checked_is_refused(tmp_pa
     other.replace(path)
     with pytest.raises(RequestError, match="changed while it was read"):
         TensorFile(path, checked)
+
+
+def test_the_header_is_read_from_the_file_that_was_opened(tmp_path, monkeypatch):
+    path, other = tmp_path / "state.safetensors", tmp_path / "other"
+    path.write_bytes(safetensors.numpy.save({"a": np.zeros(3)}))
+    other.write_bytes(safetensors.numpy.save({"b": np.ones(3)}))
+    open_file = os.open
+
+    def open_and_replace(*arguments):
+        fd = open_file(*arguments)
+        other.replace(path)
+        return fd
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_and_replace)
+        tensors = TensorFile(path)
+    assert {name: array.tolist() for name, array in tensors.items()} == {"a": [0, 0, 0]}

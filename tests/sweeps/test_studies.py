@@ -16,12 +16,13 @@ from fedmosaic_cli.config.run_config import require_safe_name
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.fedmosaic import FedMosaic
-from fedmosaic_cli.methods.registry import PAPER_METHODS
+from fedmosaic_cli.methods.registry import METHODS, PAPER_METHODS
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
 from fedmosaic_cli.report.plots.figure_set import LOG_FIGURES, MANIFEST_FIGURES
 from fedmosaic_cli.storage.lock import directory_lock
 from fedmosaic_cli.sweeps import jobs, sweep_plan
 from fedmosaic_cli.sweeps.jobs import JobRunner
+from fedmosaic_cli.sweeps.relative_costs import DEFAULT_COST, RELATIVE_COSTS, SINGLE_EXCHANGE_METHODS, relative_cost
 from fedmosaic_cli.sweeps.studies import COMPACT_ROWS, STUDIES, Scale
 from fedmosaic_cli.sweeps.sweep_plan import (
     SweepOptions,
@@ -217,6 +218,13 @@ def test_runs_with_a_different_configuration_are_refused():
 # Estimated durations
 
 
+def log_rounds(run, seconds):
+    """Write the durations of a run's rounds."""
+    run.files.path.mkdir(parents=True, exist_ok=True)
+    lines = [f'{{"round": {number}, "seconds": {value}}}\n' for number, value in enumerate(seconds, start=1)]
+    (run.files.path / "timings.jsonl").write_text("".join(lines))
+
+
 def test_without_measured_rounds_the_duration_is_unknown():
     plan = plan_sweep(STUDIES["compact"], Scale.quick, SweepOptions(seeds=(0,), methods=("fedavg",)), DataDirs())
     assert estimate_seconds(plan.pending_jobs(plan.read_states()), plan.runs, 2) is None
@@ -229,19 +237,67 @@ def test_durations_are_estimated_from_measured_rounds_of_the_same_scenario():
     local_job, pfedme_job = [
         job for job in plan.pending_jobs(plan.read_states()) if job.runs[0].scenario.name == "quickstart-hybrid"
     ]
-    local.files.path.mkdir(parents=True)
-    (local.files.path / "timings.jsonl").write_text('{"round": 1, "seconds": 2.0}\n{"round": 2, "seconds": 4.0}\n')
+    log_rounds(local, [2.0, 4.0])
     rounds = local.config.train.rounds
     assert estimate_seconds([local_job], plan.runs, 1) == 3.0 * (rounds - 2)
-    assert estimate_seconds([pfedme_job], plan.runs, 1) == 3.0 * rounds, "no round of pFedMe yet"
-    pfedme.files.path.mkdir(parents=True)
-    (pfedme.files.path / "timings.jsonl").write_text('{"round": 1, "seconds": 9.0}\n')
+    cost = relative_cost("pfedme", "threads")
+    assert estimate_seconds([pfedme_job], plan.runs, 1) == 3.0 * cost * rounds, "no round of pFedMe yet"
+    (local.files.path / "env.json").write_text('{"execution": "stacked"}\n')
+    cost = relative_cost("pfedme", "stacked")
+    assert estimate_seconds([pfedme_job], plan.runs, 1) == 3.0 * cost * rounds
+    log_rounds(pfedme, [9.0])
     assert estimate_seconds([pfedme_job], plan.runs, 1) == 9.0 * (rounds - 1)
     both = [local_job, pfedme_job]
     assert estimate_seconds(both, plan.runs, 1) == 3.0 * (rounds - 2) + 9.0 * (rounds - 1)
     assert estimate_seconds(both, plan.runs, 2) == 9.0 * (rounds - 1), "the longest job"
     other = [job for job in plan.pending_jobs(plan.read_states()) if job.runs[0].scenario.name != "quickstart-hybrid"]
     assert estimate_seconds(other, plan.runs, 1) is None, "another scenario says nothing"
+
+
+def test_every_method_has_measured_costs_and_plug_ins_have_a_default():
+    assert RELATIVE_COSTS.keys() == METHODS.keys()
+    assert RELATIVE_COSTS["local"] == (1.0, 1.0)
+    assert RELATIVE_COSTS["pfedme"].stacked != RELATIVE_COSTS["pfedme"].threads
+    assert relative_cost("pfedme", "stacked") == RELATIVE_COSTS["pfedme"].stacked
+    for execution in ("threads", "stacked and threads", ""):
+        assert relative_cost("pfedme", execution) == RELATIVE_COSTS["pfedme"].threads
+    assert relative_cost("my-method", "stacked") == DEFAULT_COST.stacked
+
+
+def test_the_cost_of_an_unmeasured_method_follows_from_all_measured_ones():
+    """Each measured run has its own execution."""
+    options = SweepOptions(seeds=(0,), methods=("pfedme", "fedphp"))
+    plan = plan_sweep(STUDIES["compact"], Scale.quick, options, DataDirs())
+    runs = {run.row.method: run for run in plan.runs if run.scenario.name == "quickstart-hybrid"}
+    log_rounds(runs["local"], [1.0])
+    log_rounds(runs["fedphp"], [1.5 * relative_cost("fedphp", "stacked")])
+    (runs["fedphp"].files.path / "env.json").write_text('{"execution": "stacked"}\n')
+    [job] = [job for job in plan.pending_jobs(plan.read_states()) if job.runs == (runs["pfedme"],)]
+    expected = (relative_cost("pfedme", "threads") + 1.5 * relative_cost("pfedme", "stacked")) / 2
+    assert estimate_seconds([job], plan.runs, 1) == pytest.approx(expected * runs["pfedme"].config.train.rounds)
+
+
+@pytest.mark.parametrize("method", sorted(SINGLE_EXCHANGE_METHODS))
+def test_methods_with_one_exchange_count_for_themselves_and_when_they_are_finished(method):
+    options = SweepOptions(seeds=(0, 1), methods=("fedavg", method), extended=True)
+    plan = plan_sweep(STUDIES["compact"], Scale.quick, options, DataDirs())
+    jobs = {
+        job.runs[0].row.method: [job]
+        for job in plan.pending_jobs(plan.read_states())
+        if job.runs[0].scenario.name == "quickstart-hybrid"
+    }
+    local, started = jobs["local"][0].runs[0], jobs[method][0].runs[0]
+    rounds = started.config.train.rounds
+    log_rounds(started, [3.0] * (rounds - 1))
+    assert estimate_seconds(jobs[method], plan.runs, 1) is None
+    assert estimate_seconds(jobs["fedavg"], plan.runs, 1) is None
+    log_rounds(local, [2.0])
+    cost = relative_cost(method, "threads")
+    assert estimate_seconds(jobs[method], plan.runs, 1) == pytest.approx(2.0 * cost * (1 + rounds))
+    log_rounds(started, [3.0] * (rounds - 1) + [100.0])
+    assert estimate_seconds(jobs[method], plan.runs, 1) == pytest.approx((3.0 + 97.0 / rounds) * (1 + rounds))
+    cost = relative_cost("fedavg", "threads")
+    assert estimate_seconds(jobs["fedavg"], plan.runs, 1) == pytest.approx(2.0 * cost * 2 * rounds)
 
 
 # The job runner, with fake processes

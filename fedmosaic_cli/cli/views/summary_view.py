@@ -86,6 +86,7 @@ def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[s
         "--model": train_options.model,
         "--dataset": train_options.dataset,
         "--rounds": train_options.rounds,
+        "--eval-every": train_options.eval_every,
         "--augment": train_options.augment and train_options.augment.value,
         "--seed": train_options.seed,
         "--seeds": train_options.seeds,

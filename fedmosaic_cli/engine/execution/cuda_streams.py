@@ -25,21 +25,21 @@ class CudaStreams:
     """
 
     def __init__(self, num_streams: int) -> None:
-        self._num_streams = num_streams
+        self.num_streams = num_streams
         self._streams: dict[tuple[torch.device, int], Any] = {}
         self._lock = threading.Lock()
 
-    def num_threads(self, device: torch.device, num_workers: int) -> int:
-        """Return the number of threads for clients on a device: one per worker and, on a GPU, per stream."""
-        return max(num_workers, self._num_streams) if device.type == "cuda" else num_workers
+    def are_used_on(self, device: torch.device) -> bool:
+        """Return whether clients on a device have streams."""
+        return device.type == "cuda" and self.num_streams > 1
 
     @contextmanager
     def of_client(self, client: int, device: torch.device) -> Iterator[None]:
         """Compute in the stream of a client, and wait for it at the end."""
-        if device.type != "cuda" or self._num_streams == 1:
+        if not self.are_used_on(device):
             yield
             return
-        key = device, client % self._num_streams
+        key = device, client % self.num_streams
         with self._lock:
             if key not in self._streams:
                 self._streams[key] = torch.cuda.Stream(device)

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
 T = TypeVar("T")
 
 
 @dataclass
 class LockstepRequest:
-    """A request of one client. Requests with equal `group_key` go to `handler` in one list, ordered by client."""
+    """A request of one client. Requests with equal `group_key` go to `handler` in one list, ordered by client.
+
+    Transfers between host and device are handled before all other requests. So which clients compute together does not
+    depend on which of them also read a value.
+    """
 
     client_index: int
     group_key: Hashable
     handler: Callable[[list[Any]], list[Any]]
     payload: Any
+    is_transfer: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -36,7 +42,8 @@ class LockstepGroup:
 
     Attributes:
         worker_id: The thread that handles requests.
-        num_waiting: Number of clients whose requests are being handled: all that are not done.
+        num_clients: Number of clients.
+        num_waiting: Number of clients that wait: all that are not done.
     """
 
     def __init__(self, num_clients: int) -> None:
@@ -45,6 +52,7 @@ class LockstepGroup:
         self._client_locks = [acquired_lock() for _ in range(num_clients)]
         self._worker_lock = acquired_lock()
         self._ready = deque(range(num_clients))
+        self.num_clients = num_clients
         self.num_waiting = 0
         self._requests: list[LockstepRequest] = []
         self._abort_error: BaseException | None = None
@@ -60,9 +68,15 @@ class LockstepGroup:
             LOCKSTEP_CONTEXT.group = None
             self._continue_next()
 
-    def submit(self, group_key: Hashable, handler: Callable[[list[Any]], list[Any]], payload: Any) -> Any:
+    def submit(
+        self,
+        group_key: Hashable,
+        handler: Callable[[list[Any]], list[Any]],
+        payload: Any,
+        is_transfer: bool = False,
+    ) -> Any:
         """Wait for the result of `payload`, computed together with all requests that have the same `group_key`."""
-        request = LockstepRequest(LOCKSTEP_CONTEXT.client_index, group_key, handler, payload)
+        request = LockstepRequest(LOCKSTEP_CONTEXT.client_index, group_key, handler, payload, is_transfer)
         self._requests.append(request)
         self._continue_next()
         self._client_locks[request.client_index].acquire()
@@ -75,11 +89,13 @@ class LockstepGroup:
         while self._ready:
             self._continue_next()
             self._worker_lock.acquire()
-            # The clients run one after the other, so their requests are ordered.
-            waiting, self._requests = self._requests, []
-            self.num_waiting = len(waiting)
-            dispatch(waiting)
-            self._ready.extend(request.client_index for request in waiting)
+            self.num_waiting = len(self._requests)
+            waiting = sorted(self._requests, key=lambda request: request.client_index)
+            transfers = [request for request in waiting if request.is_transfer]
+            handled = transfers or waiting
+            self._requests = [request for request in waiting if transfers and not request.is_transfer]
+            dispatch(handled)
+            self._ready.extend(request.client_index for request in handled)
 
     def abort(self, error: BaseException) -> None:
         """Raise an error in all clients, because one of them could not be started."""
@@ -124,13 +140,25 @@ class LockstepContext(threading.local):
 
     group: LockstepGroup | None = None
     client_index: int = 0
+    is_outside_group: bool = False
 
 
 LOCKSTEP_CONTEXT = LockstepContext()
 
 
 def current_group() -> LockstepGroup | None:
-    return LOCKSTEP_CONTEXT.group
+    """The group whose clients this thread may wait for."""
+    return None if LOCKSTEP_CONTEXT.is_outside_group else LOCKSTEP_CONTEXT.group
+
+
+@contextmanager
+def without_group() -> Iterator[None]:
+    """Submit no requests within this context: one client computes, while the others wait."""
+    was_outside, LOCKSTEP_CONTEXT.is_outside_group = LOCKSTEP_CONTEXT.is_outside_group, True
+    try:
+        yield
+    finally:
+        LOCKSTEP_CONTEXT.is_outside_group = was_outside
 
 
 def current_worker_id() -> int:

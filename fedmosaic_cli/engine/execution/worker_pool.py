@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+Role = Literal["worker", "stream", "member"]
+"""The role of a thread: it runs groups and single clients, single clients in CUDA streams, or one client of a group."""
 
 # Clients per stack. The number is fixed: which clients compute together affects the last bits of their results.
 MAX_STACK_SIZE = 32
@@ -44,7 +46,12 @@ class ClientJob(Generic[T]):
 
 
 class WorkerPool:
-    """A thread pool per device. Even a single worker runs outside the main thread."""
+    """Thread pools for every device. Even a single worker runs outside the main thread.
+
+    Args:
+        num_workers: Groups and single clients that run at the same time on a device.
+        num_cuda_streams: Number of single clients trained at the same time on a GPU, if larger than `num_workers`.
+    """
 
     def __init__(self, num_workers: int, num_cuda_streams: int = 1) -> None:
         self.num_workers = num_workers
@@ -75,7 +82,8 @@ class WorkerPool:
         futures = []
         for group in sorted(group_jobs(jobs), key=lambda group: -sum(jobs[index].cost for index in group)):
             device = jobs[group[0]].device
-            executor = self._executor("worker", device)
+            is_alone = jobs[group[0]].stack_key is None
+            executor = self._executor("stream" if is_alone and self._streams.are_used_on(device) else "worker", device)
             futures.append(executor.submit(self._run_group, run_job, group, device))
         for future in futures:
             future.result()
@@ -101,15 +109,17 @@ class WorkerPool:
         for future in futures:
             future.result()
 
-    def _executor(self, role: Literal["worker", "member"], device: torch.device) -> ThreadPoolExecutor:
-        size = self._streams.num_threads(device, self.num_workers)
-        if role == "member":
+    def _executor(self, role: Role, device: torch.device) -> ThreadPoolExecutor:
+        sizes: dict[Role, int] = {
+            "worker": self.num_workers,
+            "stream": max(self.num_workers, self._streams.num_streams),
             # One thread per client of every worker: a client without a thread would block its group forever.
-            size *= MAX_STACK_SIZE
+            "member": self.num_workers * MAX_STACK_SIZE,
+        }
         with self._lock:
             if (role, device) not in self._executors:
                 self._executors[role, device] = ThreadPoolExecutor(
-                    size, thread_name_prefix=role, initializer=use_single_thread
+                    sizes[role], thread_name_prefix=role, initializer=use_single_thread
                 )
             return self._executors[role, device]
 
@@ -121,7 +131,7 @@ class WorkerPool:
     ) -> None:
         with self._lock:
             executors = dict(self._executors)
-        workers = [executor for (role, _), executor in executors.items() if role == "worker"]
+        workers = [executor for (role, _), executor in executors.items() if role != "member"]
         for executor in workers:  # cancel all pending jobs before waiting for any
             executor.shutdown(wait=False, cancel_futures=True)
         for executor in workers:

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedmosaic_cli.models.classifier import Classifier
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from torch import Tensor
 
     from fedmosaic_cli.engine.context import Parameters
-    from fedmosaic_cli.models.classifier import Classifier
 
 
 SUPPORTED_OPTIONS = {
@@ -84,15 +85,36 @@ class StackedNetwork:
 
 
 def is_stackable(template: Classifier) -> bool:
-    """True if all layers of a network, with all their options, are supported."""
-    if not isinstance(template.body, nn.Sequential) or type(template.head) is not nn.Linear:
+    """True if a network is `Classifier` with a sequence of supported layers, and all their options are supported."""
+    if not computes_head_of_body(template) or type(template.body) is not nn.Sequential:
         return False
-    return all(
+    layers = [*template.body, template.head]
+    parts = [*layers, *(tensor for _, tensor in template.named_parameters(remove_duplicate=False))]
+    # A part that occurs twice has one gradient.
+    if len(set(map(id, parts))) < len(parts) or any(map(is_changed, (template, template.body, *layers))):
+        return False
+    return type(template.head) is nn.Linear and all(
         type(layer) in STACKED_LAYERS
         and getattr(layer, "momentum", 0.1) is not None
         and all(getattr(layer, name, value) == value for name, value in SUPPORTED_OPTIONS.items())
         for layer in template.body
     )
+
+
+def computes_head_of_body(template: Classifier) -> bool:
+    """Whether a network computes `head(body(inputs))` with the code of `Classifier`, and trains no other weights."""
+    own = type(template)
+    if own.features is not Classifier.features or own.forward is not Classifier.forward:
+        return False
+    trained = [name for name, tensor in template.named_parameters() if tensor.requires_grad]
+    return all(name.startswith(("body.", "head.")) for name in trained)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a module computes something else than its class: by hooks, or by functions of this instance."""
+    has_forward_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+    has_backward_hooks = bool(module._backward_hooks or module._backward_pre_hooks)
+    return has_forward_hooks or has_backward_hooks or not {"features", "forward"}.isdisjoint(vars(module))
 
 
 def num_multiplications(template: Classifier, image_side: int) -> int:

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from fedmosaic_cli.engine.examples import copy_to_device
 from fedmosaic_cli.engine.execution.lockstep import current_group
 from fedmosaic_cli.engine.execution.stacked.batch_table import masked_means, padding_mask
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
@@ -30,9 +29,12 @@ from fedmosaic_cli.engine.execution.stacked.stacked_trainer import (
     StackedTrainer,
     make_stacks,
     merge_stacks,
+    read_step_counts,
     training_steps,
 )
+from fedmosaic_cli.engine.execution.transfers import copy_to_device
 from fedmosaic_cli.engine.learner import Fit
+from fedmosaic_cli.engine.losses import count_and_log_prob
 from fedmosaic_cli.engine.network_learner import NetworkLearner
 from fedmosaic_cli.engine.training import trains_batch_norm
 
@@ -86,6 +88,13 @@ class StackedNetworkLearner(NetworkLearner):
         logits: Tensor = group.submit((self, "predict"), self._predict_group, (parameters, examples))
         return logits
 
+    def evaluate(self, parameters: Parameters, examples: Examples) -> tuple[float, float]:
+        group = current_group()
+        if group is None:
+            return super().evaluate(parameters, examples)
+        scores: tuple[float, float] = group.submit((self, "evaluate"), self._evaluate_group, (parameters, examples))
+        return scores
+
     def gradient(
         self, parameters: Parameters, inputs: Tensor, labels: Tensor, update_running_stats: bool
     ) -> tuple[Tensor, Parameters]:
@@ -131,12 +140,15 @@ class StackedNetworkLearner(NetworkLearner):
         kinds = [[client.group_key for client in clients] for clients in requests]
         is_uniform = len(requests) == group.num_waiting and all(own == kinds[0] for own in kinds)
         num_trained = len(kinds[0]) if is_uniform else 1
+        read_step_counts([client for clients in requests for client in clients[:num_trained]])
         stacks = [
             stack for number in range(num_trained) for stack in make_stacks([clients[number] for clients in requests])
         ]
+        # The clients of a group are the same in every round, unless they are sampled.
+        keep_views = len(requests) == group.num_clients and self.train_settings.clients_per_round is None
         losses: dict[int, TrainingLosses] = {}
         for merged in merge_stacks(stacks) if self._is_linear else [[stack] for stack in stacks]:
-            results = StackedTrainer(self, merged).run()
+            results = StackedTrainer(self, merged, keep_views).run()
             losses |= zip((id(client) for stack in merged for client in stack), results, strict=True)
         return [[losses[id(client)] for client in clients[:num_trained]] for clients in requests]
 
@@ -153,6 +165,21 @@ class StackedNetworkLearner(NetworkLearner):
             return list(super().predict(models[0], union).split([len(examples) for examples in sets]))
         return apply_sorted(requests, lambda request: -len(request[1]), self._predict_stacked)
 
+    def _evaluate_group(self, requests: list[tuple[Parameters, Examples]]) -> list[tuple[float, float]]:
+        """Results of `evaluate`. Sets of one size are scored together, and all values are read at once."""
+        by_size: dict[int, list[int]] = {}
+        for position, (_, examples) in enumerate(requests):
+            by_size.setdefault(len(examples), []).append(position)
+        logits, scores = self._predict_group(requests), []
+        for positions in by_size.values():
+            own = torch.stack([logits[position] for position in positions])
+            labels = torch.stack([requests[position][1].targets for position in positions])
+            num_correct, log_prob = count_and_log_prob(own, labels)
+            scores.append(torch.stack([num_correct.to(log_prob.dtype), log_prob], dim=1))
+        order = [position for positions in by_size.values() for position in positions]
+        results = dict(zip(order, torch.cat(scores).tolist(), strict=True))
+        return [(results[position][0], -results[position][1]) for position in range(len(requests))]
+
     def _predict_stacked(self, requests: list[tuple[Parameters, Examples]]) -> list[Tensor]:
         """Logits of requests sorted by decreasing set size. Passes leave out clients without remaining examples."""
         models, sets = zip(*requests, strict=True)
@@ -164,17 +191,23 @@ class StackedNetworkLearner(NetworkLearner):
         with torch.inference_mode():
             for start in range(0, len(sets[0]), batch_size):
                 num_clients = sum(len(examples) > start for examples in sets)
-                indices = pad_sequence(
-                    [examples.indices[start : start + batch_size] for examples in sets[:num_clients]]
-                )
+                images = self._stacked_images(sets[:num_clients], slice(start, start + batch_size))
                 context = ForwardContext(num_clients)
                 leading = {name: tensor[:num_clients] for name, tensor in weights.items()}
                 with self.autocast():
-                    features = network.features(leading, sets[0].normalised_images(indices), context)
+                    features = network.features(leading, images, context)
                     logits = network.head(leading, features, context)
                 for part, examples, client_logits in zip(parts, sets, logits.to(self.dtype), strict=False):
                     part.append(client_logits[: len(examples) - start])
         return [torch.cat(part) for part in parts]
+
+    def _stacked_images(self, sets: Sequence[Examples], cells: slice) -> Tensor:
+        """Some images of every set [batch, clients, ...], padded."""
+        first = sets[0]
+        if all(examples.indices is first.indices for examples in sets):  # the public set
+            images = first.inputs(cells)[:, None]
+            return images.expand(-1, len(sets), *images.shape[2:])
+        return first.normalised_images(pad_sequence([examples.indices[cells] for examples in sets]))
 
     def _stacked_gradients(
         self, update_running_stats: bool, requests: list[tuple[Parameters, Tensor, Tensor]]

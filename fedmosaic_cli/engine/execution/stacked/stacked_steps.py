@@ -13,6 +13,7 @@ from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.engine.learner import StepOptions
 from fedmosaic_cli.engine.optim import match_memory_layout, optimizer_step
+from fedmosaic_cli.errors import FedMosaicError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -36,7 +37,7 @@ class StackedStepClient:
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean loss over the steps of a client; None without a step."""
+    """The mean loss over the steps of a client; None without a gradient."""
 
     value: float | None
 
@@ -52,10 +53,11 @@ def step_client(task: StepTask, skip_singletons: bool) -> StackedStepClient:
 
 
 def rule_key(task: StepTask) -> Hashable:
-    """Equal for clients with the same rule on the same entries."""
+    """Equal for clients with the same rule on the same entries, and with equal integers, which are not stacked."""
     owner = getattr(task.rule, "__self__", None)
     function: Any = getattr(task.rule, "__func__", task.rule)
-    return function, id(owner), tuple(task.state), tuple(task.batches)
+    integers = [(name, type(value), value) for name, value in task.state.items() if isinstance(value, int)]
+    return function, id(owner), tuple(task.state), tuple(integers), tuple(task.batches)
 
 
 def have_equal_numbers(clients: list[StackedStepClient]) -> bool:
@@ -73,11 +75,15 @@ class StackedSteps:
         self._clients = clients
         self._tasks = [client.task for client in clients]
         self._network = StackedNetwork(runner.template)
-        self.state = {name: stack_entry([task.state[name] for task in self._tasks]) for name in self._tasks[0].state}
+        self.state = {
+            name: stack_entry([task.state[name] for task in self._tasks], runner.device)
+            for name in self._tasks[0].state
+        }
         self._private_sets = [task.private for task in self._tasks]
         self._labels = torch.cat([examples.targets for examples in self._private_sets])
         self._loss_totals = torch.zeros(self.num_clients, dtype=runner.dtype, device=runner.device)
         self._num_seen = torch.zeros(self.num_clients, dtype=torch.int64, device=runner.device)
+        self._num_with_loss = 0
         # The state of the optimizer of each model, by client and parameter.
         self._optimizer_states: dict[str, dict[tuple[int, str], State]] = {}
 
@@ -100,23 +106,22 @@ class StackedSteps:
                 self._tasks[0].rule(StackedStep(number, self, batches), self.state)
             self._finish_clients(0)
         means = (self._loss_totals / self._num_seen).tolist()
-        return [MeanLoss(mean if count else None) for mean, count in zip(means, num_steps, strict=True)]
+        # Clients are sorted, so those with a loss come first.
+        return [MeanLoss(mean if row < self._num_with_loss else None) for row, mean in enumerate(means)]
 
     def _finish_clients(self, num_active: int) -> None:
         """Give the clients after the first `num_active` their results, and continue with the first ones."""
         if num_active == self.num_clients:
             return
+        finished = slice(num_active, self.num_clients)
         for name, entry in self.state.items():
-            is_model = isinstance(entry, dict)
-            numbers = None if is_model else entry.tolist()
-            for row, task in enumerate(self._tasks[num_active : self.num_clients], start=num_active):
-                if numbers is not None:
-                    task.state[name] = numbers[row]
-                else:
-                    # The state has the entries that the rule made, in its order.
-                    task.state[name] = {key: tensor[row].clone() for key, tensor in entry.items()}
-            leading = {key: tensor[:num_active] for key, tensor in entry.items()} if is_model else entry[:num_active]
-            self.state[name] = leading
+            values = entry_rows(name, entry, finished, self.num_clients)
+            for task, value in zip(self._tasks[finished], values, strict=True):
+                task.state[name] = value
+            if isinstance(entry, dict):
+                self.state[name] = {key: tensor[:num_active] for key, tensor in entry.items()}
+            elif isinstance(entry, torch.Tensor):
+                self.state[name] = entry[:num_active]
         for model, states in self._optimizer_states.items():
             for (row, name), state in states.items():
                 if num_active <= row < self.num_clients:
@@ -141,6 +146,7 @@ class StackedSteps:
         stacked = torch.autograd.grad(values, list(leaves.values()), grad_outputs=torch.ones_like(values))
         self._loss_totals[: self.num_clients] += values.detach() * batch.counts
         self._num_seen[: self.num_clients] += batch.counts
+        self._num_with_loss = max(self._num_with_loss, self.num_clients)
         return dict(zip(leaves, stacked, strict=True))
 
     def inputs(self, batch: StepBatch) -> Tensor:
@@ -154,7 +160,7 @@ class StackedSteps:
         if model not in self._optimizer_states:
             states = [task.optimizer_state(model) for task in self._tasks[: self.num_clients]]
             self._optimizer_states[model] = {
-                (row, name): state[name] for row, state in enumerate(states) for name in gradient if name in state
+                (row, name): own for row, state in enumerate(states) for name, own in state.items()
             }
         weights = self.state[model]
         gradients = {name: match_memory_layout(tensor, weights[name]) for name, tensor in gradient.items()}
@@ -190,17 +196,40 @@ class StackedStep:
         self.steps.optimizer_step(model, gradient, lr)
 
     def dot(self, first: Parameters, second: Parameters) -> PerClientScalar:
-        """Return the inner products of the clients' models [clients], on the CPU."""
+        """Return the inner products of the clients' models [clients], on their device."""
         pairs = [(first[name], tensor) for name, tensor in second.items() if tensor.is_floating_point()]
         products = [(one * other).reshape(len(other), -1).sum(dim=1) for one, other in pairs]
-        return torch.as_tensor(sum(products)).double().cpu()
+        return torch.as_tensor(sum(products)).to(number_type(self.steps.runner.device))
 
 
-def stack_entry(values: list[Any]) -> Any:
-    """Models [clients, ...] by name, or numbers [clients] in double precision."""
-    if isinstance(values[0], dict):
-        return {name: torch.stack([value[name] for value in values]) for name in values[0]}
-    return torch.tensor(values, dtype=torch.float64)
+def stack_entry(values: list[Any], device: torch.device) -> Any:
+    """Models [clients, ...] by name, numbers [clients] on a device, or an integer that all clients share."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: torch.stack([value[name] for value in values]) for name in first}
+    return first if isinstance(first, int) else torch.tensor(values, dtype=number_type(device)).to(device)
+
+
+def number_type(device: torch.device) -> torch.dtype:
+    """Double precision, as for a single client, where the device supports it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def entry_rows(name: str, entry: Any, rows: slice, num_clients: int) -> list[Any]:
+    """The models or numbers of some clients. A number that is no tensor is that of all clients."""
+    num_rows = len(range(num_clients)[rows])
+    if isinstance(entry, dict):
+        # The model has the entries that the rule made, in its order.
+        return [{key: tensor[row].clone() for key, tensor in entry.items()} for row in range(num_clients)[rows]]
+    if not isinstance(entry, torch.Tensor):
+        return [entry] * num_rows
+    if entry.shape != (num_clients,):
+        raise FedMosaicError(
+            f"the step rule sets '{name}' of {num_clients} clients to a tensor of shape {tuple(entry.shape)} "
+            "(client.take_steps): use elementwise operations"
+        )
+    numbers: list[Any] = entry[rows].tolist()
+    return numbers
 
 
 def by_row(stacked: Parameters, names: Parameters) -> dict[tuple[int, str], Tensor]:

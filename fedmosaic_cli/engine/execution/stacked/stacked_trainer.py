@@ -6,9 +6,9 @@ state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from fedmosaic_cli.engine.augmentation import join_windows
 from fedmosaic_cli.engine.batching import has_singleton_batch, num_rows
-from fedmosaic_cli.engine.execution.stacked.batch_table import BatchTable, StepBatch
+from fedmosaic_cli.engine.execution.stacked.batch_table import RoundBatches, StepBatch
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
+from fedmosaic_cli.engine.execution.stacked.stacked_states import split_states, stack_states
+from fedmosaic_cli.engine.execution.step_graph import StepGraphs, step_capture
 from fedmosaic_cli.engine.learner import TrainingLosses
 from fedmosaic_cli.engine.losses import TargetLoss
 from fedmosaic_cli.engine.optim import clip_gradients, optimizer_step
@@ -44,6 +46,8 @@ class StackedClient:
     optimizer_state: State
     task: TrainingTask
     steps: list[tuple[Tensor, Tensor | None]]
+    step_counts: list[float] = field(default_factory=list)
+    """The values of `step_count_tensors`; see `read_step_counts`."""
 
     @cached_property
     def group_key(self) -> Hashable:
@@ -58,13 +62,29 @@ class StackedClient:
     @cached_property
     def sort_key(self) -> tuple[int, tuple[float, ...]]:
         """Sorts clients by decreasing number of steps, then by the step counts of the optimizer of each tensor."""
+        values = iter(self.step_counts)
+        counts = (-1.0 if own is None else next(values) if "step" in own else 0.0 for own in self._trained_states)
+        return -len(self.steps), tuple(counts)
+
+    @property
+    def step_count_tensors(self) -> list[Tensor]:
+        """The step counts of the optimizer, for the tensors that have one."""
+        return [state["step"] for state in self._trained_states if state is not None and "step" in state]
+
+    @cached_property
+    def _trained_states(self) -> list[State | None]:
+        """The optimizer states of the trained tensors, by name; None for a tensor without one."""
         names = sorted(name for name in self.parameters if self.task.options.is_trained(name))
-        states = {name: self.optimizer_state[name] for name in names if name in self.optimizer_state}
-        counts = [state["step"] for state in states.values() if "step" in state]
-        # One read for all tensors, because each waits for the device.
-        values = iter(torch.stack(counts).tolist() if counts else [])
-        steps = (-1.0 if name not in states else next(values) if "step" in states[name] else 0.0 for name in names)
-        return -len(self.steps), tuple(steps)
+        return [self.optimizer_state.get(name) for name in names]
+
+
+def read_step_counts(clients: Sequence[StackedClient]) -> None:
+    """Set the step counts of all clients, with one read, because each waits for the device."""
+    tensors = [client.step_count_tensors for client in clients]
+    flat = [tensor for own in tensors for tensor in own]
+    values = iter(torch.stack(flat).tolist() if flat else [])
+    for client, own in zip(clients, tensors, strict=True):
+        client.step_counts[:] = islice(values, len(own))
 
 
 def training_steps(task: TrainingTask, skip_singletons: bool) -> list[tuple[Tensor, Tensor | None]]:
@@ -122,11 +142,19 @@ class StackedTerm:
     """The same loss term of all clients."""
 
     def __init__(self, terms: Sequence[LossTerm], runner: NetworkLearner) -> None:
-        self._terms = [term.to_device(runner.device) for term in terms]
         self.weight = torch.tensor([term.weight for term in terms], dtype=runner.dtype, device=runner.device)
+        first = terms[0]
         self._targets = None
-        if isinstance(terms[0], TargetLoss):
-            self._targets = torch.cat([term.targets for term in self._terms if isinstance(term, TargetLoss)])
+        if isinstance(first, TargetLoss) and not has_other_tensors(first):
+            targets = [term.targets for term in terms if isinstance(term, TargetLoss)]
+            if len({own.device for own in targets}) > 1:
+                targets = [own.to(runner.device) for own in targets]
+            # The targets of all clients are joined in the first term, so that one copy moves them.
+            joined = replace(first, targets=torch.cat(targets)).to_device(runner.device)
+            self._terms: list[LossTerm] = [joined]
+            self._targets = joined.targets
+        else:
+            self._terms = [term.to_device(runner.device) for term in terms]
 
     def client_losses(self, outputs: StackedOutputs) -> Tensor:
         """The mean loss over each client's batch [clients]."""
@@ -140,7 +168,7 @@ class StackedTerm:
         return batch.client_means(losses.view(len(batch.batch_sizes), -1))
 
     def _per_client_losses(self, outputs: StackedOutputs) -> Tensor:
-        """The losses of a term that is not a mean over examples, computed client by client."""
+        """The losses of a term with other values than targets, computed client by client."""
         values = []
         for client, size in enumerate(outputs.private_batch.batch_sizes):
             indices = outputs.private_batch.local_indices[client, :size]
@@ -154,15 +182,26 @@ class StackedTerm:
         return torch.stack(values)
 
 
+def has_other_tensors(term: TargetLoss) -> bool:
+    """Whether a term has tensors besides its targets, such as class weights, which may differ between clients."""
+    return any(isinstance(value, torch.Tensor) for name, value in vars(term).items() if name != "targets")
+
+
 class StackedTrainer:
     """Trains clients that are sorted by `sort_key`, so that those with steps left always come first.
 
     Several stacks take the same steps. Each has its own optimizer steps: some optimizers round the last elements of a
     tensor in another way, so that stacking other clients would change the results.
+
+    Args:
+        runner: The learner of the clients.
+        stacks: Clients by stack.
+        keep_views: Whether the same clients are trained together in every round; see `stacked_states`.
     """
 
-    def __init__(self, runner: NetworkLearner, stacks: list[list[StackedClient]]) -> None:
+    def __init__(self, runner: NetworkLearner, stacks: list[list[StackedClient]], keep_views: bool = False) -> None:
         clients = [client for stack in stacks for client in stack]
+        self._keep_views = keep_views
         self._runner = runner
         self._clients = clients
         self._network = StackedNetwork(runner.template)
@@ -207,8 +246,8 @@ class StackedTrainer:
             self._load_optimizer_states()
             self._run_steps()
             self._save_optimizer_states()
-            for name, tensor in self._stacked_weights.items():
-                torch._foreach_copy_([client.parameters[name] for client in self._clients], list(tensor.unbind()))
+            own = [client.parameters[name] for name in self._stacked_weights for client in self._clients]
+            torch._foreach_copy_(own, [row for tensor in self._stacked_weights.values() for row in tensor.unbind()])
         num_seen = [sum(num_rows(private) for private, _ in client.steps) for client in self._clients]
         losses = [
             [total / count if count else None for total in totals]
@@ -220,26 +259,24 @@ class StackedTrainer:
         ]
 
     def _run_steps(self) -> None:
-        private_sets = [client.task.private for client in self._clients]
-        private = BatchTable(private_sets, [[batch for batch, _ in client.steps] for client in self._clients])
-        public = None
-        if self._clients[0].steps[0][1] is not None:
-            public = BatchTable(
-                [client.task.public for client in self._clients],
-                [[batch for _, batch in client.steps if batch is not None] for client in self._clients],
-            )
-        labels = private.gather(torch.cat([examples.targets for examples in private_sets]))
-        num_clients, weights = 0, self._stacked_weights
+        batches = RoundBatches([client.task for client in self._clients], [client.steps for client in self._clients])
         num_steps = [len(client.steps) for client in self._clients]
-        for step in range(num_steps[0]):
-            num_active = sum(count > step for count in num_steps)
-            if num_active != num_clients:
-                num_clients, weights = num_active, self._leading_weights(num_active)
-            public_batch = public.step_batch(step, num_clients) if public else None
-            private_batch = private.step_batch(step, num_clients)
-            self._step(
-                weights, labels[step, :num_clients, : max(private_batch.batch_sizes)], private_batch, public_batch
-            )
+        num_active = [sum(count > step for count in num_steps) for step in range(num_steps[0])]
+        capture = step_capture(self._runner.train_settings, self._clients[0].task.private)
+        shapes = [batches.shape(step, count) for step, count in enumerate(num_active)] if capture else []
+        # Kept until the losses are read: the last replay may still run when this function returns.
+        self._graphs = StepGraphs(capture, shapes, self._runner.device)
+        weights = self._stacked_weights
+        for step, num_clients in enumerate(num_active):
+            if step == 0 or num_clients != num_active[step - 1]:
+                weights = self._leading_weights(num_clients)
+            self._graphs.take_step(step, partial(self._batch_step, weights, batches, step, num_clients))
+
+    def _batch_step(
+        self, weights: Parameters, batches: RoundBatches, step: int, num_clients: int, position: Tensor | None
+    ) -> None:
+        """Take a step of the first clients; for `position` see `batch_table.step_cells`."""
+        self._step(weights, *batches.step(step, num_clients, position))
 
     def _leading_weights(self, num_clients: int) -> Parameters:
         """The weights of the first clients, sharing memory with the stack."""
@@ -314,22 +351,20 @@ class StackedTrainer:
         return features, self._network.head(weights, features, context)
 
     def _load_optimizer_states(self) -> None:
-        """Stack the optimizer states of each block. The step count is equal within a block and kept once."""
+        """Stack the optimizer states of each block."""
         for block, name in self._parameter_blocks:
             states = [self._clients[client].optimizer_state for client in block]
             if name in states[0]:
-                entries = [state[name] for state in states]
-                self._optimizer_states[block, name] = {
-                    key: torch.stack([entry[key] for entry in entries]) if value.dim() else value.clone()
-                    for key, value in entries[0].items()
-                }
+                self._optimizer_states[block, name] = stack_states([state[name] for state in states])
 
     def _save_optimizer_states(self) -> None:
+        states_by_block: dict[range, dict[str, State]] = {block: {} for block in self._client_blocks}
         for (block, name), state in self._optimizer_states.items():
-            for row, client in enumerate(block):
-                self._clients[client].optimizer_state[name] = {
-                    key: value[row].clone() if value.dim() else value.clone() for key, value in state.items()
-                }
+            states_by_block[block][name] = state
+        for block, states in states_by_block.items():
+            split = split_states(list(states.values()), len(block), self._keep_views)
+            for client, client_states in zip(block, split, strict=True):
+                self._clients[client].optimizer_state.update(zip(states, client_states, strict=True))
 
     def _client_vector(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=self._runner.dtype, device=self._runner.device)
