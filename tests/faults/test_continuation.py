@@ -141,13 +141,24 @@ def test_stale_lock_file_is_ignored(finished, run_command):
     assert not (finished / ".lock").exists()
 
 
-def start_run(folder, *more: str, once="checkpoints/round-00002"):
-    """Start a run with many rounds and wait until it is running."""
+def newest_checkpoint(folder):
+    """Return the round of the newest checkpoint of the run, 0 if there is none."""
+    paths = (folder / RUN / "checkpoints").glob("round-*")
+    return max((int(path.name.removeprefix("round-")) for path in paths), default=0)
+
+
+def logged_rounds(folder):
+    """Return the round of each line of the log, which has a line per client and round."""
+    return [json.loads(line)["round"] for line in (folder / RUN / "rounds.jsonl").read_text().splitlines()]
+
+
+def start_run(folder, *more: str, saved_round=2):
+    """Start or resume a run with many rounds and wait until it has saved a round."""
     arguments = [*TRAIN, "--rounds", "100000", *more]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=folder, stderr=subprocess.PIPE, text=True
     )
-    while not (folder / RUN / once).exists():
+    while not (folder / RUN / "rounds.jsonl").exists() or newest_checkpoint(folder) < saved_round:
         assert process.poll() is None
         time.sleep(0.01)
     return process
@@ -161,7 +172,7 @@ ENDLESS = ("--set", "train.local_steps=1000000")
 )
 def test_endless_round_is_aborted(reference_run, tmp_path, signals, grace, words):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
-    process = start_run(tmp_path, *ENDLESS, "--stop-timeout", grace, once="rounds.jsonl")
+    process = start_run(tmp_path, *ENDLESS, "--stop-timeout", grace, saved_round=0)
     for _ in range(signals):
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
@@ -189,13 +200,14 @@ def test_blocked_stderr_does_not_prevent_stopping(reference_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "words", "unsaved_rounds"),
     [
-        (("--stop-timeout", "0"), "the round did not finish within 0 s and is discarded"),
-        ((), "stopped after round"),
+        # The process ends immediately, so its last round may be logged without a checkpoint.
+        (("--stop-timeout", "0"), "the round did not finish within 0 s and is discarded", {0, 1}),
+        ((), "stopped after round", {0}),
     ],
 )
-def test_signal_stops_a_run_in_time(reference_run, tmp_path, more, words):
+def test_signal_stops_a_run_in_time(reference_run, tmp_path, more, words, unsaved_rounds):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
     process = start_run(tmp_path, *more)
     process.send_signal(signal.SIGHUP)
@@ -203,8 +215,13 @@ def test_signal_stops_a_run_in_time(reference_run, tmp_path, more, words):
     assert process.returncode == 143
     assert words in errors
     assert "continue with --resume" in errors
-    played = json.loads((tmp_path / RUN / "rounds.jsonl").read_text().splitlines()[-1])["round"]
-    assert (tmp_path / RUN / "checkpoints" / f"round-{played:05d}").is_dir() or "dropped" in errors
+    saved = newest_checkpoint(tmp_path)
+    assert logged_rounds(tmp_path)[-1] - saved in unsaved_rounds
+    resumed = start_run(tmp_path, saved_round=saved + 1)
+    resumed.send_signal(signal.SIGHUP)
+    _, errors = resumed.communicate(timeout=30)
+    assert f"resumed after round {saved}" in errors
+    assert logged_rounds(tmp_path) == [number for number in range(1, newest_checkpoint(tmp_path) + 1) for _ in range(3)]
 
 
 def test_nohup_run_survives_sighup(reference_run, tmp_path):
