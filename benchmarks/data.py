@@ -1,4 +1,4 @@
-"""How fast data is decoded and dealt, measured side by side in one run.
+"""How fast data is decoded and partitioned, measured side by side in one run.
 
 python benchmarks/data.py decode DIRECTORY      # images as in DIRECTORY/train/<class>/*.jpg, e.g. CIFAR-10
 python benchmarks/data.py scale                 # 1,000,000 labels over 10,000 clients
@@ -46,7 +46,7 @@ def seconds(work: object, *arguments: object) -> float:
 
 
 def decode(root: Path) -> None:
-    """Our first look at a directory of images against the plain loop, turn by turn; then a second look."""
+    """Our first look at a directory of images against the plain loop, interleaved repetitions; then a second look."""
     files = list_images(root)
     side = Image.open(root / files[0].relative_path).size[0]
     ours, plain = [], []

@@ -212,7 +212,7 @@ def run_rounds(
 
 
 def measure_case(case: Case, rounds: int) -> Result:
-    """Run a case at sites and in one process, in turns, round by round."""
+    """Run a case at sites and in one process, alternating after each round."""
     local_seconds, site_seconds, counts = list[float](), list[float](), list[ByteCounts]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

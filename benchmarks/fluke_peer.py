@@ -1,10 +1,9 @@
-"""FedAvg rounds of fluke. A process of `peers.py`: prints the [CPU, wall] seconds of every round as JSON."""
+"""FedAvg rounds of fluke. A process of `peers.py`; see `round_clock.py`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 
 import naive
 import torch
@@ -13,12 +12,13 @@ from fluke.algorithms.fedavg import FedAVG
 from fluke.data import FastDataLoader
 from fluke.evaluation import ClassificationEval
 from fluke.utils import FederationObserver
+from round_clock import RoundClock
 from torchmetrics import Accuracy
 from workload import CLASSES, LR, Job, stored_task
 
 
-class Dealt:
-    """The task in the place of fluke's own splitter."""
+class StoredSplit:
+    """Replaces fluke's data splitter by the split of the job."""
 
     def __init__(self, job: Job) -> None:
         task = stored_task(job)
@@ -27,27 +27,28 @@ class Dealt:
         self.test = [torch.cat(parts) for parts in zip(*tests, strict=True)]
 
     def assign(self, clients: int, batch: int) -> tuple[tuple[list[FastDataLoader], list[None]], FastDataLoader]:
-        """Training loaders and no test loaders for clients, one test loader for the server."""
-        given = {"num_labels": CLASSES, "batch_size": batch, "skip_singleton": False}
-        loaders = [FastDataLoader(*tensors, shuffle=True, **given) for tensors in self.train]
-        return (loaders, [None] * clients), FastDataLoader(*self.test, shuffle=False, **given)
+        """Return training loaders and no test loaders for clients, and one test loader for the server."""
+        options = {"num_labels": CLASSES, "batch_size": batch, "skip_singleton": False}
+        loaders = [FastDataLoader(*tensors, shuffle=True, **options) for tensors in self.train]
+        return (loaders, [None] * clients), FastDataLoader(*self.test, shuffle=False, **options)
 
 
-class Stopwatch(FederationObserver):
-    """The CPU and wall time of every round."""
+class TimedRounds(FederationObserver):
+    """Starts and stops the clock in every round."""
 
-    def __init__(self) -> None:
-        self.rounds: list[tuple[float, float]] = []
+    def __init__(self, clock: RoundClock) -> None:
+        self._clock = clock
 
     def start_round(self, round: int, global_model: object) -> None:
-        self.started = time.process_time(), time.perf_counter()
+        self._clock.start()
 
     def end_round(self, round: int) -> None:
-        cpu, wall = self.started
-        self.rounds.append((time.process_time() - cpu, time.perf_counter() - wall))
+        self._clock.stop()
 
 
-def play(job: Job) -> list[tuple[float, float]]:
+def run(job: Job) -> None:
+    """Run the rounds. The server tests the global model on the test sets of all clients."""
+    clock = RoundClock()
     accuracy = Accuracy(task="multiclass", num_classes=CLASSES)
     FlukeENV().set_evaluator(ClassificationEval(eval_every=1, n_classes=CLASSES, accuracy=accuracy))
     settings = DDict(
@@ -61,13 +62,11 @@ def play(job: Job) -> list[tuple[float, float]]:
         ),
         server=DDict(weighted=True),
     )
-    algorithm = FedAVG(job.clients, Dealt(job), settings)
-    stopwatch = Stopwatch()
-    algorithm.set_callbacks(stopwatch)
+    algorithm = FedAVG(job.clients, StoredSplit(job), settings)
+    algorithm.set_callbacks(TimedRounds(clock))
     algorithm.run(job.rounds, 1.0)
-    return stopwatch.rounds
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print("\n" + json.dumps(play(Job(**json.loads(sys.argv[1])))))
+    run(Job(**json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Fit the model of `fedmosaic forecast`, and check it on runs that no fit has seen: the tables of docs/trust.md.
+"""Fit the model of `fedmosaic forecast`, and check it on held-out runs: the tables of docs/trust.md.
 
 fedmosaic reproduce regimes --seeds 10,11,12 --methods student   # the runs of the fit: Local and Student
 python benchmarks/forecast.py fit runs                           # writes fedmosaic_cli/runner/forecast_model.json
@@ -99,7 +99,7 @@ def fit(rows: pd.DataFrame, names: Sequence[str] = FEATURES) -> ForecastModel:
     coefficients = np.array(slopes) / scale
     named = dict(zip(names, map(float, coefficients), strict=True))
     constant = float(constant - coefficients @ center)
-    # What the clients with the lowest values of the linear function gain.
+    # The gain of the clients with the lowest values of the linear function.
     order = np.argsort(features @ coefficients, kind="stable")[: round(LOWEST_SHARE * len(used))]
     least = max(used.gain.to_numpy()[order].sum() / max(headroom[order].sum(), 1e-12), 0.0)
     unknown = (ResidualRange(inf, 0.0, 0.0),)
@@ -147,7 +147,7 @@ def with_intervals(model: ForecastModel, clients: pd.DataFrame, means: pd.DataFr
 
 
 def held_out_predictions(rows: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Predictions for clients and run means by models that have seen no run with the same keys."""
+    """Predictions for clients and run means by models that are fitted without runs with the same keys."""
     parts, mean_parts, models = [], [], {}
     for key, held_out in rows.groupby(keys):
         models[key] = fit(rows.drop(held_out.index))

@@ -1,6 +1,6 @@
-"""What a round of very many clients costs the server: opinions received, checked and counted, on one core.
+"""Load of the server in a round with 10,000 clients: it receives, validates and counts label uploads on one core.
 
-`python benchmarks/load.py CASE ASKED` is a process that does it once: it prints what it found as JSON.
+`python benchmarks/load.py CASE SIZES` is a process that measures one case and prints the figures as JSON.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ ROUND, RUN, PUBLIC = 1, bytes(16), bytes(range(16))
 
 
 def load(plan: Plan) -> Result:
-    """10 000 clients with 10 000 public examples, beside a plain loop over the same content."""
+    """Compare 10,000 clients with 10,000 public examples with a plain loop over the same content."""
     clients, size = (100, 501) if plan.quick else (10_000, 10_000)
     result = Result(
-        "Load: one round of very many clients",
+        "Load: one round of 10,000 clients",
         [
             f"{clients} clients, {size} public examples, {CLASSES} classes, labels of 4 bits and expertise of 8; one "
-            "process each, one core, without torch; CPU time. Ours: every message is received, its checksum, form, "
-            "labels and shares are checked, then all are counted, with what the log says of each client. The plain "
-            "loop unpacks the same payloads and sums them up. Making the messages is not measured."
+            "process per case, one core, without torch; CPU time. Ours: every message is received, its checksum, form, "
+            "labels and shares are validated, then all are counted, including the log values of each client. The "
+            "plain loop unpacks the same payloads and sums them. Creating the messages is not measured."
         ],
     )
-    asked = {"clients": clients, "size": size}
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
+    sizes = {"clients": clients, "size": size}
+    figures: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
     for _ in range(plan.repetitions):
-        for case, samples in found.items():
-            samples.append(measured(case, asked))
-    ours, plain = found["ours"], found["plain"]
+        for case, samples in figures.items():
+            samples.append(measured(case, sizes))
+    ours, plain = figures["ours"], figures["plain"]
     if {each["digest"] for each in ours} != {each["digest"] for each in plain}:
-        raise RuntimeError("the plain loop comes to another consensus")
+        raise RuntimeError("the plain loop computes another consensus")
     result.lines += [
         Line("receive and check", [each["receive"] for each in ours], "s, CPU"),
         Line("count", [each["count"] for each in ours], "s, CPU"),
@@ -64,56 +64,56 @@ def load(plan: Plan) -> Result:
     ]
     mutations = measured("mutated", {"clients": MUTATED // (20 if plan.quick else 1), "size": size})
     result.lines.append(Line("a mutated message, median", [mutations["damaged"]], "ms", at_most(1)))
-    result.lines.append(Line("a forged message with a good checksum, median", [mutations["forged"]], "ms", at_most(1)))
+    result.lines.append(Line("a forged message with a valid checksum, median", [mutations["forged"]], "ms", at_most(1)))
     return result
 
 
-def measured(case: str, asked: dict[str, int]) -> dict[str, float]:
-    """What a new process finds."""
-    command = [sys.executable, str(Path(__file__)), case, json.dumps(asked)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+def measured(case: str, sizes: dict[str, int]) -> dict[str, float]:
+    """Measure a case in a new process."""
+    command = [sys.executable, str(Path(__file__)), case, json.dumps(sizes)]
+    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return figures
 
 
 def contents(size: int) -> list[tuple[Any, Any]]:
-    """Labels and shares of a few hundred made-up clients."""
+    """Return random labels and shares of a few hundred clients."""
     rng = np.random.default_rng(0)
     mixes = rng.dirichlet(np.full(CLASSES, 0.5), DISTINCT)
-    said = [rng.integers(0, CLASSES, size) for _ in mixes]
-    return [(labels, mix[labels]) for labels, mix in zip(said, mixes, strict=True)]
+    labels_by_mix = [rng.integers(0, CLASSES, size) for _ in mixes]
+    return [(labels, mix[labels]) for labels, mix in zip(labels_by_mix, mixes, strict=True)]
 
 
 def payloads(size: int) -> list[bytes]:
     from fedmosaic_cli.labels import wire
 
-    form = opinion_form(size)
-    return [wire.encode_labels(labels, form) + wire.encode_expertise(shares, form) for labels, shares in contents(size)]
+    spec = message_spec(size)
+    return [wire.encode_labels(labels, spec) + wire.encode_expertise(shares, spec) for labels, shares in contents(size)]
 
 
-def opinion_form(size: int) -> Any:
+def message_spec(size: int) -> Any:
     from fedmosaic_cli.labels.wire import ExpertiseEncoding, MessageSpec
 
     return MessageSpec(size, CLASSES, expertise_encoding=ExpertiseEncoding.LEVELS, is_distribution=True)
 
 
 def messages(clients: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Each client's number and message, made when it is asked for."""
+    """Yield each client's number and message."""
     from fedmosaic_cli.labels import wire
 
-    form, known = opinion_form(size), payloads(size)
+    spec, known = message_spec(size), payloads(size)
     for client in range(clients):
-        envelope = wire.MessageHeader(RUN, PUBLIC, ROUND, client)
-        yield client, wire.encode_message(envelope, form, known[client % DISTINCT])
+        header = wire.MessageHeader(RUN, PUBLIC, ROUND, client)
+        yield client, wire.encode_message(header, spec, known[client % DISTINCT])
 
 
 def ours(clients: int, size: int) -> dict[str, float]:
-    """The time to receive and to count, and the peak of memory, in which all messages are."""
+    """Measure the time to receive and to count, and the peak memory, which includes all messages."""
     from fedmosaic_cli.labels.defences import VotingRules
     from fedmosaic_cli.labels.inbox import LabelInbox
     from fedmosaic_cli.labels.voting import aggregate_votes
     from fedmosaic_cli.labels.wire import ExpectedMessage
 
-    inbox = LabelInbox(ExpectedMessage(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+    inbox = LabelInbox(ExpectedMessage(message_spec(size), RUN, PUBLIC, ROUND, range(clients)))
     received = 0.0
     for client, data in messages(clients, size):
         started = time.process_time()
@@ -123,7 +123,7 @@ def ours(clients: int, size: int) -> dict[str, float]:
     ballots = inbox.accepted_ballots()
     outcome = aggregate_votes(ballots)
     counted = time.process_time() - started
-    most = peak()
+    peak_memory = peak()
     started = time.process_time()
     aggregate_votes(ballots, VotingRules(normalise=True, cap_share=0.2), reputation={})
     robust = time.process_time() - started
@@ -134,13 +134,13 @@ def ours(clients: int, size: int) -> dict[str, float]:
         "count": counted,
         "robust": robust,
         "seconds": received + counted,
-        "peak": most,
+        "peak": peak_memory,
         "digest": fingerprint(outcome.labels),
     }
 
 
 def plain(clients: int, size: int) -> dict[str, float]:
-    """What nobody could do with less: two nibbles a byte, one sum an example and class."""
+    """Measure the smallest amount of work: unpack two labels per byte and sum per example and class."""
     known, rows = payloads(size), np.arange(size)
     started = time.process_time()
     sums = np.zeros((size, CLASSES))
@@ -155,16 +155,16 @@ def plain(clients: int, size: int) -> dict[str, float]:
 
 
 def mutated(clients: int, size: int) -> dict[str, float]:
-    """The median time, in milliseconds, for a message that was damaged on its way, and for one that was forged."""
+    """Return the median time in milliseconds for a damaged message and for a forged one with a valid checksum."""
     from fedmosaic_cli.labels.inbox import LabelInbox
     from fedmosaic_cli.labels.wire import CHECKSUM_BYTES, HEADER_STRUCT, ExpectedMessage, message_checksum
 
     rng = np.random.default_rng(1)
 
     def flipped(data: bytes, lowest: int, end: int) -> bytes:
-        spoilt, place = bytearray(data), int(rng.integers(lowest, end))
-        spoilt[place] ^= 1 << int(rng.integers(8))
-        return bytes(spoilt)
+        damaged, position = bytearray(data), int(rng.integers(lowest, end))
+        damaged[position] ^= 1 << int(rng.integers(8))
+        return bytes(damaged)
 
     def forged(data: bytes) -> bytes:
         content = flipped(data, HEADER_STRUCT.size, len(data) - CHECKSUM_BYTES)[:-CHECKSUM_BYTES]
@@ -178,22 +178,22 @@ def mutated(clients: int, size: int) -> dict[str, float]:
     ]
     times: dict[str, list[float]] = {"damaged": [], "forged": []}
     for client, data in messages(clients, size):
-        for name, spoil in ("damaged", damages[client % len(damages)]), ("forged", forged):
-            spoilt = spoil(data)
-            inbox = LabelInbox(ExpectedMessage(opinion_form(size), RUN, PUBLIC, ROUND, range(clients)))
+        for name, modify in ("damaged", damages[client % len(damages)]), ("forged", forged):
+            modified = modify(data)
+            inbox = LabelInbox(ExpectedMessage(message_spec(size), RUN, PUBLIC, ROUND, range(clients)))
             started = time.perf_counter()
-            inbox.receive(client, spoilt)
+            inbox.receive(client, modified)
             times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: median(taken) for name, taken in times.items()}
+    return {name: median(values) for name, values in times.items()}
 
 
 def peak() -> float:
-    """The most memory that this process had, in MB. `getrusage` would tell of the process that started it as well."""
+    """Return the peak memory of this process in MB. `getrusage` would include the process that started it."""
     return own_memory()["peak"] / MEGABYTE
 
 
 def fingerprint(labels: Any) -> float:
-    """So that it can be seen that both came to the same."""
+    """Return a number that differs for different consensus labels."""
     return float(np.dot(labels.astype(np.int64), np.arange(1, len(labels) + 1)))
 
 

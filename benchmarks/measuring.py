@@ -1,4 +1,4 @@
-"""Clocks: CPU and wall time of a piece of work, taken in turns."""
+"""CPU and wall time of pieces of work, measured in interleaved repetitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Clock = Literal["cpu", "wall"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What a piece of work took, in seconds. `cpu` sums over the threads of its process."""
+    """The time of a piece of work in seconds. `cpu` is the sum over the threads of its process."""
 
     cpu: float
     wall: float
@@ -32,91 +32,95 @@ class Sample:
         return self.cpu if clock == "cpu" else self.wall
 
     def over(self, count: float) -> Sample:
-        """The share of one of `count`."""
+        """The time per unit of `count` units."""
         return Sample(self.cpu / count, self.wall / count)
 
 
 Samples = dict[str, list[Sample]]
-"""What each contestant took, one sample a repetition."""
+"""Samples by variant, one per repetition."""
 
 
 def timed(work: Callable[[], object]) -> Sample:
-    """One measurement, in this process."""
+    """Run `work` once in this process and measure it."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return Sample(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-class Apart:
-    """A piece of work in a process of its own, forked off when it is ready to start.
+class ForkedWork:
+    """Runs a piece of work repeatedly in a forked process.
 
-    So nobody's allocator settings, threads or leftovers reach anybody else, and CPU time is the work's alone.
+    Allocator settings and threads of one variant cannot affect another, and the CPU time is that of the work alone.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
-        forked = multiprocessing.get_context("fork")
-        self._line, far_end = forked.Pipe()
-        self._process = forked.Process(target=serve, args=(far_end, work), daemon=True)
+        context = multiprocessing.get_context("fork")
+        self._connection, child_connection = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_connection, work), daemon=True)
         self._process.start()
-        far_end.close()
+        child_connection.close()
 
-    def take(self) -> Sample:
-        """Do the work once."""
-        self._line.send(True)
-        answer: Sample | str = self._line.recv()
-        if isinstance(answer, str):
-            raise RuntimeError(f"a contestant failed:\n{answer}")
-        return answer
+    def run(self) -> Sample:
+        """Run the work once."""
+        self._connection.send(True)
+        response: Sample | str = self._connection.recv()
+        if isinstance(response, str):
+            raise RuntimeError(f"a variant failed:\n{response}")
+        return response
 
     def close(self) -> None:
-        self._line.send(False)
+        self._connection.send(False)
         self._process.join()
 
 
-def serve(line: Connection, work: Callable[[], object]) -> None:
-    """What the process of a contestant does: work whenever it is told to, and answer with the time that took."""
-    while line.recv():
+def serve(connection: Connection, work: Callable[[], object]) -> None:
+    """Run the work for each request and send its time, until the request is False."""
+    while connection.recv():
         try:
-            line.send(timed(work))
+            connection.send(timed(work))
         except Exception:
-            line.send(traceback.format_exc())
+            connection.send(traceback.format_exc())
 
 
-def interleaved(
+def measure_forked(
     works: Mapping[str, Callable[[], object]],
     repetitions: int,
     per: Mapping[str, float] | float = 1.0,
     warm_up: bool = True,
 ) -> Samples:
-    """The times of everybody's work, each in a process of its own, in turns; see `in_turns`."""
-    contestants = {name: Apart(work) for name, work in works.items()}
-    samples = in_turns({name: each.take for name, each in contestants.items()}, repetitions, per, warm_up)
-    for each in contestants.values():
+    """Measure each variant in its own process, in interleaved repetitions; see `measure_interleaved`."""
+    processes = {name: ForkedWork(work) for name, work in works.items()}
+    samples = measure_interleaved({name: each.run for name, each in processes.items()}, repetitions, per, warm_up)
+    for each in processes.values():
         each.close()
     return samples
 
 
-def in_turns(
-    contestants: Mapping[str, Callable[[], Sample]],
+def measure_interleaved(
+    variants: Mapping[str, Callable[[], Sample]],
     repetitions: int,
     per: Mapping[str, float] | float = 1.0,
     warm_up: bool = True,
 ) -> Samples:
-    """Everybody once, then everybody again: what slows the machine down slows all of them down.
+    """Measure all variants once per repetition, so that changes of the machine's speed affect all of them.
 
-    `per` is what the samples are divided by, for all or by contestant. A first turn to warm up is not counted.
+    Args:
+        variants: Functions that run a variant once and return its time.
+        repetitions: Samples per variant.
+        per: Divisor of the samples, for all variants or by variant.
+        warm_up: Start with a repetition that is not counted.
     """
-    samples: Samples = {name: [] for name in contestants}
+    samples: Samples = {name: [] for name in variants}
     for number in range(repetitions + warm_up):
-        for name, take in contestants.items():
-            sample = take().over(per if isinstance(per, int | float) else per[name])
+        for name, run in variants.items():
+            sample = run().over(per if isinstance(per, int | float) else per[name])
             if number >= warm_up:
                 samples[name].append(sample)
     return samples
 
 
 def timed_process(command: Sequence[str]) -> Sample:
-    """What a command takes until it ends, in an empty directory."""
+    """Run a command in an empty directory and measure it from start to end."""
     with tempfile.TemporaryDirectory() as directory:
         before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run(command, cwd=directory, check=True, capture_output=True)
@@ -126,7 +130,7 @@ def timed_process(command: Sequence[str]) -> Sample:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The properties of the machine and the software that affect the figures."""
     import torch
 
     return {

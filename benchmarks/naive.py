@@ -1,4 +1,4 @@
-"""A federated simulator as one would write it first: a model and data loaders for each client, everything evaluated.
+"""A simple federated simulator: a model and data loaders per client, and an evaluation of all data after every round.
 
 In the style of the usual research simulators: float32 images [examples, channels, height, width], torch's DataLoader,
 torch's SGD, and after every round an evaluation on the test and on the training set at the training batch size.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def network() -> nn.Sequential:
-    """The layers of our `cnn` for images of 32x32, in the order that everybody writes them."""
+    """Return the layers of our `cnn` for images of 32x32, in the usual order."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 5),
         nn.ReLU(),
@@ -39,7 +39,7 @@ def network() -> nn.Sequential:
 
 
 def to_tensor(task: Task, index: NDArray[np.int64]) -> Tensor:
-    """Images as float32 [examples, channels, height, width] in [-1, 1]."""
+    """Return images as float32 [examples, channels, height, width] in [-1, 1]."""
     images = torch.tensor(task.images[index], dtype=torch.float32).permute(0, 3, 1, 2)
     return (images / 127.5 - 1.0).contiguous()
 
@@ -49,7 +49,7 @@ def examples(task: Task, index: NDArray[np.int64]) -> TensorDataset:
 
 
 def train_epoch(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]], optimizer: torch.optim.Optimizer) -> None:
-    """Once through the loader."""
+    """Train on all batches of the loader."""
     model.train()
     for images, labels in loader:
         loss = cross_entropy(model(images), labels)
@@ -59,7 +59,7 @@ def train_epoch(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]], optimi
 
 
 def evaluate(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> tuple[float, float]:
-    """Accuracy and mean loss."""
+    """Return accuracy and mean loss."""
     model.eval()
     correct, loss, count = 0, 0.0, 0
     with torch.no_grad():
@@ -72,7 +72,7 @@ def evaluate(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> tuple[
 
 
 class Client:
-    """One client with everything it needs."""
+    """A client with its model, optimizer and data."""
 
     def __init__(self, model: nn.Module, train_set: TensorDataset, test_set: TensorDataset, batch: int) -> None:
         self.model = copy.deepcopy(model)
@@ -88,18 +88,18 @@ class Client:
         return DataLoader(self.test_set, self.batch, shuffle=False, drop_last=False)
 
     def receive(self, model: nn.Module) -> None:
-        for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-            mine.data = theirs.data.clone()
+        for own, received in zip(self.model.parameters(), model.parameters(), strict=True):
+            own.data = received.data.clone()
 
     def train(self) -> None:
         train_epoch(self.model, self.train_loader(), self.optimizer)
 
     def test(self) -> tuple[float, float]:
-        """Accuracy and mean loss on the test set."""
+        """Return accuracy and mean loss on the test set."""
         return evaluate(self.model, self.test_loader())
 
     def metrics(self) -> tuple[float, float, float]:
-        """Test accuracy, test loss, training loss."""
+        """Return test accuracy, test loss and training loss."""
         accuracy, test_loss = self.test()
         return accuracy, test_loss, evaluate(self.model, self.train_loader())[1]
 
@@ -113,8 +113,8 @@ class FedAvg:
             Client(self.model, examples(task, share.train), examples(task, share.test), batch) for share in task.shares
         ]
 
-    def play_round(self) -> list[tuple[float, float, float]]:
-        """Train, average, and let everybody evaluate the new global model."""
+    def run_round(self) -> list[tuple[float, float, float]]:
+        """Train all clients, average their models, and evaluate the new global model on all clients."""
         for client in self.clients:
             client.receive(self.model)
             client.train()
@@ -128,9 +128,9 @@ class FedAvg:
         for parameter in self.model.parameters():
             parameter.data.zero_()
         for client in self.clients:
-            weight = len(client.train_set) / total
-            for mine, theirs in zip(self.model.parameters(), client.model.parameters(), strict=True):
-                mine.data += theirs.data * weight
+            share = len(client.train_set) / total
+            for total_weights, weights in zip(self.model.parameters(), client.model.parameters(), strict=True):
+                total_weights.data += weights.data * share
 
 
 class MosaicClient(Client):
@@ -144,7 +144,7 @@ class MosaicClient(Client):
         self.class_share = counts / counts.sum()
 
     def local_round(self, consensus: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Train, then say what one thinks of the public images: labels and expertise."""
+        """Train, then return labels of the public images and their expertise."""
         private_loss = evaluate(self.model, self.train_loader())[1]
         if consensus is None:
             self.train()
@@ -157,18 +157,18 @@ class MosaicClient(Client):
         return labels, self.class_share[labels] + 1e-6
 
     def train_with(self, pseudo_labelled: TensorDataset, trust: float) -> None:
-        """An epoch with a private and a public batch in every step."""
+        """Train one epoch with a private and a public batch in every step."""
         self.model.train()
         public_loader = DataLoader(pseudo_labelled, self.batch, shuffle=True)
         public_batches = iter(public_loader)
         for images, labels in self.train_loader():
             try:
-                others, pseudo_labels = next(public_batches)
+                public_images, pseudo_labels = next(public_batches)
             except StopIteration:
                 public_batches = iter(public_loader)
-                others, pseudo_labels = next(public_batches)
+                public_images, pseudo_labels = next(public_batches)
             loss = cross_entropy(self.model(images), labels)
-            loss = loss + trust * cross_entropy(self.model(others), pseudo_labels)
+            loss = loss + trust * cross_entropy(self.model(public_images), pseudo_labels)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -181,18 +181,18 @@ class MosaicClient(Client):
 
 
 class FedMosaic:
-    """Co-training with trust and expertise, each pass over the data made when it is thought of."""
+    """Co-training with trust and expertise; every quantity has a separate pass over the data."""
 
     def __init__(self, task: Task, batch: int) -> None:
         public = to_tensor(task, task.public)
         self.consensus: Tensor | None = None
         self.clients = [MosaicClient(task, number, public, batch) for number in range(len(task.shares))]
 
-    def play_round(self) -> list[tuple[float, float]]:
-        """Train, vote, and let everybody be tested on its own model."""
-        opinions = [client.local_round(self.consensus) for client in self.clients]
-        votes = torch.zeros(len(opinions[0][0]), CLASSES)
-        for labels, expertise in opinions:
+    def run_round(self) -> list[tuple[float, float]]:
+        """Train all clients, vote, and test every client's own model."""
+        uploads = [client.local_round(self.consensus) for client in self.clients]
+        votes = torch.zeros(len(uploads[0][0]), CLASSES)
+        for labels, expertise in uploads:
             votes[torch.arange(len(labels)), labels] += expertise
         self.consensus = votes.argmax(dim=1)
         return [client.test() for client in self.clients]

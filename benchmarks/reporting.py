@@ -1,4 +1,4 @@
-"""What a report costs when there are very many runs: time and memory of whole commands, on runs that are made up."""
+"""Time and memory of `fedmosaic report` on thousands of generated runs; whole commands."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ COMMANDS = {
     "report --html": ["--html", "page.html"],
     "report --out": ["--out", "results"],
 }
-# What `report` itself must keep to.
+# Limits of `report` without options, in seconds and MB.
 LIMITS = {"report": (20.0, 1000.0)}
-# Runs the command in this process and says what it took; torch must not have been needed.
-TAKEN = """
+# Runs the command and prints its peak memory. Requires that torch was not imported.
+MEASURED_COMMAND = """
 import sys
 from fedmosaic_cli.cli.app import app
 try:
     app(sys.argv[1:])
-except SystemExit as leaving:
-    assert not leaving.code, leaving.code
+except SystemExit as error:
+    assert not error.code, error.code
 assert "torch" not in sys.modules
-# Not getrusage: its peak is that of the process before it became this one.
+# Not getrusage: its peak includes the process before exec.
 [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 sys.stderr.write(f"\\n{int(peak) / 1024}")
 """
 
 
 def reporting(plan: Plan) -> Result:
-    """Tables, statistics, page and figures of many runs."""
+    """Measure tables, statistics, the HTML page and figures of many runs."""
     runs, rounds, clients = plan.report_runs, plan.report_rounds, plan.report_clients
     result = Result(
         "Report: many runs",
@@ -71,9 +71,9 @@ def reporting(plan: Plan) -> Result:
         for name, options in COMMANDS.items():
             seconds, megabytes = [], []
             for _ in range(plan.repetitions):
-                taken = measured(["report", "runs", "-q", *options], Path(folder))
-                seconds.append(taken[0])
-                megabytes.append(taken[1])
+                seconds_taken, peak = measured(["report", "runs", "-q", *options], Path(folder))
+                seconds.append(seconds_taken)
+                megabytes.append(peak)
             limits = LIMITS.get(name)
             result.lines += [
                 Line(name, seconds, "s", at_most(limits[0]) if limits else None),
@@ -83,34 +83,34 @@ def reporting(plan: Plan) -> Result:
 
 
 def measured(arguments: list[str], folder: Path) -> tuple[float, float]:
-    """Seconds and peak megabytes of a command."""
+    """Run a command and return its seconds and its peak memory in MB."""
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", TAKEN, *arguments], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURED_COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=True
     )
     return time.perf_counter() - started, float(done.stderr.splitlines()[-1])
 
 
 def write_runs(folder: Path, runs: int, rounds: int, clients: int) -> None:
-    """So many finished runs: all methods, some seeds, as many settings as it takes. Numbers are drawn."""
-    draw = random.Random(0)
-    logs = {name: log_of(name == "fedmosaic", rounds, clients, draw) for name in METHODS}
+    """Write finished runs with random metrics: all methods, ten seeds, and the number of settings that this needs."""
+    rng = random.Random(0)
+    logs = {name: make_log(name == "fedmosaic", rounds, clients, rng) for name in METHODS}
     for number in range(runs):
-        place, method = divmod(number, len(METHODS))
-        setting, seed = divmod(place, SEEDS)
-        write_run(folder, f"setting-{setting}", list(METHODS)[method], seed, logs, (rounds, clients), draw)
+        index, method = divmod(number, len(METHODS))
+        setting, seed = divmod(index, SEEDS)
+        write_run(folder, f"setting-{setting}", list(METHODS)[method], seed, logs, (rounds, clients), rng)
 
 
-def log_of(trusts: bool, rounds: int, clients: int, draw: random.Random) -> str:
-    """The lines of a log."""
+def make_log(has_trust: bool, rounds: int, clients: int, rng: random.Random) -> str:
+    """Return the lines of a log."""
     lines = []
     for number in range(1, rounds + 1):
         for client in range(clients):
             row: dict[str, Any] = {"round": number, "client": client, "lambda": None, "loss_private": None}
-            row |= {"loss_public": None, "accuracy": draw.random(), "test_loss": draw.random()}
+            row |= {"loss_public": None, "accuracy": rng.random(), "test_loss": rng.random()}
             row |= {"bits_up": 21_000, "bits_down": 9_000}
-            if trusts:
-                row |= {key: draw.random() for key in ("lambda", "loss_private", "loss_public", "agreement")}
+            if has_trust:
+                row |= {key: rng.random() for key in ("lambda", "loss_private", "loss_public", "agreement")}
             lines.append(json.dumps(row))
     return "\n".join(lines) + "\n"
 
@@ -122,13 +122,13 @@ def write_run(
     seed: int,
     logs: dict[str, str],
     size: tuple[int, int],
-    draw: random.Random,
+    rng: random.Random,
 ) -> None:
     rounds, clients = size
     variant = "fedmosaic-entropy" if method == "fedmosaic" else method
     run = RunDirectory(folder / setting / variant / f"seed-{seed}")
     (run.path / "models").mkdir(parents=True)
-    manifest = manifest_of(setting, seed, clients, draw)
+    manifest = make_manifest(setting, seed, clients, rng)
     texts = {
         CONFIG_FILE: yaml.safe_dump(configuration(setting, method, seed, rounds).to_dict()).encode(),
         ENVIRONMENT_FILE: json.dumps({"arguments": ["baseline", "all", "--preset", setting]}).encode(),
@@ -141,14 +141,14 @@ def write_run(
     models = {f"client-{client:03d}.safetensors": sha256(b"") for client in range(clients)}
     for name in models:
         (run.path / "models" / name).write_bytes(b"")
-    marks = [draw.random() for _ in range(clients)]
+    accuracies = [rng.random() for _ in range(clients)]
     run.finalize(
         {
             "schema": 1,
             **{"preset": setting, "dataset": "digits", "scheme": "hybrid", "method": method, "variant": variant},
             **{"hyperparameters": {}, "seed": seed, "rounds": rounds, "model": {"name": "mlp"}, "train": {"lr": 0.1}},
             "shards": {"digest": manifest["digest"], "parameters": {"alpha": 1.0}},
-            "accuracy": {"client_mean": sum(marks) / clients, "per_client": marks},
+            "accuracy": {"client_mean": sum(accuracies) / clients, "per_client": accuracies},
             "bits": {"up": 21_000 * rounds * clients, "down": 9_000 * rounds * clients},
             "device": "cpu",
             "evaluation": {"clients": "each on its own test part"},
@@ -159,16 +159,16 @@ def write_run(
 
 
 def configuration(setting: str, method: str, seed: int, rounds: int) -> RunConfig:
-    """What the report reads to tell how more runs of the kind are made."""
+    """Return the configuration from which the report derives the command of a run."""
     layers = ConfigLayers()
     layers.add_all(load_preset("quickstart-hybrid").layers)
     layers.add("benchmark", {"train": {"rounds": rounds}})
     return resolve_run_config(setting, layers, method, seed, DataDirs())
 
 
-def manifest_of(setting: str, seed: int, clients: int, draw: random.Random) -> dict[str, Any]:
+def make_manifest(setting: str, seed: int, clients: int, rng: random.Random) -> dict[str, Any]:
     def part() -> dict[str, Any]:
-        counts = [draw.randrange(50) for _ in range(10)]
+        counts = [rng.randrange(50) for _ in range(10)]
         return {"size": sum(counts), "class_counts": counts}
 
     return {

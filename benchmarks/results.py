@@ -1,4 +1,4 @@
-"""What a part of the benchmark found: lines of a Markdown table, and every sample behind them."""
+"""Results of a part of the benchmark: lines of a Markdown table, and the samples behind them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK_NAMES = {"cpu": "CPU", "wall": "wall"}
 
 @dataclass(frozen=True)
 class Goal:
-    """Where the median should lie."""
+    """A limit for the median."""
 
     limit: float
     at_most: bool
@@ -38,7 +38,7 @@ def at_least(limit: float) -> Goal:
 
 @dataclass(frozen=True)
 class Line:
-    """One quantity, as often as it was measured."""
+    """A measured quantity with all its values."""
 
     label: str
     values: list[float]
@@ -70,7 +70,7 @@ class Line:
 
 @dataclass
 class Result:
-    """All that a part has to say. `notes` tell what was measured; without lines they tell why nothing was."""
+    """The result of a part. `notes` describe what was measured or, without lines, why nothing was."""
 
     title: str
     notes: list[str]
@@ -78,15 +78,15 @@ class Result:
     samples: Samples = field(default_factory=dict)
 
     def add(self, samples: Samples, unit: str, scale: float = 1.0, clocks: Iterable[Clock] = ("cpu",)) -> None:
-        """A line for every contestant and clock. `unit` says what a second times `scale` is."""
+        """Add a line for every variant and clock. `unit` is the unit of a second times `scale`."""
         self.samples |= samples
-        for label, taken in samples.items():
+        for label, own_samples in samples.items():
             for clock in clocks:
-                values = [scale * sample.on(clock) for sample in taken]
+                values = [scale * sample.on(clock) for sample in own_samples]
                 self.lines.append(Line(label, values, f"{unit}, {CLOCK_NAMES[clock]}"))
 
     def compare(self, over: str, under: str, goal: Goal | None = None, clock: Clock = "cpu") -> None:
-        """A line for the ratio of two contestants, formed within each repetition."""
+        """Add a line for the ratio of two variants, computed within each repetition."""
         values = ratios(self.samples[over], self.samples[under], clock)
         self.lines.append(Line(f"{over} / {under}", values, f"ratio, {CLOCK_NAMES[clock]}", goal))
 
@@ -104,7 +104,9 @@ class Result:
             "title": self.title,
             "notes": self.notes,
             "lines": [line.to_dict() for line in self.lines],
-            "samples": {label: [asdict(sample) for sample in taken] for label, taken in self.samples.items()},
+            "samples": {
+                label: [asdict(sample) for sample in own_samples] for label, own_samples in self.samples.items()
+            },
         }
 
 

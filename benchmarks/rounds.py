@@ -1,4 +1,4 @@
-"""Whole rounds: against the naive simulator, with two workers, and of models too small to be worth a turn each."""
+"""Whole rounds: against the naive simulator, with two workers, and with stacked clients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import naive
 import ours
-from measuring import interleaved
+from measuring import measure_forked
 from results import Result, at_least, at_most
-from workload import cifar_task, deal, make_images
+from workload import cifar_task, make_images, split_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GOALS_FEDAVG = {10: at_least(1.7), 64: at_least(1.9)}
 TINY_METHODS = ("fedavg", "ditto", "fedmosaic")
-# On both sides of where stacking stops to gain on a CPU.
+# Networks below and above the size from which stacking no longer pays off on a CPU.
 NETWORKS = {
     "mlp 512": {"name": "mlp", "hidden": (512,)},
     "mlp 512-512": {"name": "mlp", "hidden": (512, 512)},
@@ -28,7 +28,7 @@ NETWORKS = {
 
 
 def rounds(plan: Plan) -> Result:
-    """FedAvg and FedMosaic against the naive simulator; Ditto for comparison."""
+    """Compare FedAvg and FedMosaic with the naive simulator, and Ditto with FedAvg."""
     sizes = plan.sizes
     result = Result(
         "Rounds: one worker, per client",
@@ -36,8 +36,8 @@ def rounds(plan: Plan) -> Result:
             f"Clients with {sizes.train} training and {sizes.test} test images, |U| = {sizes.public}; {plan.few} of "
             f"{sizes.clients} clients for FedAvg, 1 for the others, and all figures per client; 1 thread, "
             f"{plan.repetitions} interleaved repetitions. Both sides report test accuracy, test loss and training "
-            "loss every round. Ours takes FedAvg's training loss from the training itself, the naive simulator "
-            "evaluates the training set once more: less work, not only faster work."
+            "loss every round. Ours takes FedAvg's training loss from the training itself, while the naive simulator "
+            "evaluates the training set again, so part of the difference is less work."
         ],
     )
     for batch in plan.batches:
@@ -52,42 +52,42 @@ def measure_rounds(result: Result, batch: int, plan: Plan) -> None:
         "Ditto": ours.federation("ditto", one, batch_size=batch),
         "FedMosaic": ours.federation("fedmosaic", one, batch_size=batch),
     }
-    contestants: dict[str, Callable[[], object]] = {
-        f"{title} ours, batch {batch}": partial(ours.play_checked, federation)
+    variants: dict[str, Callable[[], object]] = {
+        f"{title} ours, batch {batch}": partial(ours.run_trusting_round, federation)
         for title, federation in federations.items()
     }
-    contestants[f"FedAvg naive, batch {batch}"] = naive.FedAvg(few, batch).play_round
-    contestants[f"FedMosaic naive, batch {batch}"] = naive.FedMosaic(one, batch).play_round
-    per = {name: plan.few if name.startswith("FedAvg") else 1 for name in contestants}
-    # The first turn, which is not counted, is also the one in which FedMosaic has no consensus to learn from yet.
-    result.add(interleaved(contestants, plan.repetitions, per=per), "s per client")
+    variants[f"FedAvg naive, batch {batch}"] = naive.FedAvg(few, batch).run_round
+    variants[f"FedMosaic naive, batch {batch}"] = naive.FedMosaic(one, batch).run_round
+    per = {name: plan.few if name.startswith("FedAvg") else 1 for name in variants}
+    # The warm-up is the round in which FedMosaic has no consensus to train on yet.
+    result.add(measure_forked(variants, plan.repetitions, per=per), "s per client")
     result.compare(f"FedAvg naive, batch {batch}", f"FedAvg ours, batch {batch}", GOALS_FEDAVG.get(batch))
     result.compare(f"Ditto ours, batch {batch}", f"FedAvg ours, batch {batch}")
     result.compare(f"FedMosaic ours, batch {batch}", f"FedMosaic naive, batch {batch}", at_most(0.70))
 
 
 def workers(plan: Plan) -> Result:
-    """A full FedAvg round with one and with two workers."""
+    """Compare a full FedAvg round with one and with two workers."""
     sizes, batch = plan.sizes, plan.batches[-1]
     result = Result(
         "Workers: a full FedAvg round",
         [
             f"{sizes.clients} clients, batch {batch}, 1 thread a worker, {plan.repetitions} interleaved repetitions; "
-            "wall time, so other programs on the machine count. Two workers cannot share an odd number of clients "
-            f"evenly: {sizes.clients / -(-sizes.clients // 2):.2f} is the most there is to gain."
+            "wall time, so other programs on the machine affect it. Two workers cannot share an odd number of clients "
+            f"evenly: the largest possible ratio is {sizes.clients / -(-sizes.clients // 2):.2f}."
         ],
     )
     task = cifar_task(sizes, public=0)
     federations = {count: ours.federation("fedavg", task, batch_size=batch, workers=count) for count in (1, 2)}
     names = {1: "1 worker", 2: "2 workers"}
-    contestants = {names[count]: partial(ours.play_rounds, federation) for count, federation in federations.items()}
-    result.add(interleaved(contestants, plan.repetitions, warm_up=False), "s per round", clocks=("wall", "cpu"))
+    variants = {names[count]: partial(ours.run_rounds, federation) for count, federation in federations.items()}
+    result.add(measure_forked(variants, plan.repetitions, warm_up=False), "s per round", clocks=("wall", "cpu"))
     result.compare(names[1], names[2], at_least(1.8), clock="wall")
     return result
 
 
 def tiny(plan: Plan) -> Result:
-    """The sizes of the preset `quickstart-label-skew`: clients one by one, and stacked into one."""
+    """Compare clients one by one and stacked, with the sizes of the preset `quickstart-label-skew`."""
     result = Result(
         "Tiny models: clients one by one, and stacked",
         [
@@ -96,17 +96,17 @@ def tiny(plan: Plan) -> Result:
             "interleaved repetitions."
         ],
     )
-    task = deal(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
+    task = split_task(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
     for method in TINY_METHODS:
         one_by_one, stacked = f"{method}, one by one", f"{method}, stacked"
         federations = {
             one_by_one: ours.federation(method, task, ours.TINY_MLP, **ours.QUICKSTART, execution="threads"),
             stacked: ours.federation(method, task, ours.TINY_MLP, **ours.QUICKSTART, execution="stacked"),
         }
-        contestants = {
-            name: partial(ours.play_rounds, federation, plan.tiny_rounds) for name, federation in federations.items()
+        variants = {
+            name: partial(ours.run_rounds, federation, plan.tiny_rounds) for name, federation in federations.items()
         }
-        samples = interleaved(contestants, plan.repetitions, per=plan.tiny_rounds)
+        samples = measure_forked(variants, plan.repetitions, per=plan.tiny_rounds)
         result.add(samples, "ms per round", 1e3, clocks=("wall", "cpu"))
         result.compare(one_by_one, stacked, at_least(3), clock="wall")
         result.compare(one_by_one, stacked, clock="cpu")
@@ -116,10 +116,10 @@ def tiny(plan: Plan) -> Result:
 
 
 def measure_network(result: Result, name: str, network: dict[str, Any], task: Task, plan: Plan) -> None:
-    """FedAvg with another network, one by one on two workers, as `auto` would, and stacked."""
+    """Compare FedAvg with a network one by one on two workers and stacked."""
     names = {"threads": f"{name}, one by one, 2 workers", "stacked": f"{name}, stacked"}
     settings = {**ours.QUICKSTART, "workers": 2}
     federations = {how: ours.federation("fedavg", task, network, **settings, execution=how) for how in names}
-    contestants = {names[how]: partial(ours.play_rounds, federation, 2) for how, federation in federations.items()}
-    result.add(interleaved(contestants, plan.repetitions, per=2), "ms per round", 1e3, clocks=("wall",))
+    variants = {names[how]: partial(ours.run_rounds, federation, 2) for how, federation in federations.items()}
+    result.add(measure_forked(variants, plan.repetitions, per=2), "ms per round", 1e3, clocks=("wall",))
     result.compare(names["threads"], names["stacked"], clock="wall")

@@ -1,12 +1,13 @@
-"""How fast fedmosaic is: against bare loops, a naive simulator and other tools, measured side by side in one run.
+"""Measure the speed of fedmosaic next to bare loops, a naive simulator and other tools in one run.
 
 python benchmarks/speed.py                          # everything: about half an hour on two cores
 python benchmarks/speed.py --only training,round    # some parts
-python benchmarks/speed.py --quick                  # a smoke test: tiny sizes, figures without meaning
+python benchmarks/speed.py --quick                  # a smoke test: tiny sizes, meaningless figures
 python benchmarks/speed.py --json speed.json        # every sample in a file
 
-All data is made up with a fixed seed. Contestants have a process each and take turns; ratios are formed within a turn.
-CPU time is that of the contestant's process, with one thread for whatever is compared by it.
+All data is random with a fixed seed. Each variant has its own process. Repetitions of variants are interleaved, and
+ratios are computed within a repetition. CPU time is that of the variant's process, which has one thread where CPU times
+are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from durability import durability
 from load import load
 from measuring import machine
 from memory import memory
-from peers import peers
+from peers import PEERS, peers
+from pfllib import pfllib
 from reporting import reporting
 from rounds import rounds, tiny, workers
 from scaling import scaling
@@ -51,39 +53,41 @@ PARTS: dict[str, Callable[[Plan], Result]] = {
     "startup": startup,
     "report": reporting,
     "peers": peers,
+    "pfllib": pfllib,
 }
-# Other tools take longer to start than a smoke test may last: with --quick they have to be asked for.
-NOT_QUICK = {"peers"}
+# Other tools start too slowly for a smoke test: with --quick they run only if they are named.
+NOT_QUICK = {"peers", "pfllib"}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--repetitions", type=int, metavar="N", help="how often each is measured (5; 2 with --quick)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, without peers unless named: a smoke test")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="repetitions per variant (5; 2 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, other tools only if named: a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE")
-    for peer in ("fluke", "flower"):
-        parser.add_argument(
-            f"--{peer}-python", default="", metavar="PATH", help=f"a Python that {peer} is installed in"
-        )
+    for peer in PEERS:
+        name = peer.option
+        parser.add_argument(f"--{name}-python", default="", metavar="PATH", help=f"a Python for {peer.title}")
+        if peer.repository:
+            parser.add_argument(f"--{name}", default="", metavar="PATH", help=f"a clone of {peer.repository}")
     return parser.parse_args()
 
 
-def plan_of(asked: argparse.Namespace) -> Plan:
-    plan = QUICK if asked.quick else Plan()
+def plan_of(options: argparse.Namespace) -> Plan:
+    plan, paths = QUICK if options.quick else Plan(), vars(options)
     return replace(
         plan,
-        repetitions=asked.repetitions or plan.repetitions,
-        fluke_python=asked.fluke_python,
-        flower_python=asked.flower_python,
+        repetitions=options.repetitions or plan.repetitions,
+        peer_pythons={peer.option: paths[f"{peer.option}_python".replace("-", "_")] for peer in PEERS},
+        peer_checkouts={peer.option: paths[peer.option.replace("-", "_")] for peer in PEERS if peer.repository},
     )
 
 
-def chosen_parts(asked: argparse.Namespace) -> list[str]:
+def chosen_parts(options: argparse.Namespace) -> list[str]:
     """The parts to run, in the order of the table."""
-    if asked.only is None:
-        return [name for name in PARTS if not (asked.quick and name in NOT_QUICK)]
-    named = asked.only.split(",")
+    if options.only is None:
+        return [name for name in PARTS if not (options.quick and name in NOT_QUICK)]
+    named = options.only.split(",")
     if unknown := [name for name in named if name not in PARTS]:
         sys.stderr.write(f"error: unknown part '{unknown[0]}' (--only): there are {', '.join(PARTS)}\n")
         sys.exit(2)
@@ -91,11 +95,11 @@ def chosen_parts(asked: argparse.Namespace) -> list[str]:
 
 
 def run(names: list[str], plan: Plan) -> Iterator[dict[str, Any]]:
-    """Run parts one after the other, each shown as it ends. All that was found so far, after each."""
+    """Run the parts and print each result. Yields all results so far after each part."""
     about, parts = machine(), {}
     print(f"# Speed on {about['cpu']}, {about['cores']} cores, torch {about['torch']}\n")
     if plan.quick:
-        print("Tiny sizes: this shows that everything runs, and nothing else.\n")
+        print("Tiny sizes: the figures have no meaning.\n")
     for name in names:
         started = time.perf_counter()
         result = PARTS[name](plan)
@@ -108,12 +112,12 @@ def run(names: list[str], plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    asked = arguments()
+    options = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for found in run(chosen_parts(asked), plan_of(asked)):
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    for results in run(chosen_parts(options), plan_of(options)):
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Stacked clients: rounds of whole methods against clients one by one, and gradients against `torch.func.vmap`.
 
-Rounds: 8x8 images, a small mlp, 15 clients, the settings of the quickstart presets; CPU and wall time per round, taken
-in turns, with a duplicate of the stacked federation as control. Clients one by one use two workers, on the same two
-cores. Gradients: a forward and backward pass for all clients, with a duplicate of the stacked layers as control. Prints
-medians and median ratios. Run it with `python benchmarks/stacking.py`; `--only rounds` or `gradients` selects a part.
+Rounds: 8x8 images, a small mlp, 15 clients, the settings of the quickstart presets; CPU and wall time per round, in
+interleaved repetitions, with a duplicate of the stacked federation as control. Clients one by one use two workers, on
+the same two cores. Gradients: a forward and backward pass for all clients, with a duplicate of the stacked layers as
+control. Prints medians and median ratios. Run it with `python benchmarks/stacking.py`; `--only rounds` or `gradients`
+selects a part.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import ours
 import torch
-from measuring import in_turns, timed
+from measuring import measure_interleaved, timed
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
-from workload import deal, make_images
+from workload import make_images, split_task
 
 from fedmosaic_cli.engine.execution.stacked.stacked_layers import ForwardContext, StackedNetwork
 from fedmosaic_cli.models.architectures import build_network
@@ -72,10 +73,10 @@ def gradient_functions(
 
 
 def measure_rounds(methods: list[str], repetitions: int, rounds: int) -> None:
-    """Print what a round takes one by one and stacked."""
-    task = deal(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
+    """Print the time of a round one by one and stacked."""
+    task = split_task(make_images(1_797, side=8, channels=1), clients=15, train=75, test=24, public=300)
     for method in methods:
-        settings = {**ours.QUICKSTART, "rounds": 100_000}  # so long a run keeps the gate open
+        settings = {**ours.QUICKSTART, "rounds": 100_000}  # with this many rounds the gate stays open
         federations = {
             "one by one": ours.federation(
                 method, task, ours.TINY_MLP, **{**settings, "workers": 2}, execution="threads"
@@ -84,12 +85,12 @@ def measure_rounds(methods: list[str], repetitions: int, rounds: int) -> None:
             "duplicate": ours.federation(method, task, ours.TINY_MLP, **settings, execution="stacked"),
         }
         for federation in federations.values():
-            ours.play_rounds(federation, 3)  # a candidate and a consensus exist from the third round on
-        contestants = {
-            label: partial(timed, partial(ours.play_rounds, federation, rounds))
+            ours.run_rounds(federation, 3)  # a candidate and a consensus exist from the third round on
+        variants = {
+            label: partial(timed, partial(ours.run_rounds, federation, rounds))
             for label, federation in federations.items()
         }
-        samples = in_turns(contestants, repetitions, per=rounds, warm_up=False)
+        samples = measure_interleaved(variants, repetitions, per=rounds, warm_up=False)
         for label, own in samples.items():
             columns = []
             for clock in ("cpu", "wall"):

@@ -1,6 +1,6 @@
-"""How long commands take to get going, each in a new process.
+"""Start-up time of commands, each in a new process.
 
-`python benchmarks/startup.py ARGUMENTS` runs fedmosaic with these arguments and stops where its first round begins.
+`python benchmarks/startup.py ARGUMENTS` runs fedmosaic with these arguments and stops when its first round begins.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from measuring import in_turns, timed_process
+from measuring import measure_interleaved, timed_process
 from results import Result, at_most
 
 if TYPE_CHECKING:
     from workload import Plan
 
-# The help of an application that does nothing: what typer itself takes to write one.
+# The help of an empty application: the time that typer itself takes.
 EMPTY_APP = """
 import typer
 app = typer.Typer(rich_markup_mode="rich")
@@ -29,13 +29,13 @@ TRAIN = ("train", "--preset", "quickstart", "--rounds", "1")
 
 
 def startup(plan: Plan) -> Result:
-    """`--help` and a first run against the imports that they cannot do without."""
+    """Compare `--help` and a first run with the imports that they need."""
     repetitions = 1 if plan.quick else plan.repetitions
     result = Result(
         "Start-up: new processes",
         [
-            f"{repetitions} interleaved repetitions; goals are about wall time. Training runs in an empty directory, "
-            "so it deals the data first; 'to its first round' stops where the first round begins."
+            f"{repetitions} interleaved repetitions; goals are for wall time. Training runs in an empty directory, "
+            "so it creates the shards first; 'to its first round' stops when the first round begins."
         ],
     )
     python, fedmosaic = sys.executable, (sys.executable, "-m", "fedmosaic_cli")
@@ -51,8 +51,8 @@ def startup(plan: Plan) -> Result:
         "train --preset quickstart": (*fedmosaic, "train", "--preset", "quickstart"),
     }
 
-    contestants = {name: partial(timed_process, command) for name, command in commands.items()}
-    samples = in_turns(contestants, repetitions, warm_up=not plan.quick)
+    variants = {name: partial(timed_process, command) for name, command in commands.items()}
+    samples = measure_interleaved(variants, repetitions, warm_up=not plan.quick)
     result.add(samples, "s", clocks=("wall", "cpu"))
     result.compare("fedmosaic --help", "import typer, rich", at_most(2), clock="wall")
     result.compare("an empty typer app's --help", "import typer, rich", clock="wall")
@@ -68,13 +68,13 @@ def stop(*_: object) -> NoReturn:
 
 
 def run_to_first_round() -> None:
-    """fedmosaic, with an end in place of its first round."""
+    """Run fedmosaic and exit when the first round begins."""
     from fedmosaic_cli.cli import main
     from fedmosaic_cli.engine import rounds
 
     rounds.run_round = stop  # type: ignore[assignment]
     main()
-    raise SystemExit("the first round was never reached")
+    raise SystemExit("the first round did not begin")
 
 
 if __name__ == "__main__":

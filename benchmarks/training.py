@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import naive
 import ours
 import torch
-from measuring import interleaved
+from measuring import measure_forked
 from results import Result, at_most
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -24,7 +24,7 @@ MICROSECONDS = 1e6
 
 
 class BareLoop:
-    """Nothing but tensors, a model and torch's SGD."""
+    """A training loop with tensors, a model and torch's SGD only."""
 
     def __init__(self, task: Task, batch: int, memory_format: torch.memory_format) -> None:
         share = task.shares[0]
@@ -45,14 +45,14 @@ class BareLoop:
 
 
 def training(plan: Plan) -> Result:
-    """A client's epoch, one thread."""
+    """Compare a client's epoch with a bare loop on one thread."""
     result = Result(
         "Training: one client's epoch",
         [
             f"{plan.sizes.train} images, 1 thread, {plan.repetitions} interleaved repetitions. The bare loop indexes a "
-            "float32 tensor and calls torch.optim.SGD; its duplicate shows what a difference has to exceed to mean "
-            "anything. 'Channels last' is the memory layout that we compute in; 'memory kept' is the same loop with "
-            "the allocator told to keep what is freed, as we tell it."
+            "float32 tensor and calls torch.optim.SGD; its duplicate shows the size of random differences. 'Channels "
+            "last' is the memory layout that we compute in; 'memory kept' is the same loop with the allocator "
+            "configured to keep freed memory, as we configure it."
         ],
     )
     task = cifar_task(plan.sizes, clients=1)
@@ -66,8 +66,8 @@ def measure_training(result: Result, task: Task, batch: int, plan: Plan) -> None
     plain, duplicate = (BareLoop(task, batch, torch.contiguous_format) for _ in range(2))
     last, kept = (BareLoop(task, batch, torch.channels_last) for _ in range(2))
     if (count := sum(p.numel() for p in plain.model.parameters())) != ours.weight_count(federation):
-        raise ValueError(f"the bare loop trains {count} weights, we train {ours.weight_count(federation)}")
-    bare, twin = f"bare loop, batch {batch}", f"bare loop again, batch {batch}"
+        raise ValueError(f"the bare loop has {count} weights, our network has {ours.weight_count(federation)}")
+    bare, duplicate_name = f"bare loop, batch {batch}", f"bare loop again, batch {batch}"
     bare_last, mine = f"bare loop, channels last, batch {batch}", f"ours, batch {batch}"
     bare_kept = f"bare loop, channels last, memory kept, batch {batch}"
 
@@ -75,23 +75,23 @@ def measure_training(result: Result, task: Task, batch: int, plan: Plan) -> None
         ours.prepare_process()
         kept.epoch()
 
-    contestants: dict[str, Callable[[], object]] = {
+    variants: dict[str, Callable[[], object]] = {
         bare: plain.epoch,
         bare_last: last.epoch,
         bare_kept: epoch_in_kept_memory,
         mine: partial(ours.train_client, federation),
-        twin: duplicate.epoch,
+        duplicate_name: duplicate.epoch,
     }
-    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.train)
+    samples = measure_forked(variants, plan.repetitions, per=plan.sizes.train)
     result.add(samples, "us per image", MICROSECONDS)
     result.compare(mine, bare_last, at_most(1.05))
     result.compare(mine, bare_kept, at_most(1.05))
     result.compare(mine, bare, at_most(0.90))
-    result.compare(twin, bare)
+    result.compare(duplicate_name, bare)
 
 
 def augmentation(plan: Plan) -> Result:
-    """A client's epoch with and without augmentation, one thread."""
+    """Compare a client's epoch with and without augmentation on one thread."""
     result = Result(
         "Augmentation: one client's epoch",
         [
@@ -108,36 +108,36 @@ def augmentation(plan: Plan) -> Result:
 
 def measure_augmentation(result: Result, task: Task, title: str, model: dict[str, Any], batch: int, plan: Plan) -> None:
     modes = {"none": "none", "crop-flip": "crop-flip", "none again": "none"}
-    contestants: dict[str, Callable[[], object]] = {
+    variants: dict[str, Callable[[], object]] = {
         f"{name}, {title}": partial(
             ours.train_client, ours.federation("local", task, model, batch_size=batch, augment=mode)
         )
         for name, mode in modes.items()
     }
-    plain, augmented, duplicate = contestants
-    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.train)
+    plain, augmented, duplicate = variants
+    samples = measure_forked(variants, plan.repetitions, per=plan.sizes.train)
     result.add(samples, "us per image", MICROSECONDS)
     result.compare(augmented, plain, at_most(1.15))
     result.compare(duplicate, plain)
 
 
 def evaluation(plan: Plan) -> Result:
-    """A model on a test part, one thread."""
+    """Compare the evaluation of a model on a test set with that of the naive simulator on one thread."""
     result = Result(
-        "Evaluation: a model on a client's test part",
+        "Evaluation: a model on a client's test set",
         [
             f"{plan.sizes.test} images, 1 thread, {plan.repetitions} interleaved repetitions; accuracy and mean loss. "
-            "The naive simulator evaluates through a DataLoader at the training batch size, we choose our own."
+            "The naive simulator evaluates with a DataLoader at the training batch size, ours in batches of 128."
         ],
     )
     task = cifar_task(plan.sizes, clients=1)
     federation = ours.federation("local", task)
     mine = "ours"
-    contestants: dict[str, Callable[[], object]] = {mine: partial(ours.examine_client, federation)}
+    variants: dict[str, Callable[[], object]] = {mine: partial(ours.evaluate_client, federation)}
     for batch in plan.batches:
         client = naive.FedAvg(task, batch).clients[0]
-        contestants[f"naive, batch {batch}"] = client.test
-    samples = interleaved(contestants, plan.repetitions, per=plan.sizes.test)
+        variants[f"naive, batch {batch}"] = client.test
+    samples = measure_forked(variants, plan.repetitions, per=plan.sizes.test)
     result.add(samples, "us per image", MICROSECONDS)
     for batch in plan.batches:
         result.compare(mine, f"naive, batch {batch}", at_most(0.55))

@@ -1,4 +1,4 @@
-"""What noise in messages costs, and what liars do to a federation: the tables of docs/privacy.md.
+"""The accuracy cost of noise in messages, and the effect of malicious clients: the tables of docs/privacy.md.
 
 python benchmarks/trust.py epsilon digits            # about 6 minutes on two cores
 python benchmarks/trust.py epsilon fashion-mnist     # about 15
@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 
 SEEDS = "0,1,2"
 DIGITS = ["--preset", "quickstart-label-skew"]
-# A setting of minutes, in which clients have about 150 examples each, and something to learn from each other.
+# A setting that runs in minutes: about 150 examples per client.
 FASHION = [
     *("--preset", "practical-fashion-mnist", "--rounds", "30", "--set", "train.local_steps=10"),
     *("--set", "train.lr=0.003", "--set", "model.hidden=[64]", "--set", "data.val_fraction=0.96"),
@@ -49,7 +49,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResult:
     """Means over seeds, in percent; the spread is the sample standard deviation over seeds."""
 
     consensus: float
@@ -59,15 +59,15 @@ class Found:
     total_epsilon: str
     per_client: list[float]
 
-    def gain(self, baseline: Found) -> str:
+    def gain(self, baseline: StudyResult) -> str:
         """Mean difference to a baseline, and how many clients gain and lose."""
         gains = [own - other for own, other in zip(self.per_client, baseline.per_client, strict=True)]
         helped, hurt = sum(each > 1e-9 for each in gains), sum(each < -1e-9 for each in gains)
         return f"{fmean(gains):+.1f} ({helped}/{hurt})"
 
 
-def runs(name: str, command: list[str], options: list[str]) -> Found:
-    """Make the runs, unless they are there, and read what came of them."""
+def runs(name: str, command: list[str], options: list[str]) -> StudyResult:
+    """Start the runs that are not finished, and read their results."""
     folder = Path("trust-study") / name
     words = [sys.executable, "-m", "fedmosaic_cli", *command, *options, "--seeds", SEEDS, "--runs-dir", str(folder)]
     print(f"  fedmosaic {' '.join([*command, *options])}", file=sys.stderr, flush=True)
@@ -81,14 +81,14 @@ def runs(name: str, command: list[str], options: list[str]) -> Found:
         accuracy.append(100 * summary.get("honest_accuracy", summary["accuracy"])["client_mean"])
         per_client += [100 * value for value in summary["accuracy"]["per_client"]]
         total = str(summary.get("privacy", {}).get("total_epsilon", total))
-    return Found(fmean(consensus), fmean(majority), fmean(accuracy), stdev(accuracy), total, per_client)
+    return StudyResult(fmean(consensus), fmean(majority), fmean(accuracy), stdev(accuracy), total, per_client)
 
 
 def epsilon(data: str) -> None:
     """Accuracy against the budget: of one label, and in total."""
     options = [*SETTINGS[data], "--expertise", "frequency"]
-    alone = runs(f"{data}/local", ["baseline", "local"], SETTINGS[data])
-    print(f"{data}, {PUBLIC[data]} public examples; Local training {alone.accuracy:.1f}\n")
+    local = runs(f"{data}/local", ["baseline", "local"], SETTINGS[data])
+    print(f"{data}, {PUBLIC[data]} public examples; Local training {local.accuracy:.1f}\n")
     print("| noise | total epsilon | consensus | FedMosaic | FedCT: consensus | FedCT |")
     print("|---|---:|---:|---:|---:|---:|")
     budgets: dict[str, list[str]] = {"none": []}
@@ -122,36 +122,36 @@ def randomised(data: str) -> None:
     """What `student` gains over Local with randomised labels, and without correction for their noise."""
     for public_size, budgets in (("500", ("none", "inf", "8", "4", "2", "1", "0.5")), ("100", ("none", "4", "2", "1"))):
         options = [*STUDENT_SETTINGS[data], "--set", f"data.public_size={public_size}"]
-        alone = runs(f"{data}/randomised/{public_size}/local", ["baseline", "local"], options)
-        print(f"{data}, {public_size} public examples; Local training {alone.accuracy:.1f}\n")
+        local = runs(f"{data}/randomised/{public_size}/local", ["baseline", "local"], options)
+        print(f"{data}, {public_size} public examples; Local training {local.accuracy:.1f}\n")
         print("| epsilon per label | worst-case epsilon | right labels | Student | without correction |")
         print("|---|---:|---:|---:|---:|")
         for budget in budgets:
             noise = [] if budget == "none" else ["--dp", "krr", "--set", f"privacy.label_epsilon={budget}"]
             folder = f"{data}/randomised/{public_size}/{budget}"
             ours = runs(f"{folder}/student", ["baseline", "student"], [*options, *noise])
-            gains = [ours.gain(alone)]
+            gains = [ours.gain(local)]
             if budget not in ("none", "inf"):
                 plain = Path(__file__).with_name("uncorrected_student.py")
                 command = ["train", "--method", f"{plain}:Uncorrected"]
-                gains.append(runs(f"{folder}/uncorrected", command, [*options, *noise]).gain(alone))
+                gains.append(runs(f"{folder}/uncorrected", command, [*options, *noise]).gain(local))
             spent = "-" if ours.total_epsilon == "-" else f"{float(ours.total_epsilon):.6g}"
             print(f"| {budget} | {spent} | {ours.consensus:.1f} | {' | '.join((*gains, '-')[:2])} |", flush=True)
         print()
 
 
-def attacked(data: str, kind: str, count: int, defence: dict[str, str], name: str) -> Found:
+def attacked(data: str, kind: str, count: int, defence: dict[str, str], name: str) -> StudyResult:
     attackers = list(range(count))
     attack = ["--set", f"attack.kind={kind}", "--set", f"attack.clients={attackers}", "--set", "attack.adaptive=true"]
-    guard = [word for key, value in defence.items() for word in ("--set", f"defence.{key}={value}")]
-    options = [*SETTINGS[data], *FIFTEEN[data], "--expertise", "entropy", *(attack if count else []), *guard]
-    return runs(f"{data}/{kind if count else 'nobody'}-{count}/{name}", ["train"], options)
+    defence_options = [word for key, value in defence.items() for word in ("--set", f"defence.{key}={value}")]
+    options = [*SETTINGS[data], *FIFTEEN[data], "--expertise", "entropy", *(attack if count else []), *defence_options]
+    return runs(f"{data}/{kind if count else 'none'}-{count}/{name}", ["train"], options)
 
 
 def attackers(data: str) -> None:
-    """Consensus and honest clients against the number of liars that work together, for each defence."""
-    alone = runs(f"{data}/local-15", ["baseline", "local"], [*SETTINGS[data], *FIFTEEN[data]])
-    print(f"{data}, 15 clients, collude_flip; Local training {alone.accuracy:.1f}; consensus / honest clients\n")
+    """Consensus and honest clients against the number of colluding attackers, for each defence."""
+    local = runs(f"{data}/local-15", ["baseline", "local"], [*SETTINGS[data], *FIFTEEN[data]])
+    print(f"{data}, 15 clients, collude_flip; Local training {local.accuracy:.1f}; consensus / honest clients\n")
     print(f"| defence | {' | '.join(f'{count} of 15' for count in range(5))} |")
     print(f"|---|{'---:|' * 5}")
     for name, defence in DEFENCES.items():
@@ -161,7 +161,7 @@ def attackers(data: str) -> None:
 
 
 def kinds(data: str) -> None:
-    """Three liars of fifteen of every kind, without defence and with all of it."""
+    """Three attackers of 15 for each attack, without defence and with `robust`."""
     print(f"{data}, 3 attackers of 15; consensus / honest clients\n")
     print("| attack | none (the paper) | robust |")
     print("|---|---:|---:|")

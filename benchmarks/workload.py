@@ -1,25 +1,29 @@
-"""What everybody is measured on: images of noise in the shape of CIFAR-10, dealt to clients. Needs numpy alone."""
+"""The common task of the benchmarks: random images in the shape of CIFAR-10, split between clients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     Index = NDArray[np.int64]
 
 CLASSES = 10
 LR = 0.005
+NEVER = 1_000_000
+"""An interval between evaluations that no run reaches."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much data there is, and how much of it a client holds."""
+    """Number of images, clients, images per client, and public images."""
 
     images: int = 60_000
     clients: int = 15
@@ -30,7 +34,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured. Costly parts play `few` clients, or one, and give their figures per client."""
+    """Sizes of the measurements. Slow parts run `few` clients, or one, and give their figures per client."""
 
     repetitions: int = 5
     quick: bool = False
@@ -47,11 +51,18 @@ class Plan:
     peer_clients: int = 5
     peer_rounds: int = 3
     peer_repetitions: int = 2
-    fluke_python: str = ""
-    flower_python: str = ""
+    pfllib_client_counts: tuple[int, ...] = (2, 4, 15)
+    pfllib_detailed_clients: int = 4
+    pfllib_eval_every: int = 5
+    pfllib_repetitions: int = 3
+    peer_pythons: Mapping[str, str] = field(default_factory=dict)
+    """The Python that a tool is installed in, by the name of the tool."""
+    peer_checkouts: Mapping[str, str] = field(default_factory=dict)
+    """The directory of the source of a tool, by the name of the tool."""
 
 
-QUICK_SIZES = Sizes(images=1_200, train=60, test=20, public=60)
+# A client has a full batch of the largest size, because PFLlib drops incomplete batches.
+QUICK_SIZES = Sizes(images=1_200, train=64, test=16, public=60)
 QUICK = Plan(
     repetitions=2,
     quick=True,
@@ -64,12 +75,15 @@ QUICK = Plan(
     report_rounds=5,
     report_clients=6,
     peer_repetitions=1,
+    pfllib_client_counts=(2, 3),
+    pfllib_detailed_clients=3,
+    pfllib_repetitions=1,
 )
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one client holds, as sorted indices."""
+    """The examples of one client, as sorted indices."""
 
     train: Index
     test: Index
@@ -77,7 +91,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Task:
-    """Images [examples, height, width, channels] and who holds which; all parts are disjoint."""
+    """Images [examples, height, width, channels], and the disjoint shares of the clients and the public set."""
 
     images: NDArray[np.uint8]
     labels: Index
@@ -87,7 +101,21 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """What a peer is asked to play, handed to its process as JSON."""
+    """The rounds that the process of a tool runs, passed to it as JSON.
+
+    Attributes:
+        directory: The stored task.
+        clients: Number of clients.
+        train: Training images per client.
+        test: Test images per client.
+        batch: Batch size.
+        rounds: Number of rounds.
+        workers: Worker threads of fedmosaic.
+        eval_every: Rounds between two evaluations, for fedmosaic and PFLlib.
+        like_pfllib: Let fedmosaic compute the numbers that PFLlib reports.
+        cache_images: Let PFLlib read the files of a client once instead of in every pass.
+        checkout: The source of a tool that is not an installed package.
+    """
 
     directory: str
     clients: int
@@ -95,10 +123,15 @@ class Job:
     test: int
     batch: int
     rounds: int
+    workers: int = 1
+    eval_every: int = 1
+    like_pfllib: bool = False
+    cache_images: bool = False
+    checkout: str = ""
 
 
 def make_images(count: int, side: int = 32, channels: int = 3) -> tuple[NDArray[np.uint8], Index]:
-    """Noise whose brightness tells the class, the same at every call."""
+    """Return random images whose brightness depends on the class; the same ones at every call."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, count)
     images = rng.integers(0, 176, (count, side, side, channels), dtype=np.uint8)
@@ -106,22 +139,22 @@ def make_images(count: int, side: int = 32, channels: int = 3) -> tuple[NDArray[
     return images, labels
 
 
-def deal(
+def split_task(
     data: tuple[NDArray[np.uint8], Index], clients: int, train: int, test: int, public: int = 0, classes: int = CLASSES
 ) -> Task:
-    """So many examples for each client and for the public set, drawn at random."""
+    """Split the data at random: `train` and `test` examples per client, and `public` examples."""
     images, labels = data
     order = np.random.default_rng(1).permutation(len(labels))
     if (wanted := clients * (train + test) + public) > len(order):
-        raise ValueError(f"{wanted} examples are asked for, there are {len(order)}: deal fewer")
+        raise ValueError(f"{wanted} examples are requested, there are {len(order)}: request fewer")
     held = order[public:wanted].reshape(clients, train + test)
     shares = tuple(Share(np.sort(row[:train]), np.sort(row[train:])) for row in held)
     return Task(images, labels % classes, shares, np.sort(order[:public]))
 
 
 def cifar_task(sizes: Sizes, clients: int | None = None, public: int | None = None) -> Task:
-    """The usual task, with fewer clients or another public set if asked."""
-    return deal(
+    """Return the usual task; `clients` and `public` override the number of clients and public images."""
+    return split_task(
         make_images(sizes.images),
         clients or sizes.clients,
         sizes.train,
@@ -131,13 +164,13 @@ def cifar_task(sizes: Sizes, clients: int | None = None, public: int | None = No
 
 
 def store(task: Task, directory: Path) -> None:
-    """Write the examples for a process that is to play the same task."""
+    """Write the examples for the processes of other tools."""
     np.save(directory / "images.npy", task.images)
     np.save(directory / "labels.npy", task.labels)
 
 
 def stored_task(job: Job) -> Task:
-    """The task of a job, from its files."""
+    """Read the task of a job."""
     directory = Path(job.directory)
     data = np.load(directory / "images.npy", mmap_mode="r"), np.load(directory / "labels.npy")
-    return deal(data, job.clients, job.train, job.test)
+    return split_task(data, job.clients, job.train, job.test)
