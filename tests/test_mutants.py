@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -41,7 +42,7 @@ def test_tests_of_mutants_exist(mutants):
     for test in {test for mutant in mutants.MUTANTS for test in mutant.test_ids}:
         path, _, name = test.partition("::")
         assert (ROOT / path).is_file(), test
-        assert not name or f"\ndef {name}(" in (ROOT / path).read_text(), test
+        assert not name or re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), test
 
 
 @pytest.mark.parametrize(("old", "count"), [("no such text", 0), ("return", 2)])
