@@ -14,6 +14,7 @@ from fedmosaic_cli.models.classifier import Classifier
 from fedmosaic_cli.models.cnn import CNN, CNN3BN, CNNBN
 from fedmosaic_cli.models.mlp import MLP
 from fedmosaic_cli.models.registered_models import MODELS
+from fedmosaic_cli.models.resnet import ResNet8, ResNet18
 from fedmosaic_cli.models.vit import TinyViT, ViT
 from fedmosaic_cli.plugin_sources import describe_location, plugin_failure
 
@@ -27,6 +28,8 @@ ARCHITECTURES = {
     "cnn-bn": CNNBN,
     "cnn3-bn": CNN3BN,
     "alexnet-bn": AlexNetBN,
+    "resnet8": ResNet8,
+    "resnet18": ResNet18,
     "vit": ViT,
     "vit-tiny": TinyViT,
 }

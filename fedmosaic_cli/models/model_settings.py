@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_serializer
 
 from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.schema import ConfigSection, IntTuple
 
-Architecture = Literal["mlp", "cnn", "cnn-bn", "cnn3-bn", "alexnet-bn", "vit", "vit-tiny"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import SerializerFunctionWrapHandler
+
+Architecture = Literal["mlp", "cnn", "cnn-bn", "cnn3-bn", "alexnet-bn", "resnet8", "resnet18", "vit", "vit-tiny"]
+NormName = Literal["group", "batch"]
 EstimatorName = Literal["decision-tree", "random-forest", "gradient-boosting", "logistic-regression"]
 ESTIMATOR_NAMES: tuple[str, ...] = get_args(EstimatorName)
 MAX_HIDDEN_LAYERS = 100
@@ -31,6 +37,8 @@ MODEL_KEYS: dict[str, frozenset[str]] = {
     "cnn-bn": frozenset({"width"}),
     "cnn3-bn": frozenset({"width"}),
     "alexnet-bn": frozenset({"width"}),
+    "resnet8": frozenset({"width", "norm"}),
+    "resnet18": frozenset({"width", "norm"}),
     "vit": frozenset({"width", "patch"}),
     "vit-tiny": frozenset({"width", "patch"}),
     "decision-tree": frozenset({"depth"}),
@@ -38,6 +46,8 @@ MODEL_KEYS: dict[str, frozenset[str]] = {
     "gradient-boosting": frozenset({"trees", "depth"}),
     "logistic-regression": frozenset(),
 }
+# Keys added later: recorded only for models that read them, so that older configurations and run ids stay the same.
+KEYS_OF_LATER_VERSIONS = frozenset({"norm"})
 
 
 class ModelSettings(ConfigSection):
@@ -47,6 +57,7 @@ class ModelSettings(ConfigSection):
         name: Architecture or estimator.
         hidden: Widths of the hidden layers of an mlp.
         width: Factor of the layer widths of all other networks.
+        norm: Normalisation of a residual network.
         patch: Side of the patches of a vit; by default 16 for vit and 4 for vit-tiny.
         trees: Trees of a random forest, or rounds of gradient boosting.
         depth: Maximum depth of a tree.
@@ -55,6 +66,7 @@ class ModelSettings(ConfigSection):
     name: Architecture | EstimatorName | PluginModelName = "mlp"
     hidden: IntTuple = (64,)
     width: Annotated[float, Field(ge=1 / 16, le=4)] = 1.0
+    norm: NormName = "group"
     patch: Annotated[int, Field(ge=1, le=256)] | None = None
     trees: Annotated[int, Field(ge=1, le=10_000)] = 100
     depth: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -74,7 +86,8 @@ class ModelSettings(ConfigSection):
     @property
     def has_batch_norm(self) -> bool:
         """True if the network has batch normalisation. For plug-in networks this is not known, so it is True."""
-        return self.name in ("cnn-bn", "cnn3-bn", "alexnet-bn", *MODELS)
+        has_norm_option = "norm" in self.used_keys and self.norm == "batch"
+        return has_norm_option or self.name in ("cnn-bn", "cnn3-bn", "alexnet-bn", *MODELS)
 
     @property
     def used_keys(self) -> frozenset[str]:
@@ -84,3 +97,12 @@ class ModelSettings(ConfigSection):
     def scaled_width(self, channels: int) -> int:
         """The number of channels times `width`, at least 1."""
         return max(1, round(channels * self.width))
+
+    @model_serializer(mode="wrap")
+    def without_unused_later_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key not in KEYS_OF_LATER_VERSIONS - self.used_keys}
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Represent the settings as older versions did, because run ids are made from it."""
+        omitted = KEYS_OF_LATER_VERSIONS - self.used_keys
+        return ((name, value) for name, value in super().__repr_args__() if name not in omitted)

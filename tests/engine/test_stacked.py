@@ -41,6 +41,9 @@ NETWORKS = {
     "cnn-bn": (ModelSettings(name="cnn-bn", width=1 / 16), (3, 8, 8)),
     "cnn3-bn": (ModelSettings(name="cnn3-bn", width=1 / 16), (3, 8, 8)),
     "alexnet-bn": (ModelSettings(name="alexnet-bn", width=1 / 16), (3, 64, 64)),
+    "resnet8": (ModelSettings(name="resnet8", width=1 / 4), (3, 8, 8)),
+    "resnet8-batch-norm": (ModelSettings(name="resnet8", width=1 / 4, norm="batch"), (3, 16, 16)),
+    "resnet18": (ModelSettings(name="resnet18", width=1 / 16), (3, 96, 96)),
 }
 
 
@@ -240,7 +243,8 @@ def test_all_architectures_but_transformers_are_stackable():
         for name in ARCHITECTURES
     }
     assert {name for name, stackable in stackable_by_name.items() if not stackable} == {"vit", "vit-tiny"}
-    assert {name for name, stackable in stackable_by_name.items() if stackable} == NETWORKS.keys()
+    stackable_names = {settings.name for settings, _ in NETWORKS.values()}
+    assert {name for name, stackable in stackable_by_name.items() if stackable} == stackable_names
 
 
 def plain_network(num_classes):

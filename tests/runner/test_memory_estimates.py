@@ -39,7 +39,7 @@ def test_live_memory_counts_each_storage_while_it_exists():
     assert memory.peak_bytes == 6000
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-bn", "cnn3-bn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-bn", "cnn3-bn", "resnet8"])
 def test_counts_without_data_equal_those_of_a_real_step(name):
     model, images, size = ModelSettings(name=name), (3, 16, 16), 8
     module = build_network(model, images, 10).train()

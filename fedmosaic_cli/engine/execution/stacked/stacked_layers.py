@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedmosaic_cli.models.classifier import Classifier
+from fedmosaic_cli.models.resnet import ResidualBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
 
@@ -28,6 +29,9 @@ SUPPORTED_OPTIONS = {
     **{"padding_mode": "zeros", "affine": True, "track_running_stats": True},
     **{"ceil_mode": False, "return_indices": False, "start_dim": 1, "end_dim": -1},
 }
+
+
+RESIDUAL_BRANCHES = ("residual", "shortcut")
 
 
 @dataclass(frozen=True)
@@ -56,26 +60,41 @@ class StackedNetwork:
     """Runs the layers of a classifier on stacked weights."""
 
     def __init__(self, template: Classifier) -> None:
-        self._body = [
-            (f"body.{name}", layer, list(layer.state_dict())) for name, layer in template.body.named_children()
-        ]
-        self._head = template.head
+        self._body, self._head = template.body, template.head
+        self._entries = {path: list(layer.state_dict()) for path, layer in single_layers(template.body, "body")}
 
     def features(self, weights: Parameters, images: Tensor, context: ForwardContext) -> Tensor:
         """Inputs of the heads [clients, batch, width] for images [batch, clients, channels, height, width]."""
         outputs = images.flatten(1, 2)
         if context.num_clients > 1:
             outputs = outputs.contiguous()
-        for path, layer, names in self._body:
-            own = {name: weights[f"{path}.{name}"] for name in names}
-            layer_context = replace(context, training=False) if path in context.frozen_layers else context
-            outputs = STACKED_LAYERS[type(layer)](StackedLayer(layer, own), outputs, layer_context)
+        return self._run_sequence(self._body, "body", weights, outputs, context)
+
+    def _run_sequence(
+        self, layers: nn.Module, path: str, weights: Parameters, inputs: Tensor, context: ForwardContext
+    ) -> Tensor:
+        outputs = inputs
+        for name, layer in layers._modules.items():
+            outputs = self._run_layer(layer, f"{path}.{name}", weights, outputs, context)
         return outputs
+
+    def _run_layer(self, layer: Any, path: str, weights: Parameters, inputs: Tensor, context: ForwardContext) -> Tensor:
+        if type(layer) is ResidualBlock:
+            residual, shortcut = (
+                self._run_sequence(getattr(layer, branch), f"{path}.{branch}", weights, inputs, context)
+                for branch in RESIDUAL_BRANCHES
+            )
+            return functional.relu(residual + shortcut)
+        own = {name: weights[f"{path}.{name}"] for name in self._entries[path]}
+        layer_context = replace(context, training=False) if path in context.frozen_layers else context
+        return STACKED_LAYERS[type(layer)](StackedLayer(layer, own), inputs, layer_context)
 
     def layers_without(self, trained: Collection[str]) -> frozenset[str]:
         """Return the paths of layers with weights, none of which is trained."""
         return frozenset(
-            path for path, _, names in self._body if names and all(f"{path}.{name}" not in trained for name in names)
+            path
+            for path, names in self._entries.items()
+            if names and all(f"{path}.{name}" not in trained for name in names)
         )
 
     def head(self, weights: Parameters, features: Tensor, context: ForwardContext) -> Tensor:
@@ -84,20 +103,33 @@ class StackedNetwork:
         return stacked_linear(StackedLayer(self._head, own), features, context)
 
 
+def single_layers(layers: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of a sequence with their paths; instead of a residual block, those of its branches."""
+    for name, layer in layers._modules.items():
+        if type(layer) is ResidualBlock:
+            for branch in RESIDUAL_BRANCHES:
+                yield from single_layers(getattr(layer, branch), f"{path}.{name}.{branch}")
+        elif layer is not None:
+            yield f"{path}.{name}", layer
+
+
 def is_stackable(template: Classifier) -> bool:
     """True if a network is `Classifier` with a sequence of supported layers, and all their options are supported."""
     if not computes_head_of_body(template) or type(template.body) is not nn.Sequential:
         return False
-    layers = [*template.body, template.head]
+    body = [layer for _, layer in single_layers(template.body, "body")]
+    layers = [*body, template.head]
     parts = [*layers, *(tensor for _, tensor in template.named_parameters(remove_duplicate=False))]
     # A part that occurs twice has one gradient.
-    if len(set(map(id, parts))) < len(parts) or any(map(is_changed, (template, template.body, *layers))):
+    if len(set(map(id, parts))) < len(parts) or any(
+        map(is_changed, (template, *template.body.modules(), template.head))
+    ):
         return False
     return type(template.head) is nn.Linear and all(
         type(layer) in STACKED_LAYERS
         and getattr(layer, "momentum", 0.1) is not None
         and all(getattr(layer, name, value) == value for name, value in SUPPORTED_OPTIONS.items())
-        for layer in template.body
+        for layer in body
     )
 
 
@@ -119,8 +151,17 @@ def is_changed(module: nn.Module) -> bool:
 
 def num_multiplications(template: Classifier, image_side: int) -> int:
     """Multiplications of the forward pass of a stackable network for one square image."""
-    total = template.head.weight.numel()
-    for layer in template.body.modules():
+    return template.head.weight.numel() + count_multiplications(template.body, image_side)[0]
+
+
+def count_multiplications(layers: Any, image_side: int) -> tuple[int, int]:
+    """Return the multiplications of a sequence of layers, and the side of the images that it returns."""
+    total = 0
+    for layer in layers:
+        if type(layer) is ResidualBlock:
+            counts = [count_multiplications(getattr(layer, branch), image_side) for branch in RESIDUAL_BRANCHES]
+            total += sum(count for count, _ in counts)
+            image_side = counts[0][1]
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             kernel, stride, padding = (as_pair(value)[0] for value in (layer.kernel_size, layer.stride, layer.padding))
             image_side = (image_side + 2 * padding - kernel) // stride + 1
@@ -128,7 +169,7 @@ def num_multiplications(template: Classifier, image_side: int) -> int:
             image_side = as_pair(layer.output_size)[0]
         if isinstance(layer, nn.Conv2d | nn.Linear):
             total += layer.weight.numel() * (image_side * image_side if isinstance(layer, nn.Conv2d) else 1)
-    return total
+    return total, image_side
 
 
 def as_pair(value: Any) -> tuple[int, int]:
@@ -192,6 +233,12 @@ def stacked_batch_norm_1d(layer: StackedLayer, inputs: Tensor, context: ForwardC
     return unfold_clients(outputs[:, :, 0, 0], context.num_clients).transpose(0, 1)
 
 
+def stacked_group_norm(layer: StackedLayer, inputs: Tensor, context: ForwardContext) -> Tensor:
+    """Each group consists of channels of one client, so the groups of all clients are normalised at once."""
+    weight, bias = (layer.weights[name].flatten() for name in ("weight", "bias"))
+    return functional.group_norm(inputs, layer.module.num_groups * context.num_clients, weight, bias, layer.module.eps)
+
+
 def masked_batch_norm(layer: StackedLayer, inputs: Tensor, mask: Tensor) -> Tensor:
     """Batch normalisation with statistics that leave out padding."""
     clients = len(layer.weights["weight"])
@@ -217,6 +264,7 @@ STACKED_LAYERS: dict[type[nn.Module], Callable[[StackedLayer, Tensor, ForwardCon
     nn.Conv2d: stacked_convolution,
     nn.BatchNorm1d: stacked_batch_norm_1d,
     nn.BatchNorm2d: stacked_batch_norm_2d,
+    nn.GroupNorm: stacked_group_norm,
     nn.ReLU: stacked_elementwise,
     nn.MaxPool2d: stacked_elementwise,
     nn.AdaptiveAvgPool2d: stacked_elementwise,
