@@ -11,7 +11,7 @@ import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.storage import syscalls
@@ -42,15 +42,6 @@ def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
             syscalls.rename(temporary, path)
     for folder in dict.fromkeys(path.parent for path in contents):
         syscalls.fsync(folder)
-
-
-def write_stream_atomic(path: Path, stream: BinaryIO) -> None:
-    """Write content that may exceed the memory to `path` in one step."""
-    with locked_temporaries([path]) as [(fd, temporary)]:
-        write_all(fd, iter(lambda: stream.read(BLOCK_BYTES), b""))
-        syscalls.fsync(temporary)
-        syscalls.rename(temporary, path)
-    syscalls.fsync(path.parent)
 
 
 def write_new_file(path: Path, data: bytes) -> None:
@@ -115,10 +106,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     fd, temporary = create_locked_temporary(path, create_and_open_directory)
     try:
         yield temporary
-        # Concurrent fsync calls take hardly longer than one.
-        with ThreadPoolExecutor(FSYNC_THREADS) as pool:
-            list(pool.map(syscalls.fsync, (entry for entry in temporary.rglob("*") if entry.is_file())))
-        syscalls.fsync(temporary)
+        flush_directory(temporary)
         syscalls.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -127,6 +115,15 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     finally:
         os.close(fd)
     syscalls.fsync(path.parent)
+
+
+def flush_directory(path: Path) -> None:
+    """Flush all files below a directory, and the names in it, to the disk."""
+    entries = (entry for entry in path.rglob("*") if entry.is_file() or entry.is_dir())
+    # Concurrent fsync calls take hardly longer than one.
+    with ThreadPoolExecutor(FSYNC_THREADS) as pool:
+        list(pool.map(syscalls.fsync, entries))
+    syscalls.fsync(path)
 
 
 @contextmanager

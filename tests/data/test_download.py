@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
+import stat
 import tarfile
 import threading
 import zipfile
@@ -129,17 +130,21 @@ def tarred(entries: dict[str, bytes], link: str = "") -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
         if link:
-            info = tarfile.TarInfo("inside/link")
-            info.type, info.linkname = tarfile.SYMTYPE, link
+            info = tarfile.TarInfo(link)
+            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(info)
     return buffer.getvalue()
 
 
-def zipped(entries: dict[str, bytes]) -> bytes:
+def zipped(entries: dict[str, bytes], link: str = "") -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in entries.items():
             archive.writestr(name, content)
+        if link:
+            info = zipfile.ZipInfo(link)
+            info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, "/etc/passwd")
     return buffer.getvalue()
 
 
@@ -166,10 +171,62 @@ def test_archive_cannot_write_outside_the_target(tmp_path, pack):
     assert not (tmp_path / "evil").exists()
 
 
-def test_links_in_an_archive_are_skipped(tmp_path):
-    (tmp_path / "a.tar.gz").write_bytes(tarred({"inside/file": b"x"}, link="/etc/passwd"))
-    extract_archive(tmp_path / "a.tar.gz", tmp_path, ("inside",))
-    assert [path.name for path in (tmp_path / "inside").iterdir()] == ["file"]
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_links_in_wanted_directories_are_refused(tmp_path, pack):
+    (tmp_path / "a.bin").write_bytes(pack({"inside/file": b"x"}, link="inside/link"))
+    with pytest.raises(RequestError, match=r"'inside/link' is a link or a device .*a\.bin"):
+        extract_archive(tmp_path / "a.bin", tmp_path, ("inside",))
+    (tmp_path / "a.bin").write_bytes(pack({"inside/file": b"x"}, link="elsewhere/link"))
+    extract_archive(tmp_path / "a.bin", tmp_path, ("inside",))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.bin", "file", "inside"]
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_archive_that_expands_without_measure_is_refused(tmp_path, monkeypatch, pack):
+    monkeypatch.setattr("fedmosaic_cli.data.io.download.EXPANSION_ALLOWANCE_BYTES", 1_000_000)
+    (tmp_path / "a.bin").write_bytes(pack({f"inside/{number}": bytes(600_000) for number in range(2)}))
+    with pytest.raises(RequestError, match=r"it would expand to more than 1000000 bytes .*a\.bin"):
+        extract_archive(tmp_path / "a.bin", tmp_path, ("inside",))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archive_with_one_name_for_two_files_is_refused(tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("inside/file", b"one")
+        archive.writestr("inside/file", b"two")
+    (tmp_path / "a.zip").write_bytes(buffer.getvalue())
+    with pytest.raises(RequestError, match="'inside/file' occurs twice"):
+        extract_archive(tmp_path / "a.zip", tmp_path, ("inside",))
+
+
+def test_interrupted_extraction_leaves_no_part_of_a_directory(tmp_path, monkeypatch):
+    (tmp_path / "a.zip").write_bytes(zipped({"inside/one": b"1", "inside/two": b"2"}))
+
+    def stop_at_two(path, blocks):
+        if path.name == "two":
+            raise KeyboardInterrupt
+        path.write_bytes(b"".join(blocks))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedmosaic_cli.data.io.download.write_new_blocks", stop_at_two)
+        with pytest.raises(KeyboardInterrupt):
+            extract_archive(tmp_path / "a.zip", tmp_path, ("inside",))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+    extract_archive(tmp_path / "a.zip", tmp_path, ("inside",))
+    assert sorted(path.name for path in (tmp_path / "inside").iterdir()) == ["one", "two"]
+
+
+def test_extraction_keeps_other_files_of_the_user(tmp_path):
+    (tmp_path / "inside" / "own").mkdir(parents=True)
+    (tmp_path / "inside" / "own" / "mine").write_bytes(b"mine")
+    (tmp_path / "inside" / "own" / "old").write_bytes(b"old")
+    (tmp_path / "a.zip").write_bytes(zipped({"inside/own/old": b"new", "inside/more/file": b"x"}))
+    extract_archive(tmp_path / "a.zip", tmp_path, ("inside",))
+    files = {str(path.relative_to(tmp_path / "inside")): path for path in (tmp_path / "inside").rglob("*")}
+    contents = {name: path.read_bytes() for name, path in files.items() if path.is_file()}
+    assert contents == {"own/mine": b"mine", "own/old": b"new", "more/file": b"x"}
 
 
 def test_a_damaged_archive_is_named(tmp_path):
@@ -204,6 +261,15 @@ def test_downloads_have_sizes_and_checksums():
             assert download.size_bytes > 0, name
             assert len(download.sha256) == 64, name
             assert int(download.sha256, 16) >= 0
+
+
+def test_address_and_checksum_of_a_file_are_those_of_one_file():
+    by_url: dict[str, set[tuple[int, str]]] = {}
+    for download in (download for source in DATASETS.values() for download in source.downloads):
+        by_url.setdefault(download.url, set()).add((download.size_bytes, download.sha256))
+    assert all(len(facts) == 1 for facts in by_url.values())
+    checksums = list(by_url.values())
+    assert len(set().union(*checksums)) == len(by_url), "no checksum was copied from another file"
 
 
 def test_concurrent_download_is_refused(server_url, tmp_path):

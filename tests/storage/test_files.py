@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,24 +17,7 @@ from fedmosaic_cli.storage.files import (
     to_checksummed_json,
     write_atomic,
     write_new_file,
-    write_stream_atomic,
 )
-
-
-class Breaks(io.BytesIO):
-    """A stream that fails after the first read."""
-
-    def read(self, size=-1):
-        if self.tell():
-            raise OSError("the source is gone")
-        return super().read(3)
-
-
-def test_failed_write_keeps_the_old_file(tmp_path):
-    write_atomic(tmp_path / "file", b"old")
-    with pytest.raises(OSError, match="gone"):
-        write_stream_atomic(tmp_path / "file", Breaks(b"new content"))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])

@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.datasets import cifar10, digits, domainnet, fashion_mnist, folder, npz, office10, pfllib
+from fedmosaic_cli.data.datasets import (
+    cifar10,
+    cifar100,
+    digits,
+    domainnet,
+    emnist,
+    fashion_mnist,
+    folder,
+    mnist,
+    npz,
+    office10,
+    pfllib,
+    tiny_imagenet,
+)
 from fedmosaic_cli.data.datasets.dataset_source import LoadOptions
 from fedmosaic_cli.data.io.download import download_files
 from fedmosaic_cli.errors import RequestError, unknown_name_error
@@ -23,9 +36,14 @@ if TYPE_CHECKING:
 DATASETS = {
     "digits": digits.SOURCE,
     digits.DOMAINS_NAME: digits.DOMAINS_SOURCE,
+    "mnist": mnist.SOURCE,
+    **emnist.SOURCES,
     "fashion-mnist": fashion_mnist.SOURCE,
     fashion_mnist.DOMAINS_NAME: fashion_mnist.DOMAINS_SOURCE,
     "cifar10": cifar10.SOURCE,
+    "cifar100": cifar100.SOURCE,
+    cifar100.COARSE_NAME: cifar100.COARSE_SOURCE,
+    "tiny-imagenet": tiny_imagenet.SOURCE,
     "office10": office10.SOURCE,
     "domainnet": domainnet.SOURCE,
     "folder": folder.SOURCE,

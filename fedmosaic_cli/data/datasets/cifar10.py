@@ -6,26 +6,24 @@ Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedmosaic_cli.data.dataset import Dataset
+from fedmosaic_cli.data.datasets.cifar_batches import IMAGE_SIZE, load_cifar_batches
 from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
 from fedmosaic_cli.data.io.download import Download
 from fedmosaic_cli.data.io.image_folders import dataset_from_files, list_images
-from fedmosaic_cli.data.io.safe_pickle import read_safe_pickle
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fedmosaic_cli.data.dataset import Dataset
 
 BATCHES_DIR = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILE = "test_batch"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SPLIT_DIRS = ("train", "test")
-IMAGE_SIZE = 32
 
 
 def find_cifar10(data_dir: Path) -> Path | None:
@@ -45,36 +43,7 @@ def load_cifar10(path: Path, options: LoadOptions) -> Dataset:
         if unknown:
             raise RequestError(f"'{min(unknown)}' is not a class of CIFAR-10 ({path}): use --dataset folder")
         return dataset_from_files("cifar10", path, files, replace(options, image_size=IMAGE_SIZE), CLASSES)
-    paths = [path / name for name in (*TRAIN_FILES, TEST_FILE)]
-    # Preallocated and filled file by file, so that the images are never in memory twice.
-    max_images = sum(batch.stat().st_size for batch in paths) // (3 * IMAGE_SIZE * IMAGE_SIZE)
-    images = np.empty((max_images, IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
-    labels: list[Any] = []
-    for batch in paths:
-        pixels, classes = read_cifar10_batch(batch)
-        start = sum(map(len, labels))
-        images[start : start + len(classes)] = pixels
-        labels.append(classes)
-    return Dataset(
-        name="cifar10",
-        images=images[: sum(map(len, labels))],
-        labels=np.concatenate(labels),
-        class_names=CLASSES,
-        test_mask=np.repeat([False] * len(TRAIN_FILES) + [True], [len(classes) for classes in labels]),
-    )
-
-
-def read_cifar10_batch(path: Path) -> tuple[Any, Any]:
-    """Read images [n, 32, 32, 3] and labels of one file, which stores images as [red, green, blue] planes."""
-    content = read_safe_pickle(path)
-    try:
-        pixels, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"], dtype=np.int64)
-        images = pixels.reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE).transpose(0, 2, 3, 1)
-    except (KeyError, TypeError, ValueError):
-        raise RequestError(f"not a batch of CIFAR-10 ({path}): download the data set again") from None
-    if pixels.dtype != np.uint8 or len(images) != len(labels) or not np.isin(labels, range(len(CLASSES))).all():
-        raise RequestError(f"images and labels do not match ({path}): download the data set again")
-    return images, labels
+    return load_cifar_batches("cifar10", [path / name for name in TRAIN_FILES], path / TEST_FILE, CLASSES)
 
 
 SOURCE = DatasetSource(

@@ -6,17 +6,14 @@ Searched in the directories of torchvision and of Debian's package dataset-fashi
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmosaic_cli.data.dataset import Dataset
 from fedmosaic_cli.data.datasets.dataset_source import DatasetInfo, DatasetSource, LoadOptions
+from fedmosaic_cli.data.datasets.idx_layout import IdxLayout
 from fedmosaic_cli.data.datasets.synthetic_domains import with_domains
 from fedmosaic_cli.data.io.download import Download
 from fedmosaic_cli.errors import RequestError
@@ -24,68 +21,19 @@ from fedmosaic_cli.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.datasets.synthetic_domains import ImageArray
 
 DEBIAN_DIR = Path("/usr/share/datasets/fashion-mnist")
 TORCHVISION_DIR = "FashionMNIST/raw"
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-# Images and labels of the training and the test split.
-IDX_FILES = (
-    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-)
-IDX_UNSIGNED_BYTE = 8
-# A real file has 47 MB; a hostile one may expand without end.
-MAX_IDX_BYTES = 1 << 28
+LAYOUT = IdxLayout("fashion-mnist", (TORCHVISION_DIR, "fashion-mnist", "."), CLASSES)
 DOMAINS_NAME = "fashion-mnist-domains"
 
 
 def find_fashion_mnist(data_dir: Path) -> Path | None:
     """Return the first directory with all four files."""
-    for folder in (data_dir / TORCHVISION_DIR, data_dir / "fashion-mnist", data_dir, DEBIAN_DIR):
-        if all(find_idx_file(folder, name) for pair in IDX_FILES for name in pair):
-            return folder
-    return None
-
-
-def find_idx_file(folder: Path, name: str) -> Path | None:
-    """Return the path of a file, compressed or not."""
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def load_fashion_mnist(path: Path, options: LoadOptions) -> Dataset:
-    """Load 60,000 training and 10,000 test images of 28x28 pixels."""
-    parts = [[read_idx(find_idx_file(path, name) or path / name) for name in pair] for pair in IDX_FILES]
-    for (images, labels), (name, _) in zip(parts, IDX_FILES, strict=True):
-        if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) >= len(CLASSES):
-            raise RequestError(
-                f"images {images.shape} and labels {labels.shape} do not match ({path / name}): download them again"
-            )
-    return Dataset(
-        name="fashion-mnist",
-        images=np.concatenate([images for images, _ in parts])[..., None],
-        labels=np.concatenate([labels for _, labels in parts]).astype(np.int64),
-        class_names=CLASSES,
-        test_mask=np.repeat([False, True], [len(labels) for _, labels in parts]),
-    )
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read the bytes of an idx file: two zeros, the type, the number of dimensions, the shape, the values."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(MAX_IDX_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RequestError(f"cannot read: {error} ({path}): download the file again") from None
-    if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
-        raise RequestError(f"not an idx file of bytes ({path}): download the file again")
-    start = 4 + 4 * content[3]
-    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist()) if start <= len(content) else ()
-    if not shape or prod(shape) != len(content) - start:
-        raise RequestError(f"{len(content)} bytes do not match the header ({path}): download the file again")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    return LAYOUT.find(data_dir, DEBIAN_DIR)
 
 
 def invert(images: ImageArray) -> ImageArray:
@@ -121,7 +69,7 @@ DOMAIN_TRANSFORMS: dict[str, Callable[[ImageArray], ImageArray]] = {
 
 def load_fashion_mnist_domains(path: Path, options: LoadOptions) -> Dataset:
     """Load the images with a quarter of each class and split in each of four domains."""
-    dataset = load_fashion_mnist(path, options)
+    dataset = LAYOUT.load(path, options)
     _, height, width, _ = dataset.images.shape
     if height != width:
         raise RequestError(f"images of {width}x{height} cannot be rotated ({path}): download them again")
@@ -139,7 +87,7 @@ ARCHIVES = (
 SOURCE = DatasetSource(
     description="70,000 images of clothes, 28x28",
     find=find_fashion_mnist,
-    load=load_fashion_mnist,
+    load=LAYOUT.load,
     setup_hint=f"'fedmosaic fetch fashion-mnist' downloads it, or put its four idx files into {TORCHVISION_DIR} below "
     "the data directory, or install Debian's dataset-fashion-mnist",
     default_public_size=2250,

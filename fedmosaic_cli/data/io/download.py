@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import http.client
+import stat
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.data.io.npz_files import EXPANSION_ALLOWANCE_BYTES, MAX_EXPANSION_RATIO
 from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.storage import syscalls
 from fedmosaic_cli.storage.files import (
+    BLOCK_BYTES,
     append_bytes,
     file_sha256,
+    flush_directory,
     make_directories,
     remove_path,
     require_free_space,
+    scratch_directory,
     write_atomic,
-    write_stream_atomic,
+    write_new_blocks,
 )
 from fedmosaic_cli.storage.lock import directory_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from fedmosaic_cli.data.data_dirs import DataDirs
 
 DOWNLOAD_BLOCK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30
+DISTRUST = "do not trust this archive"
 
 
 @dataclass(frozen=True)
@@ -114,32 +122,81 @@ def download_remaining(download: Download, partial: Path, offset: int, data_dirs
 
 
 def extract_archive(archive: Path, folder: Path, wanted_directories: tuple[str, ...]) -> None:
-    """Extract the regular files in the wanted directories of a tar or zip archive, each atomically."""
-    try:
-        for name, content in iter_archive_files(archive):
-            path = PurePosixPath(name)
-            if not any(path.is_relative_to(directory) for directory in wanted_directories):
-                continue
-            if path.is_absolute() or ".." in path.parts or "\\" in name:
-                raise RequestError(f"'{name}' is outside the target directory ({archive}): do not trust this archive")
-            target = folder.joinpath(*path.parts)
-            make_directories(target.parent)
-            write_stream_atomic(target, content)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise RequestError(f"cannot extract: {error} ({archive}): download it again") from None
+    """Extract the wanted directories of a tar or zip archive. Each appears in `folder` when all files are on the disk.
+
+    Raises:
+        RequestError: The archive is damaged, or it contains links, paths outside `folder` or more data than plausible.
+    """
+    allowed_bytes = max(EXPANSION_ALLOWANCE_BYTES, MAX_EXPANSION_RATIO * archive.stat().st_size)
+    num_bytes = 0
+    with scratch_directory(folder / f".{archive.name}.extracted") as scratch:
+        try:
+            for member in iter_archive_members(archive):
+                path = PurePosixPath(member.name)
+                if not any(path.is_relative_to(directory) for directory in wanted_directories):
+                    continue
+                num_bytes += member.size_bytes
+                check_archive_member(member, path, archive)
+                if num_bytes > allowed_bytes:
+                    raise RequestError(f"it would expand to more than {allowed_bytes} bytes ({archive}): {DISTRUST}")
+                target = scratch.joinpath(*path.parts)
+                make_directories(target.parent)
+                if target.exists():
+                    raise RequestError(f"'{member.name}' occurs twice ({archive}): {DISTRUST}")
+                with member.open() as content:
+                    write_new_blocks(target, iter(partial(content.read, BLOCK_BYTES), b""))
+        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise RequestError(f"cannot extract: {error} ({archive}): download it again") from None
+        flush_directory(scratch)
+        for directory in wanted_directories:
+            if (scratch / directory).is_dir():
+                move_directory(scratch / directory, folder / directory)
 
 
-def iter_archive_files(archive: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield names and contents of the regular files in an archive; links and devices are skipped."""
+def check_archive_member(member: ArchiveMember, path: PurePosixPath, archive: Path) -> None:
+    """Raise `RequestError` unless a member is a regular file inside the target directory."""
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name:
+        raise RequestError(f"'{member.name}' is outside the target directory ({archive}): {DISTRUST}")
+    if not member.is_regular:
+        raise RequestError(f"'{member.name}' is a link or a device ({archive}): {DISTRUST}")
+
+
+@dataclass(frozen=True)
+class ArchiveMember:
+    """A file in an archive. Anything but a regular file is not opened."""
+
+    name: str
+    size_bytes: int
+    is_regular: bool
+    open: Callable[[], AbstractContextManager[Any]]
+
+
+def iter_archive_members(archive: Path) -> Iterator[ArchiveMember]:
+    """Yield all members of a tar or zip archive but its directories."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
+                kind = stat.S_IFMT(info.external_attr >> 16)
                 if not info.is_dir():
-                    with zipped.open(info) as content:
-                        yield info.filename, content  # type: ignore[misc]
+                    opener = partial(zipped.open, info)
+                    yield ArchiveMember(info.filename, info.file_size, kind in (0, stat.S_IFREG), opener)
         return
     with tarfile.open(archive) as tarred:
         for member in tarred:
-            opened = tarred.extractfile(member) if member.isreg() else None
-            if opened is not None:
-                yield member.name, opened  # type: ignore[misc]
+            if not member.isdir():
+                yield ArchiveMember(member.name, member.size, member.isreg(), partial(tarred.extractfile, member))
+
+
+def move_directory(source: Path, target: Path) -> None:
+    """Rename a directory. If the target exists, its files stay, and those of the same name are replaced."""
+    make_directories(target.parent)
+    if not target.exists():
+        syscalls.rename(source, target)
+        syscalls.fsync(target.parent)
+        return
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir():
+            move_directory(entry, target / entry.name)
+        else:
+            syscalls.rename(entry, target / entry.name)
+    syscalls.fsync(target)
