@@ -35,7 +35,7 @@ NUM_NORM_GROUPS = 2
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Return a padded convolution without bias, initialised for ReLU as in He et al. (ICCV 2015)."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_uniform_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 
