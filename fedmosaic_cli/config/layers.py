@@ -45,11 +45,13 @@ class ConfigLayers:
         values: The values of each section (`data`, `methods.fedct`, `clients.0-4`), under stored keys.
         origins: The layer that set each key.
         notices: Old spellings that were used.
+        image_shape: Shape of the images [channels, height, width], if shards tell it.
     """
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    image_shape: tuple[int, int, int] | None = None
 
     def add(self, origin: str, content: dict[str, Any], *, is_stored: bool = False) -> None:
         """Add a layer.
@@ -76,6 +78,10 @@ class ConfigLayers:
                 return self.origins[key]
             key = key.rpartition(".")[0]
         return "default"
+
+    def names_model(self) -> bool:
+        """Whether a layer names a model or sets one of its options."""
+        return bool(self.values.get("model"))
 
     def section_names(self, group: str) -> list[str]:
         """Return the names of the sections in a group, e.g. the ranges of `clients`."""

@@ -13,6 +13,7 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS, resolve_run_config
 from fedmosaic_cli.config.yaml_files import read_yaml
+from fedmosaic_cli.data.resolve_settings import known_image_shape
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.plugin_sources import SOURCES
 from fedmosaic_cli.storage.files import read_json
@@ -65,6 +66,10 @@ def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: D
         layers.add(str(file), read_yaml(file))
         words += ["--config", str(file)]
     words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
+    if not layers.names_model() and known_image_shape(config.data) is None:
+        # The default depends on files that need not be here, so the command names the model.
+        layers.add("run", {"model": {"name": config.model.name}}, is_stored=True)
+        words += [] if ("models", config.model.name) in SOURCES else ["--set", f"model.name={config.model.name}"]
     plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
     references = tuple(name for name in PLUGIN_OPTIONS if name == "--plugin" or ":" in recorded.get(name, ""))
     passed_on = (*references, *MACHINE_OPTIONS)

@@ -21,13 +21,14 @@ from fedmosaic_cli.config.layers import CONFIG_SECTIONS, ConfigLayers, field_nam
 from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
-from fedmosaic_cli.data.resolve_settings import resolve_data_settings
+from fedmosaic_cli.data.resolve_settings import find_image_shape, resolve_data_settings
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
 from fedmosaic_cli.labels.privacy.noise import PrivacyNoise, num_exchange_rounds, require_planned_budget, resolve_noise
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters, simplified_method
+from fedmosaic_cli.models.default_model import default_model
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.plugin_sources import used_plugins
@@ -238,7 +239,7 @@ def resolve_run_config(
     require_known_method(method, "METHOD")
     require_safe_name(experiment_name)
     data = resolve_data_settings(layers.section("data", DataSettings), data_dirs)
-    model, train = layers.section("model", ModelSettings), layers.section("train", TrainSettings)
+    model, train = resolve_model(layers, data, data_dirs), layers.section("train", TrainSettings)
     clients = {text: layers.section(f"clients.{text}", ClientOverrides) for text in layers.section_names("clients")}
     models = {t: override_section(model, section.model, f"clients.{t}.model", layers) for t, section in clients.items()}
     trainings = {
@@ -274,6 +275,13 @@ def resolve_run_config(
     reject_unused_hyperparameters(config, layers)
     check_label_sharing(config, layers)
     return config
+
+
+def resolve_model(layers: ConfigLayers, data: DataSettings, data_dirs: DataDirs) -> ModelSettings:
+    """Return the model of the layers or, if they name none, the default for the size of the images."""
+    if layers.names_model():
+        return layers.section("model", ModelSettings)
+    return default_model(layers.image_shape or find_image_shape(data, data_dirs))
 
 
 def require_safe_name(name: str, where: str = "preset or shards") -> None:

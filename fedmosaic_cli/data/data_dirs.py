@@ -38,9 +38,11 @@ class DataDirs:
         cache_dir: Holds decoded images, which can be recreated.
         on_progress: Called during long operations.
         dataset_cache: The data set loaded last, because one command may run many experiments on it.
+        image_shape_cache: The shape of images that had to be read to know it.
     """
 
     data_dir: Path = DEFAULT_DATA_DIR
     cache_dir: Path = field(default_factory=default_cache_dir)
     on_progress: ProgressCallback = no_progress
     dataset_cache: dict[Hashable, Dataset] = field(default_factory=dict, compare=False, repr=False)
+    image_shape_cache: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict, compare=False, repr=False)

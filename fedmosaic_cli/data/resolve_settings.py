@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
-from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
+from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset_without_pixels, locate_dataset
 from fedmosaic_cli.data.datasets.dataset_source import UserDataInfo
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 
@@ -66,6 +66,28 @@ def resolve_data_settings(settings: DataSettings, data_dirs: DataDirs) -> DataSe
             f"no client {wrong[0]} to flip the labels of (data.flip_labels): clients are 0 to {clients - 1}"
         )
     return resolved
+
+
+def known_image_shape(settings: DataSettings) -> tuple[int, int, int] | None:
+    """Return the shape [channels, height, width] of images of resolved settings; None if it depends on files."""
+    info = find_dataset_source(settings.dataset).info
+    side = None if info is None else settings.image_size or info.image_size
+    return None if info is None or side is None else (info.num_channels, side, side)
+
+
+def find_image_shape(settings: DataSettings, data_dirs: DataDirs) -> tuple[int, int, int]:
+    """Return the shape [channels, height, width] of images of resolved settings; reads the user's files if necessary.
+
+    Raises:
+        RequestError: If the files are not there or cannot be read.
+    """
+    shape = known_image_shape(settings)
+    if shape is not None:
+        return shape
+    key = (settings.dataset, data_dirs.data_dir.absolute(), settings.domains, settings.image_size)
+    if key not in data_dirs.image_shape_cache:
+        data_dirs.image_shape_cache[key] = load_dataset_without_pixels(settings, data_dirs).input_shape
+    return data_dirs.image_shape_cache[key]
 
 
 def check_data_settings(settings: DataSettings, source: DatasetSource) -> None:

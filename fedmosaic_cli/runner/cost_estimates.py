@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset_without_pixels
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
+from fedmosaic_cli.data.resolve_settings import known_image_shape
 from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.execution.modes import choose_execution, num_workers
 from fedmosaic_cli.engine.network_learner import parameter_groups
@@ -205,12 +207,11 @@ def additional_network(config: RunConfig, data: DataDimensions, name: str) -> Pa
 
 def dimensions_from_shards(shards: ShardSet) -> DataDimensions:
     manifest = shards.manifest
-    height, width, channels = manifest["image_shape"]
     sizes = [client["train"]["size"] for client in manifest["clients"]]
     # Exported shards contain only the examples that are in use.
     examples = manifest["examples"] - (manifest["left_out"] if shards.has_examples else 0)
-    megabytes = examples * height * width * channels / 1e6
-    return DataDimensions((channels, height, width), len(manifest["class_names"]), sizes, megabytes)
+    megabytes = examples * prod(shards.image_shape) / 1e6
+    return DataDimensions(shards.image_shape, len(manifest["class_names"]), sizes, megabytes)
 
 
 def dimensions_from_dataset(settings: DataSettings, seed: int, data_dirs: DataDirs) -> DataDimensions:
@@ -224,15 +225,13 @@ def dimensions_from_dataset(settings: DataSettings, seed: int, data_dirs: DataDi
 
 
 def dimensions_from_dataset_info(settings: DataSettings, load_error: RequestError) -> DataDimensions:
-    info = find_dataset_source(settings.dataset).info
-    side = settings.image_size or (info.image_size if info else None)
-    if info is None or side is None:
+    info, shape = find_dataset_source(settings.dataset).info, known_image_shape(settings)
+    if info is None or shape is None:
         raise load_error
-    pixels = info.num_channels * side * side
     megabytes = (
-        None if info.num_train is None else settings.share * (info.num_train + (info.num_test or 0)) * pixels / 1e6
+        None if info.num_train is None else settings.share * (info.num_train + (info.num_test or 0)) * prod(shape) / 1e6
     )
-    return DataDimensions((info.num_channels, side, side), info.num_classes, None, megabytes, str(load_error))
+    return DataDimensions(shape, info.num_classes, None, megabytes, str(load_error))
 
 
 def steps_per_round(config: RunConfig, train_sizes: list[int]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import find_dataset_source
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.runner.prepare import run_directory
+from fedmosaic_cli.runner.prepare import load_latest_run_config, run_directory
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -115,10 +116,27 @@ def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
         )
         for config in configs
     ]
+    runs = [replace(run, config=with_recorded_model(run.config, run.files, layers, data_dirs)) for run in runs]
     runs, skipped = select_compatible_runs(runs, request.optional_methods)
     for run in runs:
         run.config.check_privacy_budget(known_num_classes(run.config, request.shards))
     return RunPlan(request, layers, runs, skipped)
+
+
+def with_recorded_model(config: RunConfig, files: RunDirectory, layers: ConfigLayers, data_dirs: DataDirs) -> RunConfig:
+    """Return the configuration with the model of the run that its directory contains, if no layer names a model.
+
+    Older versions had another default, and their runs continue with it.
+    """
+    if layers.names_model() or not files.config_path.is_file():
+        return config
+    recorded = load_latest_run_config(files, data_dirs).model
+    if recorded == config.model:
+        return config
+    layers = deepcopy(layers)
+    layers.add(f"run {files.path}", {"model": recorded.model_dump(mode="json")}, is_stored=True)
+    method = config.method.info.name
+    return resolve_run_config(config.experiment_name, layers, method, config.seed, data_dirs, config.partition_seed)
 
 
 def known_num_classes(config: RunConfig, shards: ShardSet | None) -> int | None:
@@ -139,6 +157,7 @@ def build_config_layers(request: RunRequest, preset: Preset | None) -> tuple[Con
         name = request.shards.path.resolve().name
         settings = request.shards.partition.settings.model_dump(mode="json")
         layers.add(f"shards {request.shards.path}", {"data": settings}, is_stored=True)
+        layers.image_shape = request.shards.image_shape
     elif request.simulated_sites is not None and name:
         layers.add("--simulate-sites", {"data": {"clients": request.simulated_sites}})
         name += f"-{request.simulated_sites}-sites"

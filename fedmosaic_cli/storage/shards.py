@@ -76,6 +76,12 @@ class ShardSet:
         """Whether the shards contain the examples."""
         return self.manifest["export"] is True
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of an image as models see it: [channels, height, width]."""
+        height, width, channels = self.manifest["image_shape"]
+        return channels, height, width
+
     def test_sizes(self) -> list[int]:
         return [client["test"]["size"] for client in self.manifest["clients"]]
 

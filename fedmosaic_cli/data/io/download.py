@@ -184,7 +184,8 @@ def iter_archive_members(archive: Path) -> Iterator[ArchiveMember]:
     with tarfile.open(archive) as tarred:
         for member in tarred:
             if not member.isdir():
-                yield ArchiveMember(member.name, member.size, member.isreg(), partial(tarred.extractfile, member))
+                opener = partial(tarred.extractfile, member)  # None only for members that are not regular files
+                yield ArchiveMember(member.name, member.size, member.isreg(), opener)  # type: ignore[arg-type]
 
 
 def move_directory(source: Path, target: Path) -> None:
