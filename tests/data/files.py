@@ -31,11 +31,24 @@ def write_idx(path: Path, array: np.ndarray, packed: bool) -> None:
 
 
 def write_fashion(folder: Path, packed: bool = True, train: int = 60, test: int = 20) -> None:
-    rng = np.random.default_rng(0)
-    for part, size in (("train", train), ("t10k", test)):
-        ending = ".gz" if packed else ""
-        write_idx(folder / f"{part}-images-idx3-ubyte{ending}", rng.integers(0, 256, size=(size, 28, 28)), packed)
-        write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", np.arange(size) % 10, packed)
+    """Write the four files of MNIST or Fashion-MNIST."""
+    write_idx_splits(folder, {"train": train, "t10k": test}, np.arange(10), packed)
+
+
+def write_emnist(folder: Path, split: str, labels: np.ndarray, packed: bool = True, examples: int = 60) -> np.ndarray:
+    """Write the four files of a split, with these labels in turn; return its training images as they are stored."""
+    sizes = {f"emnist-{split}-train": examples, f"emnist-{split}-test": examples // 2}
+    return write_idx_splits(folder, sizes, labels, packed)
+
+
+def write_idx_splits(folder: Path, sizes: dict[str, int], labels: np.ndarray, packed: bool) -> np.ndarray:
+    """Write random images and the labels in turn for each split; return the images of the first split."""
+    rng, ending, written = np.random.default_rng(0), ".gz" if packed else "", []
+    for part, size in sizes.items():
+        written.append(rng.integers(0, 256, size=(size, 28, 28)))
+        write_idx(folder / f"{part}-images-idx3-ubyte{ending}", written[-1], packed)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", np.resize(labels, size), packed)
+    return written[0]
 
 
 def write_cifar(folder: Path, each: int = 20) -> None:
@@ -51,6 +64,38 @@ def write_cifar(folder: Path, each: int = 20) -> None:
             b"filenames": [b"x.png"] * each,
         }
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+def write_cifar100(folder: Path, train: int = 200, test: int = 100) -> None:
+    """Write both files with all labels in turn; red, green and blue of the first pixel are file, index and 7."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, size) in enumerate({"train": train, "test": test}.items()):
+        planes = np.zeros((size, 3, 32, 32), dtype=np.uint8)
+        planes[:, 0, 0, 0], planes[:, 1, 0, 0], planes[:, 2, 0, 0] = number, np.arange(size), 7
+        content = {
+            b"filenames": [b"x.png"] * size,
+            b"batch_label": b"made",
+            b"fine_labels": (np.arange(size) % 100).tolist(),
+            b"coarse_labels": (np.arange(size) % 20).tolist(),
+            b"data": planes.reshape(size, -1),
+        }
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+TINY_CLASSES = ("n01443537", "n01629819", "n02124075")
+
+
+def write_tiny_imagenet(folder: Path, train: int = 12, val: int = 6) -> None:
+    """Write images of three classes with bounding boxes. Labels of `val` alternate; one training image is grey."""
+    for label in TINY_CLASSES:
+        save_images(folder / "train" / label / "images", train, side=64, ending="JPEG")
+        boxes = "".join(f"{number:04d}.JPEG\t0\t0\t63\t63\n" for number in range(train))
+        (folder / "train" / label / f"{label}_boxes.txt").write_text(boxes)
+    make_image(0, 64).convert("L").save(folder / "train" / TINY_CLASSES[0] / "images" / "0000.JPEG")
+    save_images(folder / "val" / "images", val, side=64, ending="JPEG")
+    save_images(folder / "test" / "images", 2, side=64, ending="JPEG")
+    lines = [f"{number:04d}.JPEG\t{TINY_CLASSES[number % 3]}\t0\t0\t63\t63\n" for number in range(val)]
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
 
 
 def write_pfllib(folder: Path, clients: int = 3, each: int = 24) -> np.ndarray:

@@ -178,14 +178,15 @@ def iter_archive_members(archive: Path) -> Iterator[ArchiveMember]:
             for info in zipped.infolist():
                 kind = stat.S_IFMT(info.external_attr >> 16)
                 if not info.is_dir():
-                    opener = partial(zipped.open, info)
-                    yield ArchiveMember(info.filename, info.file_size, kind in (0, stat.S_IFREG), opener)
+                    is_regular = kind in (0, stat.S_IFREG)
+                    yield ArchiveMember(info.filename, info.file_size, is_regular, partial(zipped.open, info))
         return
     with tarfile.open(archive) as tarred:
         for member in tarred:
             if not member.isdir():
-                opener = partial(tarred.extractfile, member)  # None only for members that are not regular files
-                yield ArchiveMember(member.name, member.size, member.isreg(), opener)  # type: ignore[arg-type]
+                # Returns None only for members that are not regular files.
+                reader: Callable[[], Any] = partial(tarred.extractfile, member)
+                yield ArchiveMember(member.name, member.size, member.isreg(), reader)
 
 
 def move_directory(source: Path, target: Path) -> None:
