@@ -15,11 +15,13 @@ from fedmosaic_cli.models.model_settings import ModelSettings
 
 MIN_SIDE_FOR_CNN = 16
 MIN_SIDE_FOR_RESNET8 = 96
+# The default of older versions, whatever the images.
+FIRST_DEFAULT_MODEL = ModelSettings(name="mlp")
 
 
 def default_model(image_shape: tuple[int, int, int]) -> ModelSettings:
     """Return the default network for images of shape [channels, height, width]."""
     side = min(image_shape[1:])
     if side < MIN_SIDE_FOR_CNN:
-        return ModelSettings(name="mlp")
+        return FIRST_DEFAULT_MODEL
     return ModelSettings(name="cnn" if side < MIN_SIDE_FOR_RESNET8 else "resnet8")

@@ -15,6 +15,7 @@ from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import find_dataset_source
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.models.default_model import FIRST_DEFAULT_MODEL
 from fedmosaic_cli.runner.prepare import load_latest_run_config, run_directory
 from fedmosaic_cli.storage.runs import RunDirectory
 
@@ -124,17 +125,16 @@ def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
 
 
 def with_recorded_model(config: RunConfig, files: RunDirectory, layers: ConfigLayers, data_dirs: DataDirs) -> RunConfig:
-    """Return the configuration with the model of the run that its directory contains, if no layer names a model.
+    """Return the configuration with the default model of older versions if no layer names a model and the run has it.
 
-    Older versions had another default, and their runs continue with it.
+    Older versions used it for images of every size, and their runs continue with it.
     """
     if layers.names_model() or not files.config_path.is_file():
         return config
-    recorded = load_latest_run_config(files, data_dirs).model
-    if recorded == config.model:
+    if config.model == FIRST_DEFAULT_MODEL or load_latest_run_config(files, data_dirs).model != FIRST_DEFAULT_MODEL:
         return config
     layers = deepcopy(layers)
-    layers.add(f"run {files.path}", {"model": recorded.model_dump(mode="json")}, is_stored=True)
+    layers.add(f"run {files.path}", {"model": FIRST_DEFAULT_MODEL.model_dump(mode="json")}, is_stored=True)
     method = config.method.info.name
     return resolve_run_config(config.experiment_name, layers, method, config.seed, data_dirs, config.partition_seed)
 
